@@ -1,0 +1,45 @@
+"""Errors a user can cause. Every message says what was wrong, what was got, what is allowed, what next.
+
+    VLAZooError
+    ├── UnknownName        an id, option or key that does not exist (names the nearest one)
+    ├── BadValue           a value outside what is allowed
+    ├── MissingDependency  an extra, a system library, an asset (names the command that brings it)
+    └── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
+
+The command line turns each into one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VLAZooError(Exception):
+    """Base of every error that is the user's to mend; prints as one line."""
+
+
+class UnknownName(VLAZooError, ValueError):
+    """A name that is not in its table."""
+
+
+class BadValue(VLAZooError, ValueError):
+    """A value of the right name but outside what is allowed."""
+
+
+class MissingDependency(VLAZooError, ImportError):
+    """Something that must be installed or downloaded first."""
+
+
+class WorkerFailed(VLAZooError, RuntimeError):
+    """A worker process ended, hung or raised."""
+
+
+def unknown_name(kind: str, got: str, known: Iterable[str], *, show: int = 12) -> UnknownName:
+    """Build the error for `got`, which is no `kind`: lists what is known and the nearest name."""
+    names = sorted(known)
+    by_fold = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(got.casefold(), by_fold, n=1, cutoff=0.5)
+    listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
+    hint = f" Did you mean '{by_fold[near[0]]}'?" if near else ""
+    return UnknownName(f"no {kind} '{got}'. Known: {listed}.{hint}")

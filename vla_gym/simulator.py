@@ -1,0 +1,55 @@
+"""The door every benchmark adapter opens: one slot of one simulator, inside a worker process.
+
+A worker (`vla_gym.worker`) owns chunking, time limits, episode statistics and shared memory;
+an adapter only knows how to restore a start state, advance one policy step, and take a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vla_gym.specs import StartState, Task
+
+
+@dataclass(frozen=True)
+class SimStep:
+    """Outcome of one policy step."""
+
+    reward: float
+    """Benchmark's own sparse reward of this step."""
+    success: bool
+    """Is the task solved in the state reached?"""
+    terminated: bool
+    """Does the episode end here by the task's own rule (never by time)?"""
+
+
+class Simulator(Protocol):
+    """One slot. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`.
+
+    Rules: no rendering outside `observe`; the same start state gives the same bytes, whatever came
+    before; `step` never resets; NumPy arrays returned are fresh (or copied by the caller at once).
+    """
+
+    def __init__(
+        self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], **kwargs: object
+    ) -> None: ...
+
+    def reset(self, start: StartState) -> str:
+        """Restore a start state (settled, nothing rendered); return its fingerprint.
+
+        The fingerprint is a hex string, equal exactly when two episodes begin in the same simulator
+        state (positions, velocities, and everything else that moves bodies, fixtures included).
+        """
+
+    def step(self, action_A: np.ndarray) -> SimStep:
+        """Advance one policy step with a float32 action `[A]` in [-1, 1]."""
+
+    def observe(self) -> Mapping[str, np.ndarray]:
+        """Render now: `{"image": u8[H, W, 3], "wrist_image": ..., "state": f32[S]}`, only the asked cameras."""
+
+    def close(self) -> None:
+        """Free the simulator and its GL context."""

@@ -1,0 +1,81 @@
+"""What a benchmark, a task, a start state and an arm action are: plain records, no simulator.
+
+Shape letters used in every file of this project: N envs (slots), T decisions, K chunk steps,
+A action dims, V action bins, S state dims, G group size, P start states, H and W image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionSpec:
+    """How one arm action is written. An environment and a policy each declare one."""
+
+    rotation: Literal["axis_angle", "euler_xyz", "none"]
+    """How dims 3-5 encode a rotation; "none" when the action has no rotation dims."""
+    gripper: Literal["plus_one_opens", "plus_one_closes", "none"]
+    """Sign convention of the last dim at the environment's door (always in [-1, 1])."""
+    frame: Literal["delta", "delta_target", "absolute"]
+    """Relative to the measured pose, relative to the previous target, or absolute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One task of a benchmark: one sentence, one scene, `num_trials` start states."""
+
+    name: str
+    """Unique inside the benchmark."""
+    instruction: str
+    """What the policy is told. Never empty."""
+    horizon: int
+    """Policy steps after which the episode is truncated (settle steps are extra)."""
+    num_trials: int
+    """Start states 0 .. num_trials-1."""
+    suite: str
+    """Suite the task belongs to, e.g. "libero_spatial"; results are also averaged per suite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartState:
+    """Where an episode begins: cell (task_id, trial_id) of a benchmark's table."""
+
+    task_id: int
+    """Index into `Benchmark.tasks`."""
+    trial_id: int
+    """Index into that task's start states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """Everything the parent process must know about an environment id; importing it loads no simulator."""
+
+    id: str
+    """Public id, e.g. "LIBERO-Spatial" or "LIBERO-Spatial/3"."""
+    tasks: tuple[Task, ...]
+    """In protocol order; `task_id` is the index here."""
+    action_dim: int
+    """A."""
+    action_spec: ActionSpec
+    """Convention of the actions the simulator takes."""
+    state_dim: int
+    """S, length of the proprioceptive vector; 0 means no `state` key."""
+    cameras: tuple[str, ...]
+    """Observation keys of the images this benchmark can give, main camera first: ("image", "wrist_image")."""
+    default_image_size: int
+    """Side of the square image when `image_size` is not given, pixels."""
+    control_hz: float
+    """Simulator (policy) steps per simulated second."""
+    simulator: str
+    """Entry point "module:Class" of a `vla_gym.simulator.Simulator`; imported only inside a worker."""
+    simulator_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Extra keyword arguments of that class (JSON values only)."""
+    extra: str | None = None
+    """pip extra that brings the simulator, e.g. "libero"; None when nothing is needed."""
+    requires: tuple[str, ...] = ()
+    """Importable module names that must be installed, checked before any worker starts."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the protocol with their sources, written to `protocol.json`."""

@@ -1,0 +1,35 @@
+"""Records that cross files between a policy and whoever calls it. Shape letters: see `vla_gym.specs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    """What a policy decided for B observations."""
+
+    action_BKA: Tensor
+    """Environment action chunk, float32 in [-1, 1]."""
+    logprob_BKA: Tensor
+    """Log-probability of each action token (or Gaussian dim), float32."""
+    value_B: Tensor
+    """State value of each observation, float32 (zeros when the policy has no value head)."""
+    record: Mapping[str, Tensor] = field(default_factory=dict)
+    """What `evaluate` needs to score this very decision again, batch first: token policies store
+    `{"token": int64[B, K, A]}`, flow policies their denoising chain. The rollout buffer keeps it as is."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A stored decision scored by the present weights, with gradients."""
+
+    logprob_BKA: Tensor
+    """Same numbers as `ActionSample.logprob_BKA` when the weights have not changed."""
+    entropy_BKA: Tensor
+    """Entropy of each action distribution, nats."""
+    value_B: Tensor
+    """State value, float32."""
