@@ -49,7 +49,7 @@ class Simulator(Protocol):
         """Advance one policy step with a float32 action `[A]` in [-1, 1]."""
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        """Render now: `{"image": u8[H, W, 3], "wrist_image": ..., "state": f32[S]}`, only the asked cameras."""
+        """Render now: `{"image": u8[H, W, 3], "wrist_image": ..., "state": f32[S]}`, asked cameras only."""
 
     def close(self) -> None:
         """Free the simulator and its GL context."""

@@ -1,0 +1,53 @@
+# Two commands:  make train  (LIBERO-130 with PPO, end to end)   make test  (the whole suite)
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+EXTRAS ?= libero,dev
+# The environment is rebuilt when what it is made from changes, and only then.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS)) | sha256sum | cut -c1-16)
+
+# A size that two cores finish in about five minutes; more: make train TRAIN_ARGS="-n 1000000 -P"
+TRAIN_ARGS ?= -n 6000 --eval-episodes 6 --seed 0
+PYTEST_ARGS ?=
+
+.PHONY: help setup system train test lint format bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / : /' | column -t -s ':'
+
+setup: system $(STAMP)  ## .venv with the pinned dependencies, and the system's GL libraries
+
+system:
+	@python=$$(scripts/find_python.sh) && scripts/setup_system.sh "$$python"
+
+$(STAMP): pyproject.toml constraints.txt | system
+	@python=$$(scripts/find_python.sh); \
+	[ -x $(PY) ] || "$$python" -m venv $(VENV)
+	@echo "Installing the pinned dependencies into $(VENV) (once; some minutes)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+train: setup  ## the main job: PPO on LIBERO-130, evaluation, checkpoint, video
+	@$(PY) -m zoo.train --algo ppo --env LIBERO-130 $(TRAIN_ARGS)
+
+test: setup  ## the whole test suite
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+format: setup  ## let ruff rewrite what it can
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: setup  ## our LIBERO steps and resets per second against LIBERO's own environments
+	@$(PY) -m benchmarks.libero
+
+clean:  ## remove the environment and caches (run folders in logs/ stay)
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
