@@ -77,5 +77,7 @@ class Benchmark:
     """pip extra that brings the simulator, e.g. "libero"; None when nothing is needed."""
     requires: tuple[str, ...] = ()
     """Importable module names that must be installed, checked before any worker starts."""
+    in_process: bool = False
+    """True when a step costs so little that worker processes would only slow it down."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the protocol with their sources, written to `protocol.json`."""

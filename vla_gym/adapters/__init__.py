@@ -1,0 +1,1 @@
+"""One module per benchmark; simulators are imported inside functions, in workers only."""

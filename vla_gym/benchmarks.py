@@ -1,0 +1,102 @@
+"""The table of environment ids: which there are, and which function builds each one's `Benchmark`.
+
+A new benchmark is one `Family` here and its modules in `adapters/`. Nothing is imported before an id
+of its family is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_gym.errors import UnknownName, unknown_name
+from vla_gym.specs import Benchmark
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Environment ids that one function builds."""
+
+    build: str
+    """Entry point "module:function", called as `function(env_id, **options) -> Benchmark`."""
+    num_tasks: Mapping[str, int]
+    """Listed id -> tasks. With more than one, `<id>/<k>` is the benchmark of task k alone."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other name -> listed id."""
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        build="vla_gym.adapters.libero_tasks:libero_benchmark",
+        num_tasks={
+            "LIBERO-Spatial": 10,
+            "LIBERO-Object": 10,
+            "LIBERO-Goal": 10,
+            "LIBERO-Long": 10,
+            "LIBERO-90": 90,
+            "LIBERO-130": 130,
+        },
+        aliases={"LIBERO-10": "LIBERO-Long"},
+    ),
+    Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),
+)
+
+
+def list_envs() -> list[str]:
+    """Every environment id, single tasks (`LIBERO-Spatial/3`) left out."""
+    return sorted(name for family in FAMILIES for name in (*family.num_tasks, *family.aliases))
+
+
+def num_tasks(env_id: str) -> int:
+    """Number of tasks of a listed id, known without importing its adapter."""
+    family, listed = _family(env_id)
+    return family.num_tasks[listed]
+
+
+def find_benchmark(env_id: str, **options: Any) -> Benchmark:
+    """Benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3".
+
+    `options` go to the family's own function (`split`, a protocol ...). Raises `UnknownName` for an id,
+    a task or an option that does not exist.
+    """
+    suite, _, task = env_id.rpartition("/")
+    if not suite or _is_listed(env_id):
+        return _build(env_id, options)
+    family, listed = _family(suite)
+    count = family.num_tasks[listed]
+    if not (task.isascii() and task.isdigit() and int(task) < count):
+        raise UnknownName(
+            f"no task '{task}' in {suite}. Known: {suite}/0 .. {suite}/{count - 1}. "
+            f"Did you mean '{suite}/{count - 1 if task.isdigit() else 0}'?"
+        )
+    whole = _build(listed, options)
+    return dataclasses.replace(whole, id=f"{listed}/{int(task)}", tasks=(whole.tasks[int(task)],))
+
+
+def _is_listed(env_id: str) -> bool:
+    return any(env_id in family.num_tasks or env_id in family.aliases for family in FAMILIES)
+
+
+def _family(env_id: str) -> tuple[Family, str]:
+    for family in FAMILIES:
+        listed = family.aliases.get(env_id, env_id)
+        if listed in family.num_tasks:
+            return family, listed
+    raise unknown_name("environment", env_id, list_envs())
+
+
+def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
+    family, listed = _family(env_id)
+    module, _, name = family.build.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {listed}", option, known)
+    benchmark: Benchmark = function(listed, **options)
+    return benchmark

@@ -1,0 +1,190 @@
+"""`make_vec`: the only place where benchmark, start states, slots, pool and vector environment meet."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, get_args
+
+from gymnasium.vector import AutoresetMode
+
+from vla_gym import text
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.env_config import EnvConfig
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.observation import ObservationLayout
+from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
+from vla_gym.rewards import RewardKind, RewardRule
+from vla_gym.slot_memory import MemoryLayout
+from vla_gym.specs import Benchmark
+from vla_gym.start_states import check_seed, make_schedule
+from vla_gym.vector import VLAVectorEnv
+
+AUTORESET_MODES = {
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+def make_vec(
+    env_id: str,
+    num_envs: int = 1,
+    *,
+    chunk: int = 1,
+    group_size: int = 1,
+    split: str = "train",
+    schedule: str = "random",
+    image_size: int | None = None,
+    wrist_camera: bool = False,
+    seed: int = 0,
+    num_workers: int | None = None,
+    autoreset_mode: str | AutoresetMode = "next_step",
+    reward: RewardKind = "sparse",
+    reward_scale: float = 1.0,
+    group_offset: int = 0,
+    num_groups: int | None = None,
+    on_worker_error: OnWorkerError = "raise",
+    step_timeout: float = 120.0,
+    reset_timeout: float = 600.0,
+    render_mode: str | None = None,
+    **family_options: Any,
+) -> VLAVectorEnv:
+    """Make `num_envs` slots of an environment id (see `list_envs`) as one vector environment.
+
+    Args:
+        env_id: for example "LIBERO-Spatial", "LIBERO-Spatial/3" (one task) or "Toy-Reach".
+        num_envs: N, slots.
+        chunk: K, simulator steps that one `step` (one decision) may run.
+        group_size: G adjacent slots always share their start state; must divide `num_envs`.
+        split: which start states.
+        schedule: "random" draws every episode's (task, trial) uniformly; "grid" walks all of them exactly
+            once (once per member with `group_size`), then slots are idle.
+        image_size: side of the square images, pixels; the benchmark's own by default.
+        wrist_camera: add `wrist_image`.
+        seed: of the schedule; `reset(seed=...)` starts it anew.
+        num_workers: worker processes, at most one per slot. Default: one per CPU core, or none (the slots
+            run in this process) for a benchmark so cheap that processes would slow it down. 0 means none.
+        autoreset_mode: "next_step", "same_step" or "disabled", or Gymnasium's enum.
+        reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.rewards.RewardRule`.
+        reward_scale: factor of the benchmark's reward.
+        group_offset: global number of this rank's first group; ranks share one schedule by it.
+        num_groups: groups over all ranks; needed for a grid with a `group_offset`.
+        on_worker_error: "raise" `WorkerFailed`, or "restart" the worker and mark its episodes `lost`.
+        step_timeout: seconds a worker may take for one chunk of its slots before it counts as hung.
+        reset_timeout: seconds it may take to start, to reset or to replay.
+        render_mode: None or "rgb_array", which `render()` always gives.
+        family_options: the benchmark's own options, such as LIBERO's `protocol`.
+
+    Raises:
+        UnknownName: for an id, option or choice that does not exist; names the nearest one.
+        BadValue: for a number outside what is allowed.
+        MissingDependency: when the simulator is not installed or cannot render here.
+        WorkerFailed: when a worker does not start.
+    """
+    if render_mode not in (None, "rgb_array"):
+        raise unknown_name("render mode", str(render_mode), ("rgb_array",))
+    for name, value in (("num_envs", num_envs), ("chunk", chunk)):
+        _check_count(name, value)
+    benchmark = find_benchmark(env_id, split=split, **family_options)
+    deal = make_schedule(
+        schedule,
+        benchmark.tasks,
+        num_envs=num_envs,
+        group_size=group_size,
+        group_offset=group_offset,
+        num_groups=num_groups,
+        seed=check_seed(seed),
+    )
+    config = EnvConfig(
+        num_envs=num_envs,
+        chunk=chunk,
+        group_size=group_size,
+        group_offset=group_offset,
+        num_groups=deal.num_groups,
+        split=split,
+        schedule=schedule,
+        image_size=_image_size(benchmark, image_size),
+        cameras=_cameras(benchmark, wrist_camera=wrist_camera),
+        seed=deal.seed,
+        num_workers=_num_workers(benchmark, num_envs, num_workers),
+        autoreset_mode=_autoreset_mode(autoreset_mode),
+        reward=RewardRule(kind=reward, scale=reward_scale),
+        on_worker_error=_on_worker_error(on_worker_error),
+        step_timeout=_seconds("step_timeout", step_timeout),
+        reset_timeout=_seconds("reset_timeout", reset_timeout),
+        options=dict(family_options),
+    )
+    return VLAVectorEnv(benchmark, config, deal, make_pool(benchmark, config))
+
+
+def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
+    """Start whoever runs the slots."""
+    for task in benchmark.tasks:
+        text.check_speakable(task.instruction)
+    layout = ObservationLayout(
+        cameras=config.cameras, image_size=config.image_size, state_dim=benchmark.state_dim
+    )
+    setup = SlotSetup(
+        env_id=benchmark.id,
+        simulator=benchmark.simulator,
+        simulator_kwargs=benchmark.simulator_kwargs,
+        tasks=benchmark.tasks,
+        rule=config.reward,
+        memory=MemoryLayout(
+            num_slots=config.num_envs,
+            chunk=config.chunk,
+            action_dim=benchmark.action_dim,
+            observation=layout,
+        ),
+    )
+    return LocalPool(setup, on_worker_error=config.on_worker_error)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadValue(f"{name} must be an integer >= 1, got {value!r}")
+
+
+def _image_size(benchmark: Benchmark, image_size: int | None) -> int:
+    if image_size is None:
+        return benchmark.default_image_size
+    if isinstance(image_size, bool) or not isinstance(image_size, int) or not 8 <= image_size <= 2048:
+        raise BadValue(f"image_size must be an integer in 8 .. 2048 (pixels), got {image_size!r}")
+    return image_size
+
+
+def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
+    if wrist_camera and "wrist_image" not in benchmark.cameras:
+        raise BadValue(f"{benchmark.id} has no wrist camera; it has {', '.join(benchmark.cameras)}")
+    return tuple(name for name in benchmark.cameras if wrist_camera or name != "wrist_image")
+
+
+def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:
+    if num_workers is None:
+        return 0 if benchmark.in_process else min(num_envs, os.cpu_count() or 1)
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or not 0 <= num_workers <= num_envs:
+        raise BadValue(
+            f"num_workers must be an integer in 0 .. num_envs={num_envs} (0: no processes), "
+            f"got {num_workers!r}"
+        )
+    return num_workers
+
+
+def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if mode not in AUTORESET_MODES:
+        raise unknown_name("autoreset mode", str(mode), AUTORESET_MODES)
+    return AUTORESET_MODES[mode]
+
+
+def _on_worker_error(policy: OnWorkerError) -> OnWorkerError:
+    if policy not in get_args(OnWorkerError):
+        raise unknown_name("on_worker_error", str(policy), get_args(OnWorkerError))
+    return policy
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0.0 < value < float("inf"):
+        raise BadValue(f"{name} must be a positive number of seconds, got {value!r}")
+    return float(value)

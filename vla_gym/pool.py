@@ -1,0 +1,134 @@
+"""Who runs the slots. `LocalPool` runs them here, in turn; `vla_gym.process_pool` in worker processes.
+
+Both take the same commands, drive the same `Slot` objects and leave observations in the same memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from vla_gym.errors import WorkerFailed
+from vla_gym.rewards import RewardRule
+from vla_gym.simulator import Simulator
+from vla_gym.slot import Slot, SlotReport
+from vla_gym.slot_memory import MemoryLayout, SlotMemory
+from vla_gym.specs import StartState, Task
+
+OnWorkerError = Literal["raise", "restart"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSetup:
+    """What every slot of a pool is made of."""
+
+    env_id: str
+    simulator: str
+    """Entry point "module:Class"."""
+    simulator_kwargs: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+    rule: RewardRule
+    memory: MemoryLayout
+
+    def build(self) -> Slot:
+        """Import the simulator and construct one slot."""
+        module, _, name = self.simulator.partition(":")
+        factory = getattr(importlib.import_module(module), name)
+        layout = self.memory.observation
+        simulator: Simulator = factory(self.tasks, layout.image_size, layout.cameras, **self.simulator_kwargs)
+        return Slot(simulator, self.tasks, self.rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotCommand:
+    """One thing to do with one slot; the observation after it is rendered once."""
+
+    slot: int
+    start: StartState
+    """Cell of the episode: the new one for `reset` and `replay`, the present one for `step`."""
+    kind: Literal["reset", "step", "replay"]
+    action_TA: np.ndarray | None = field(default=None, compare=False)
+    """Float32 `[K, A]` of a step, or the `[T, A]` log of a replay."""
+
+
+class Pool(Protocol):
+    """Runs commands on slots."""
+
+    memory: SlotMemory
+    """Where the observations are after `run`."""
+
+    def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
+        """Run at most one command per slot, all concurrently; reports in the order of the commands.
+
+        Raises `WorkerFailed`, after which the pool is closed.
+        """
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers, none for a local pool."""
+
+    def close(self) -> None:
+        """Free every simulator and end every worker; may be called again."""
+
+
+def run_command(slot: Slot, command: SlotCommand, memory: SlotMemory) -> SlotReport:
+    """Do one command and leave the slot's new observation in `memory`."""
+    if command.kind == "reset":
+        report = slot.reset(command.start)
+    else:
+        assert command.action_TA is not None
+        if command.kind == "step":
+            report = slot.step(command.action_TA)
+        else:
+            report = slot.replay(command.start, command.action_TA)
+    memory.write(command.slot, slot.observe())
+    return report
+
+
+class LocalPool:
+    """Every slot in this process, one after the other: right when a step costs microseconds."""
+
+    def __init__(self, setup: SlotSetup, *, on_worker_error: OnWorkerError = "raise") -> None:
+        self._setup = setup
+        self._on_worker_error = on_worker_error
+        self.memory = SlotMemory.private(setup.memory)
+        self._slots = [setup.build() for _ in range(setup.memory.num_slots)]
+
+    def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
+        """See `Pool.run`."""
+        return [self._run(command) for command in commands]
+
+    def pids(self) -> list[int]:
+        """No process."""
+        return []
+
+    def close(self) -> None:
+        """See `Pool.close`."""
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.close()
+
+    def _run(self, command: SlotCommand) -> SlotReport:
+        try:
+            return run_command(self._slots[command.slot], command, self.memory)
+        except Exception as error:
+            if self._on_worker_error == "raise":
+                self.close()
+                where = describe(self._setup, command)
+                raise WorkerFailed(f"{where}: {type(error).__name__}: {error}") from error
+            self._slots[command.slot] = self._setup.build()
+            if command.kind == "step":
+                return SlotReport(truncated=True, lost=True)
+            return run_command(self._slots[command.slot], command, self.memory)
+
+
+def describe(setup: SlotSetup, command: SlotCommand) -> str:
+    """Env, slot, task and trial of a command, as errors name them."""
+    start = command.start
+    return (
+        f"{setup.env_id}, slot {command.slot}, task {start.task_id} "
+        f"({setup.tasks[start.task_id].name}), trial {start.trial_id}, during {command.kind}"
+    )

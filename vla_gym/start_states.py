@@ -1,0 +1,111 @@
+"""Which start state each slot gets next: a pure function of (seed, group, episode number).
+
+Nothing depends on who finished first. So the G slots of a group agree whatever their timing, a run is
+resumed from the episode counters alone, and ranks share one schedule by their group offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.specs import StartState, Task
+
+ScheduleKind = Literal["random", "grid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Deals the cells (task, trial) of a benchmark to groups of slots.
+
+    `random`: every episode's cell is drawn uniformly over all cells. `grid`: every cell exactly once
+    over all groups, task-major, in contiguous blocks (few task switches); then a group is idle.
+    """
+
+    kind: ScheduleKind
+    num_trials: tuple[int, ...]
+    """Trials of each task."""
+    seed: int
+    """Seed of the random draws, >= 0."""
+    group_size: int
+    """G: adjacent slots that share their start states."""
+    group_offset: int
+    """Global number of the first local group (0 unless there are several ranks)."""
+    num_groups: int
+    """Groups over all ranks."""
+
+    def cell(self, slot: int, episode: int) -> StartState | None:
+        """Start of the `episode`-th (from 0) episode of local slot `slot`; None when the grid is used up."""
+        group = self.group_offset + slot // self.group_size
+        total = sum(self.num_trials)
+        if self.kind == "random":
+            return self._at(int(np.random.default_rng([self.seed, group, episode]).integers(total)))
+        index = group * total // self.num_groups + episode
+        return self._at(index) if index < (group + 1) * total // self.num_groups else None
+
+    def reseeded(self, seed: int) -> Schedule:
+        """The same schedule with another seed."""
+        return dataclasses.replace(self, seed=seed)
+
+    def _at(self, index: int) -> StartState:
+        for task_id, count in enumerate(self.num_trials):
+            if index < count:
+                return StartState(task_id=task_id, trial_id=index)
+            index -= count
+        raise AssertionError("cell index out of range")
+
+
+def make_schedule(
+    kind: str,
+    tasks: tuple[Task, ...],
+    *,
+    num_envs: int,
+    group_size: int = 1,
+    group_offset: int = 0,
+    num_groups: int | None = None,
+    seed: int = 0,
+) -> Schedule:
+    """Check the arguments of `make_vec` that concern start states and build the schedule.
+
+    Raises `UnknownName` for another kind, `BadValue` for groups that do not fit.
+    """
+    if kind not in ("random", "grid"):
+        raise unknown_name("schedule", kind, ("random", "grid"))
+    if group_size < 1:
+        raise BadValue(f"group_size must be at least 1, got {group_size}")
+    if num_envs % group_size:
+        near = max(group_size, num_envs // group_size * group_size)
+        raise BadValue(
+            f"num_envs={num_envs} is not a multiple of group_size={group_size}: every group needs all its "
+            f"slots. Nearest allowed: num_envs={near}"
+        )
+    local_groups = num_envs // group_size
+    if group_offset < 0:
+        raise BadValue(f"group_offset must be >= 0, got {group_offset}")
+    if num_groups is None:
+        if kind == "grid" and group_offset:
+            raise BadValue("schedule='grid' with a group_offset needs num_groups, the groups of all ranks")
+        num_groups = group_offset + local_groups
+    if group_offset + local_groups > num_groups:
+        raise BadValue(
+            f"groups {group_offset} .. {group_offset + local_groups - 1} do not fit num_groups={num_groups}"
+        )
+    return Schedule(
+        kind="grid" if kind == "grid" else "random",
+        num_trials=tuple(task.num_trials for task in tasks),
+        seed=check_seed(seed),
+        group_size=group_size,
+        group_offset=group_offset,
+        num_groups=num_groups,
+    )
+
+
+def check_seed(seed: object) -> int:
+    """A seed as an int >= 0, else `BadValue`."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise BadValue(f"seed must be an integer >= 0, got {seed!r}")
+    return int(seed)

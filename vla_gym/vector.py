@@ -1,0 +1,280 @@
+"""`VLAVectorEnv`: N slots of a benchmark as one Gymnasium vector environment, a chunk per step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from vla_gym import vector_state
+from vla_gym.env_config import EnvConfig
+from vla_gym.errors import WorkerFailed
+from vla_gym.observation import ObservationLayout
+from vla_gym.pool import Pool, SlotCommand
+from vla_gym.slot_table import SlotTable
+from vla_gym.specs import Benchmark, StartState
+from vla_gym.start_states import Schedule, check_seed
+from vla_gym.vector_info import Decision, episode_info, masked
+from vla_gym.vector_inputs import read_actions, read_reset_options
+
+if TYPE_CHECKING:
+    from vla_gym.sb3 import SB3VecEnv
+
+Observation = dict[str, Any]
+"""`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `instruction` tuple of N str."""
+
+
+class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
+    """Made by `vla_gym.make_vec`, which documents the arguments.
+
+    `step` takes float `[N, K, A]` in [-1, 1] (clipped), or `[N, A]` when K is 1. It returns fresh arrays:
+    the observation after the chunk, reward float64 `[N]` (sum over the chunk), terminated and truncated
+    bool `[N]`, and `infos`, whose keys each come with a `_key` mask:
+
+        success       bool      solved at any step of this decision
+        task_id       int64     -1 for an idle slot
+        trial_id      int64     -1 for an idle slot
+        executed      int64     simulator steps really run, 0 .. K
+        start_state   object    hex str, equal exactly when two episodes began in the same simulator state
+        step_rewards  float32   [N, K], zero where no step was run
+        idle          bool      the slot's part of the grid is used up: it costs and does nothing
+        lost          bool      the worker died with the episode (`on_worker_error="restart"`): not counted
+        episode       dict      on the last decision: return, length (simulator steps), success_once,
+                                success_at_end, seconds
+
+    What happens after an episode's end is `metadata["autoreset_mode"]`: NEXT_STEP and SAME_STEP as Gymnasium
+    defines them; with DISABLED a finished slot is held (executed 0, reward 0, same observation, flags stay
+    True) until `reset(options={"reset_mask": ...})`.
+    """
+
+    def __init__(self, benchmark: Benchmark, config: EnvConfig, schedule: Schedule, pool: Pool) -> None:
+        self.benchmark = benchmark
+        self.config = config
+        self.num_envs = config.num_envs
+        self.chunk = config.chunk
+        self.render_mode = "rgb_array"
+        self.layout = ObservationLayout(
+            cameras=config.cameras, image_size=config.image_size, state_dim=benchmark.state_dim
+        )
+        self.single_observation_space: spaces.Dict = self.layout.space()
+        self.single_action_space: spaces.Box = spaces.Box(
+            -1.0, 1.0, (config.chunk, benchmark.action_dim), np.float32
+        )
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": benchmark.control_hz / config.chunk,
+            "autoreset_mode": config.autoreset_mode,
+        }
+        self._schedule = schedule
+        self._table = SlotTable(self.num_envs, benchmark.tasks)
+        self._was_reset = False
+        self._pool = pool
+        self._finalizer = weakref.finalize(self, pool.close)
+
+    # -- Gymnasium ---------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode in every slot, or in those of `options["reset_mask"]` (bool `[N]`).
+
+        `seed` starts the whole schedule anew from it; without one, random episodes go on where they were
+        and a grid starts again. `options` may also name the cells: `task_id` and `trial_id`, int or int `[N]`
+        (such episodes are not taken from the schedule).
+        """
+        self._require_open()
+        super().reset(seed=seed)
+        mask_N, cells = read_reset_options(options, self.num_envs, self.benchmark.tasks)
+        if mask_N is None:
+            mask_N = np.ones(self.num_envs, dtype=np.bool_)
+            if seed is not None or self._schedule.kind == "grid":
+                self._table.episodes[:] = 0
+        elif not self._was_reset and not mask_N.all():
+            raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
+        if seed is not None:
+            self._schedule = self._schedule.reseeded(check_seed(seed))
+        slots = np.flatnonzero(mask_N).tolist()
+        self._run(self._begin_commands(slots, cells))
+        self._was_reset = True
+        return self._observe(), self._infos(self._no_decision())
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Run one decision; see the class."""
+        self._require_open()
+        if not self._was_reset:
+            raise gym.error.ResetNeeded("call reset() before step()")
+        table = self._table
+        running_N = table.running
+        action_NKA = read_actions(actions, running_N, self.single_action_space)
+        commands: list[SlotCommand] = []
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            commands += self._begin_commands(np.flatnonzero(table.finished).tolist())
+        commands += [
+            SlotCommand(slot=slot, start=table.start(slot), kind="step", action_TA=action_NKA[slot])
+            for slot in np.flatnonzero(running_N).tolist()
+        ]
+        decision = self._run(commands)
+        terminated_N, truncated_N = table.terminated.copy(), table.truncated.copy()
+        ended_N = running_N & table.finished
+        obs, infos = self._observe(), self._infos(decision)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
+            obs, infos = self._begin_same_step(ended_N, obs, infos, decision)
+        return obs, decision.reward_N, terminated_N, truncated_N, infos
+
+    def render(self) -> tuple[np.ndarray, ...]:
+        """Main-camera frame of each slot's last observation, uint8 `[H, W, 3]` each."""
+        frame_NHWC = self._pool.memory.observation[self.layout.cameras[0]]
+        return tuple(frame.copy() for frame in frame_NHWC)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End every worker; called by `close`, at exit and by the garbage collector."""
+        self._finalizer()
+
+    # -- More than Gymnasium -----------------------------------------------------------------------
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """What happens after an episode's end."""
+        mode: AutoresetMode = self.metadata["autoreset_mode"]
+        return mode
+
+    @property
+    def finished(self) -> np.ndarray:
+        """Bool `[N]`: slots whose episode has ended and where no new one has begun."""
+        return self._table.finished
+
+    @property
+    def idle(self) -> np.ndarray:
+        """Bool `[N]`: slots whose part of the grid is used up."""
+        return self._table.idle.copy()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers; empty when the slots run in this process."""
+        return self._pool.pids()
+
+    def as_sb3(self) -> SB3VecEnv:
+        """This environment as a Stable-Baselines3 `VecEnv`, which owns it from now on (mode DISABLED)."""
+        from vla_gym.sb3 import SB3VecEnv
+
+        self.metadata["autoreset_mode"] = AutoresetMode.DISABLED
+        return SB3VecEnv(self)
+
+    def protocol(self) -> dict[str, Any]:
+        """Everything a result must be read with, as JSON values (`protocol.json`)."""
+        from vla_gym.protocol import protocol_record
+
+        return protocol_record(self.benchmark, self.config)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Schedule position and the action log of every slot, as JSON values; costs no simulator time."""
+        return vector_state.snapshot(self._table, self._schedule, self.benchmark)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
+        """Put every slot back where `state_dict` found it, by replay; returns what `reset` returns.
+
+        Raises `BadValue` when the state is of another environment or a replay does not reach it.
+        """
+        self._require_open()
+        commands = vector_state.restore(state, self._table, self._schedule, self.benchmark)
+        self._schedule = self._schedule.reseeded(int(state["seed"]))
+        reports = self._pool.run(commands)
+        vector_state.settle(state, self._table, commands, reports)
+        self._was_reset = True
+        return self._observe(), self._infos(self._no_decision())
+
+    # -- Inside ------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError(f"{self} is closed")
+
+    def _begin_commands(
+        self, slots: Sequence[int], cells: Mapping[int, StartState] | None = None
+    ) -> list[SlotCommand]:
+        """Reset commands of the slots that get an episode; the others are retired at once."""
+        commands = []
+        for slot in slots:
+            start = cells[slot] if cells else self._draw(slot)
+            if start is None:
+                self._table.retire(slot)
+            else:
+                commands.append(SlotCommand(slot=slot, start=start, kind="reset"))
+        return commands
+
+    def _draw(self, slot: int) -> StartState | None:
+        start = self._schedule.cell(slot, int(self._table.episodes[slot]))
+        if start is not None:
+            self._table.episodes[slot] += 1
+        return start
+
+    def _run(self, commands: Sequence[SlotCommand]) -> Decision:
+        """Run commands and enter their reports in the table."""
+        try:
+            reports = self._pool.run(commands)
+        except WorkerFailed:
+            self.close()
+            raise
+        decision = self._no_decision()
+        for command, report in zip(commands, reports, strict=True):
+            if command.kind == "reset":
+                self._table.begin(command.slot, command.start, report.fingerprint)
+            else:
+                assert command.action_TA is not None
+                executed = len(report.step_rewards)
+                self._table.record(command.slot, report, command.action_TA[:executed].copy())
+                decision.enter(command.slot, report)
+        return decision
+
+    def _begin_same_step(
+        self, ended_N: np.ndarray, obs: Observation, infos: dict[str, Any], decision: Decision
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Reset the ended slots; their last observation and info move to `final_obs` and `final_info`."""
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        for slot in np.flatnonzero(ended_N).tolist():
+            final_obs[slot] = {
+                key: value[slot] if key == "instruction" else value[slot].copy() for key, value in obs.items()
+            }
+        final_info = self._infos(decision, mask_N=ended_N)
+        self._run(self._begin_commands(np.flatnonzero(ended_N).tolist()))
+        infos = self._infos(decision.cleared(ended_N)) | {
+            "final_obs": final_obs,
+            "_final_obs": ended_N,
+            "final_info": final_info,
+            "_final_info": ended_N.copy(),
+        }
+        return self._observe(), infos
+
+    def _no_decision(self) -> Decision:
+        return Decision(self.num_envs, self.chunk)
+
+    def _observe(self) -> Observation:
+        arrays = {key: value.copy() for key, value in self._pool.memory.observation.items()}
+        return {**arrays, "instruction": self._table.instructions()}
+
+    def _infos(self, decision: Decision, mask_N: np.ndarray | None = None) -> dict[str, Any]:
+        """Batched info of the slots in `mask_N` (all by default)."""
+        table = self._table
+        if mask_N is None:
+            mask_N = np.ones(self.num_envs, dtype=np.bool_)
+        fields = {
+            "success": table.success,
+            "task_id": table.task_id,
+            "trial_id": table.trial_id,
+            "executed": decision.executed_N,
+            "start_state": table.start_state,
+            "step_rewards": decision.step_reward_NK,
+            "idle": table.idle,
+            "lost": table.lost,
+        }
+        return masked(fields, mask_N) | episode_info(decision.episodes)
