@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt | system
 	@python=$$(scripts/find_python.sh); \
 	[ -x $(PY) ] || "$$python" -m venv $(VENV)
 	@echo "Installing the pinned dependencies into $(VENV) (once; some minutes)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

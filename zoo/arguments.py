@@ -1,0 +1,99 @@
+"""Command-line grammar: rl_zoo3's flags, without its `eval`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import yaml
+
+from vla_gym.errors import BadValue
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose complaints are `BadValue`s of one line, with the nearest flag."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise BadValue(f"{message} ({self.prog} --help lists all options)")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of `argv`; raises `BadValue` for anything that is no option."""
+        args, extra = self.parse_known_args(list(argv))
+        if extra:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(extra[0].split("=")[0], flags, n=1)
+            self.error(f"unknown argument '{extra[0]}'" + (f", did you mean '{near[0]}'?" if near else ""))
+        return args
+
+
+def count(text: str) -> int:
+    """A whole number >= 1, also written 1e6 or 10_000."""
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def count_or_zero(text: str) -> int:
+    """A whole number >= 0, also written 1e6."""
+    number = whole_number(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return number
+
+
+def whole_number(text: str) -> int:
+    """An integer, also written 1e6; raises `argparse.ArgumentTypeError`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number != int(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number, got '{text}'")
+    return int(number)
+
+
+def key_values(pairs: Sequence[str]) -> dict[str, Any]:
+    """`["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]` -> dict; values are YAML, never code.
+
+    Raises `BadValue` for a pair without a colon, an empty key, or a value that is no YAML.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, colon, text = pair.partition(":")
+        if not colon or not key.strip():
+            raise BadValue(
+                f"-params wants key:value, got '{pair}'. Example: -params learning_rate:3e-4 chunk:8"
+            )
+        try:
+            values[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise BadValue(f"-params {key}: cannot read the value '{text}': {reason}") from error
+    return values
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """The selectors shared by every command that rolls a policy out."""
+    parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
+    parser.add_argument(
+        "-i", "--run", metavar="RUN", help="run folder, best/ or checkpoints/step_<n>/ folder"
+    )
+    parser.add_argument("--policy", metavar="NAME", help="family name or folder, instead of -i")
+    parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side")
+    parser.add_argument("--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
+    parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of the likeliest")
+    parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")

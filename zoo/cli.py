@@ -1,0 +1,55 @@
+"""The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
+
+Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted. Anything else
+is a fault of ours and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from vla_gym.errors import VLAZooError, unknown_name
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("zoo.train", "train a policy with PPO or GRPO"),
+    "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
+    "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
+}
+"""Command -> (module with a `run(argv) -> int`, one line of help)."""
+
+
+def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Call `run`; a user's mistake becomes one line on stderr and exit code 2."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except VLAZooError as error:
+        one_line = " ".join(str(error).split())
+        print(f"error: {one_line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: vla-zoo COMMAND ...   (vla-zoo COMMAND --help lists its options)\n")
+        for name, (_, text) in COMMANDS.items():
+            print(f"  {name:<14}{text}")
+        return 0 if argv else 2
+    name = argv[0].replace("-", "_")
+    if name not in COMMANDS:
+        raise unknown_name("command", argv[0], COMMANDS)
+    run: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
+    return run(argv[1:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `vla-zoo`."""
+    return guarded(_dispatch, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

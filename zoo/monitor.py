@@ -1,0 +1,129 @@
+"""`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
+
+rl_zoo3's plot commands read both unchanged. Two columns are ours: `task_id` and `num_timesteps`; the
+latter says which rows a resumed run keeps.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MONITOR_FILE = "monitor.csv"
+EVALUATIONS_FILE = "evaluations.npz"
+_COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorRow:
+    """One finished training episode."""
+
+    total_reward: float
+    """Sum of rewards."""
+    length: int
+    """Simulator steps."""
+    success: bool
+    """Solved at any step?"""
+    task_id: int
+    """Index into the benchmark's tasks."""
+    num_timesteps: int
+    """Simulator steps of the whole run when the episode ended."""
+
+
+class MonitorFile:
+    """Appends episodes to `monitor.csv`; the header's start time survives a resume."""
+
+    def __init__(self, folder: Path, env_id: str, *, keep_until: int | None = None) -> None:
+        """Open for appending; with `keep_until`, rows past that many simulator steps are dropped first."""
+        path = folder / MONITOR_FILE
+        self._began = time.time()
+        old = _read(path) if keep_until is not None and path.is_file() else None
+        if old is not None:
+            self._began = old.began
+        # Line buffering: a run that is killed keeps every finished episode.
+        self._file = path.open("w", newline="", buffering=1, encoding="utf-8")
+        self._file.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(_COLUMNS)
+        for row in old.rows if old is not None else ():
+            if keep_until is not None and int(row[-1]) <= keep_until:
+                self._writer.writerow(row)
+
+    def add(self, row: MonitorRow) -> None:
+        """Write one episode."""
+        seconds = round(time.time() - self._began, 6)
+        self._writer.writerow(
+            (
+                round(row.total_reward, 6),
+                row.length,
+                seconds,
+                int(row.success),
+                row.task_id,
+                row.num_timesteps,
+            )
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class _OldMonitor:
+    began: float
+    rows: list[list[str]]
+
+
+def _read(path: Path) -> _OldMonitor:
+    with path.open(newline="", encoding="utf-8") as file:
+        header: dict[str, Any] = json.loads(file.readline().lstrip("#"))
+        # A kill can leave half a line at the end.
+        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[-1].isdigit()]
+    return _OldMonitor(began=float(header["t_start"]), rows=rows)
+
+
+class EvaluationFile:
+    """Grows `evaluations.npz`: `timesteps [E]`, `results`, `ep_lengths` and `successes` `[E, episodes]`."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        self._path = folder / EVALUATIONS_FILE
+        self.timesteps: list[int] = []
+        self._results: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self.successes: list[np.ndarray] = []
+        if keep_until is not None and self._path.is_file():
+            with np.load(self._path) as old:
+                keep = old["timesteps"] <= keep_until
+                self.timesteps = [int(step) for step in old["timesteps"][keep]]
+                self._results = list(old["results"][keep])
+                self._lengths = list(old["ep_lengths"][keep])
+                self.successes = list(old["successes"][keep])
+
+    def best_success(self) -> float | None:
+        """Highest mean success so far; None before the first evaluation."""
+        return max((float(np.mean(row)) for row in self.successes), default=None)
+
+    def add(
+        self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]
+    ) -> None:
+        """Append one evaluation of as many episodes as the ones before, and write the file anew."""
+        self.timesteps.append(num_timesteps)
+        self._results.append(np.asarray(results, dtype=np.float64))
+        self._lengths.append(np.asarray(lengths, dtype=np.int64))
+        self.successes.append(np.asarray(successes, dtype=bool))
+        partial = self._path.with_name("evaluations.partial.npz")
+        np.savez(
+            partial,
+            timesteps=np.asarray(self.timesteps),
+            results=np.stack(self._results),
+            ep_lengths=np.stack(self._lengths),
+            successes=np.stack(self.successes),
+        )
+        partial.replace(self._path)

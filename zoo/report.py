@@ -1,0 +1,95 @@
+"""Results as text and as JSON values: pure functions, nothing is printed here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vla_gym.specs import Task
+from zoo.evaluation import Episode, Rate, overall_rate, rates_by_suite, rates_by_task, task_weighted_mean
+
+_LABEL_WIDTH = 60
+_MOST_ROWS = 40
+
+
+def evaluation_table(episodes: Sequence[Episode], tasks: Sequence[Task], protocol_line: str) -> str:
+    """The table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
+    by_task = rates_by_task(episodes, tasks)
+    suites = rates_by_suite(episodes, tasks)
+    shown = by_task[:_MOST_ROWS]
+    labels = [_shorten(rate.label) for rate in shown]
+    width = max(len(label) for label in (*labels, *(rate.label for rate in suites), "task-weighted mean"))
+    lines = [f"success    95 % interval      k/n    {'task':<{width}}"]
+    lines += [_row(rate, label) for rate, label in zip(shown, labels, strict=True)]
+    if len(by_task) > len(shown):
+        lines.append(f"... and {len(by_task) - len(shown)} tasks more (all of them are in the JSON file)")
+    rule = "-" * (35 + width)
+    lines.append(rule)
+    if len(suites) > 1:
+        lines += [_row(rate, rate.label) for rate in suites]
+    lines.append(_row(overall_rate(episodes), "all episodes"))
+    lines.append(
+        f"{task_weighted_mean(by_task):>7.1%}    {'':<15}  {'':>7}    task-weighted mean of {len(by_task)} tasks"
+    )
+    lines.append(f"protocol: {protocol_line}")
+    return "\n".join(lines)
+
+
+def evaluation_record(
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    *,
+    env_id: str,
+    protocol: Mapping[str, Any],
+    **facts: Any,
+) -> dict[str, Any]:
+    """Everything of an evaluation as JSON values; `facts` say what was evaluated."""
+    by_task = rates_by_task(episodes, tasks)
+    return {
+        "env": env_id,
+        **facts,
+        "success": _rate_values(overall_rate(episodes)),
+        "task_weighted_mean": task_weighted_mean(by_task),
+        "suites": [_rate_values(rate) for rate in rates_by_suite(episodes, tasks)],
+        "tasks": [_rate_values(rate) for rate in by_task],
+        "episodes": [dataclasses.asdict(episode) for episode in episodes],
+        "protocol": dict(protocol),
+    }
+
+
+def protocol_line(
+    env_id: str, episodes: Sequence[Episode], tasks: Sequence[Task], *, chunk: int, deterministic: bool
+) -> str:
+    """One line that keeps a success rate from being misread."""
+    tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
+    horizons = sorted({task.horizon for task in tried})
+    trials = sum(task.num_trials for task in tasks)
+    spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
+    how = "likeliest actions" if deterministic else "sampled actions"
+    return (
+        f"{env_id}, {len(episodes)} episodes = {len(episodes)} of {trials} start states on {len(tried)} of "
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {how}, chunk {chunk}"
+    )
+
+
+def _row(rate: Rate, label: str) -> str:
+    low, high = rate.interval
+    interval = f"[{low:.1%}, {high:.1%}]"
+    return f"{rate.mean:>7.1%}    {interval:<15}  {f'{rate.successes}/{rate.episodes}':>7}    {label}"
+
+
+def _rate_values(rate: Rate) -> dict[str, Any]:
+    low, high = rate.interval
+    return {
+        "name": rate.label,
+        "success": rate.mean,
+        "successes": rate.successes,
+        "episodes": rate.episodes,
+        "low": low,
+        "high": high,
+    }
+
+
+def _shorten(label: str) -> str:
+    return label if len(label) <= _LABEL_WIDTH else label[: _LABEL_WIDTH - 3] + "..."

@@ -1,0 +1,215 @@
+"""The run folder `logs/<algo>/<env>_<k>/`: where it is, what describes it, where to resume from.
+
+args.yml  config.yml  command.txt  protocol.json      what was asked, resolved, typed, simulated
+monitor.csv  evaluations.npz  metrics.jsonl            what came of it (and TensorBoard events)
+checkpoints/step_<n>/  best/  videos/
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vla_gym.errors import BadValue
+from zoo.config import RunConfig, from_plain, to_plain
+
+CONFIG_FILE = "config.yml"
+_STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+    """The folder itself."""
+
+    @property
+    def best(self) -> Path:
+        """Policy of the best evaluation."""
+        return self.path / "best"
+
+    @property
+    def videos(self) -> Path:
+        """mp4 files."""
+        return self.path / "videos"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Parent of the `step_<n>` folders."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint at `step` simulator steps."""
+        return self.checkpoints / f"step_{step}"
+
+    def saved_steps(self) -> list[int]:
+        """Steps that have a checkpoint, ascending."""
+        found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.glob("step_*") if entry.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def config(self) -> RunConfig:
+        """The run's configuration; raises `BadValue` or `UnknownName` when its file is missing or wrong."""
+        file = self.path / CONFIG_FILE
+        try:
+            values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise BadValue(f"cannot read {file}: {error}") from error
+        if not isinstance(values, dict):
+            raise BadValue(f"{file} must hold a mapping, got {type(values).__name__}")
+        return from_plain(values, str(file))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """What `-i` means for training."""
+
+    run: RunFolder
+    """The run that wrote the checkpoint."""
+    step: int
+    """Simulator steps done at the checkpoint."""
+    in_place: bool
+    """True for a run folder: its own files go on. False for one checkpoint: a new run folder begins there."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder to load."""
+        return self.run.checkpoint(self.step)
+
+
+def folder_name(env_id: str) -> str:
+    """`env_id` as part of a file name, the way rl_zoo3 writes it: "LIBERO-Spatial/3" -> "LIBERO-Spatial-3"."""
+    return env_id.replace("/", "-")
+
+
+def create_run_folder(log_folder: Path, algo: str, env_id: str) -> RunFolder:
+    """Make `<log_folder>/<algo>/<env>_<k>` with the next free k; safe against runs that start together."""
+    parent = log_folder / algo
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValue(f"cannot write run folders under '{parent}': {error.strerror}") from error
+    name = folder_name(env_id)
+    pattern = re.compile(re.escape(name) + r"_(\d+)")
+    taken = [int(match[1]) for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
+    index = max(taken, default=0) + 1
+    while True:
+        path = parent / f"{name}_{index}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            index += 1
+            continue
+        return RunFolder(path)
+
+
+def describe_run(
+    run: RunFolder,
+    *,
+    config: RunConfig,
+    args: Mapping[str, Any],
+    command: Sequence[str],
+    protocol: Mapping[str, Any],
+) -> None:
+    """Write args.yml, config.yml, protocol.json; append to command.txt (one line per start of the run)."""
+    _write_yaml(run.path / "args.yml", args)
+    _write_yaml(run.path / CONFIG_FILE, to_plain(config))
+    (run.path / "protocol.json").write_text(json.dumps(protocol, indent=2) + "\n", encoding="utf-8")
+    with (run.path / "command.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{shlex.join(command)}  # vla-zoo {metadata_version()}{_commit()}\n")
+
+
+def find_run(path: str) -> RunFolder:
+    """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
+    wanted = Path(path).expanduser()
+    _must_exist(wanted)
+    for folder in (wanted, *wanted.resolve().parents[:2]):
+        if (folder / CONFIG_FILE).is_file() and (folder / "args.yml").is_file():
+            return RunFolder(folder)
+    raise BadValue(
+        f"'{path}' is no run folder: it has no {CONFIG_FILE}. A run folder looks like logs/ppo/Toy-Reach_1"
+    )
+
+
+def find_resume_point(path: str) -> ResumePoint:
+    """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named."""
+    run = find_run(path)
+    wanted = Path(path).expanduser().resolve()
+    if wanted != run.path.resolve():
+        match = _STEP.fullmatch(wanted.name)
+        if not match:
+            raise BadValue(
+                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {run.path}, or start "
+                f"a new one from these weights with --policy {path}"
+            )
+        return ResumePoint(run=run, step=int(match[1]), in_place=False)
+    steps = run.saved_steps()
+    if not steps:
+        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/)")
+    return ResumePoint(run=run, step=steps[-1], in_place=True)
+
+
+def policy_folder(path: str) -> Path:
+    """Where the policy of `-i path` is: the folder itself if it holds one, else best/, else the newest checkpoint."""
+    wanted = Path(path).expanduser()
+    _must_exist(wanted)
+    if (wanted / "config.json").is_file():
+        return wanted
+    run = find_run(path)
+    steps = run.saved_steps()
+    for folder in (run.best, *(run.checkpoint(step) for step in reversed(steps))):
+        if (folder / "config.json").is_file():
+            return folder
+    raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+
+
+def metadata_version() -> str:
+    """Version of this project, "unknown" when it runs from an uninstalled checkout."""
+    try:
+        return metadata.version("vla-zoo")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _must_exist(path: Path) -> None:
+    if path.is_dir():
+        return
+    parent = path.parent
+    if not parent.is_dir():
+        raise BadValue(f"no folder '{path}': not even '{parent}' exists")
+    siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f" Did you mean '{parent / near[0]}'?" if near else ""
+    raise BadValue(
+        f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}"
+    )
+
+
+def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+
+
+def _commit() -> str:
+    """ ", commit <hash>" when this file lies in a git checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],  # noqa: S607
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f", commit {done.stdout.strip()}"
