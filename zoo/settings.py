@@ -45,6 +45,8 @@ ENV_SETTINGS: Mapping[str, Kind] = {
     "image_size": _INT,
     "wrist_camera": _BOOL,
     "reward": _STR,
+    "reward_scale": _FLOAT,
+    "split": _STR,
     "num_workers": _INT,
     "env_kwargs": _MAPPING,
 }

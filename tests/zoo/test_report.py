@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+from tests.zoo.test_evaluation import episode, task
+from zoo.report import evaluation_record, evaluation_table, protocol_line
+
+TASKS = [task("a", suite="one"), task("b", suite="two")]
+EPISODES = [episode(0, 0, True), episode(0, 1, False), episode(1, 0, False)]
+
+
+def test_the_table_has_counts_intervals_suites_and_both_means() -> None:
+    lines = evaluation_table(EPISODES, TASKS, "the protocol").splitlines()
+    assert lines[1].split() == ["50.0%", "[9.5%,", "90.5%]", "1/2", "a"]
+    assert lines[2].split() == ["0.0%", "[0.0%,", "79.3%]", "0/1", "b"]
+    assert [line.split()[-1] for line in lines[4:6]] == ["one", "two"]
+    assert lines[6].split()[0] == "33.3%"
+    assert lines[6].endswith("all episodes")
+    assert lines[7].split()[0] == "25.0%"
+    assert "task-weighted" in lines[7]
+    assert lines[8] == "protocol: the protocol"
+
+
+def test_a_long_benchmark_is_cut_and_says_so() -> None:
+    tasks = [task(f"t{i}") for i in range(130)]
+    table = evaluation_table([episode(i, 0, False) for i in range(130)], tasks, "p")
+    assert "... and 90 tasks more" in table
+    assert "0/130" in table
+
+
+def test_the_record_is_json_and_keeps_every_episode() -> None:
+    record = json.loads(json.dumps(evaluation_record(EPISODES, TASKS, env_id="E", protocol={"h": 1}, step=7)))
+    assert record["env"] == "E"
+    assert record["step"] == 7
+    assert record["success"]["successes"] == 1
+    assert [e["trial_id"] for e in record["episodes"]] == [0, 1, 0]
+    assert record["tasks"][0]["low"] < 0.5 < record["tasks"][0]["high"]
+
+
+def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
+    line = protocol_line("E", EPISODES, TASKS, chunk=8, deterministic=True)
+    assert line == (
+        "E, 3 episodes = 3 of 6 start states on 2 of 2 tasks, success at any step, horizon 10 steps, "
+        "likeliest actions, chunk 8"
+    )

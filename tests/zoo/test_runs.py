@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.config import RunConfig
+from zoo.runs import RunFolder, create_run_folder, describe_run, find_resume_point, find_run, policy_folder
+
+CONFIG = RunConfig(
+    algo="ppo",
+    env="LIBERO-Spatial/3",
+    policy="nano",
+    n_timesteps=100,
+    num_envs=4,
+    seed=1,
+    env_options={"chunk": 8, "group_size": 2},
+    algo_kwargs={"learning_rate": {"schedule": "linear", "start": 1e-3}},
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = create_run_folder(tmp_path, "ppo", CONFIG.env)
+    describe_run(run, config=CONFIG, args={"env": CONFIG.env}, command=["python", "a b"], protocol={"x": 1})
+    return run
+
+
+def test_folders_are_numbered_like_rl_zoo3s(tmp_path: Path) -> None:
+    names = [create_run_folder(tmp_path, "ppo", "LIBERO-Spatial/3").path.name for _ in range(2)]
+    assert names == ["LIBERO-Spatial-3_1", "LIBERO-Spatial-3_2"]
+    assert create_run_folder(tmp_path, "ppo", "LIBERO-Spatial").path.name == "LIBERO-Spatial_1"
+    (tmp_path / "ppo" / "LIBERO-Spatial_10").mkdir()
+    assert create_run_folder(tmp_path, "ppo", "LIBERO-Spatial").path.name == "LIBERO-Spatial_11"
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadValue, match="cannot write run folders"):
+        create_run_folder(tmp_path / "file", "ppo", "Toy-Reach")
+
+
+def test_the_configuration_survives_the_folder(run: RunFolder) -> None:
+    assert run.config() == CONFIG
+    assert CONFIG.chunk == 8
+    assert CONFIG.group_size == 2
+
+
+def test_every_start_is_a_line_of_command_txt(run: RunFolder) -> None:
+    describe_run(run, config=CONFIG, args={}, command=["python", "-i", "x"], protocol={})
+    lines = (run.path / "command.txt").read_text().splitlines()
+    assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("algo: ppo", "algoo: ppo", "Did you mean 'algo'"),
+        ("seed: 1\n", "", "lacks seed"),
+        ("num_envs: 4", "num_envs: 3", "group_size"),
+    ],
+)
+def test_a_damaged_configuration_is_refused(run: RunFolder, old: str, new: str, message: str) -> None:
+    file = run.path / "config.yml"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        run.config()
+
+
+def test_a_missing_run_names_the_nearest(run: RunFolder) -> None:
+    with pytest.raises(BadValue, match=r"Did you mean '.*LIBERO-Spatial-3_1'"):
+        find_run(str(run.path.with_name("LIBERO-Spatial-3_2")))
+    with pytest.raises(BadValue, match="not even"):
+        find_run(str(run.path / "no" / "where"))
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="no run folder"):
+        find_run(str(tmp_path))
+
+
+def test_a_run_resumes_in_place_from_its_newest_checkpoint(run: RunFolder) -> None:
+    for step in (9, 100, 20):
+        run.checkpoint(step).mkdir(parents=True)
+    point = find_resume_point(str(run.path))
+    assert (point.step, point.in_place, point.checkpoint) == (100, True, run.checkpoint(100))
+
+
+def test_one_checkpoint_resumes_into_a_new_folder(run: RunFolder) -> None:
+    run.checkpoint(20).mkdir(parents=True)
+    point = find_resume_point(str(run.checkpoint(20)))
+    assert (point.step, point.in_place) == (20, False)
+    assert point.run.path.resolve() == run.path.resolve()
+
+
+def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
+    with pytest.raises(BadValue, match="no checkpoint to resume"):
+        find_resume_point(str(run.path))
+    run.best.mkdir()
+    with pytest.raises(BadValue, match="weights only"):
+        find_resume_point(str(run.best))
+
+
+def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None:
+    with pytest.raises(BadValue, match="no policy yet"):
+        policy_folder(str(run.path))
+    for step in (5, 30):
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "config.json").write_text("{}")
+    assert policy_folder(str(run.path)) == run.checkpoint(30)
+    assert policy_folder(str(run.checkpoint(5))) == run.checkpoint(5)
+    run.best.mkdir()
+    (run.best / "config.json").write_text("{}")
+    assert policy_folder(str(run.path)) == run.best

@@ -1,0 +1,162 @@
+"""From parsed flags to a checked `RunConfig`: everything a user can mistype is caught here.
+
+Runs before torch or a simulator is imported, before anything is written, and downloads nothing unless
+the policy is a Hub id and all else is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.errors import BadValue, unknown_name
+from zoo.arguments import key_values
+from zoo.config import RunConfig, build_config, check_arithmetic
+from zoo.hyperparams import load_hyperparams
+from zoo.runs import ResumePoint
+from zoo.settings import check_algorithm, check_settings
+
+_RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
+"""Flags that stand above the setting of the same name."""
+_RESUME_FLAGS = ("n_timesteps", "eval_freq", "save_freq", "device", "num_threads")
+"""What may change when a run goes on; anything else would make it another run."""
+_NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
+
+
+def refuse_unbuilt(args: argparse.Namespace) -> None:
+    """Raise `BadValue` for a flag of the grammar whose feature this version lacks; never ignore one."""
+    if args.placement is not None:
+        _check_placement(args.placement)
+    if args.pipeline_stages != 1:
+        raise BadValue(
+            f"--pipeline-stages {args.pipeline_stages} is not available in this version; allowed: 1"
+        )
+    if args.track is not None:
+        raise BadValue(
+            f"--track {args.track} is not available in this version; every run writes TensorBoard events"
+        )
+    if args.push_to_hub is not None:
+        raise BadValue(f"--push-to-hub {args.push_to_hub} is not available in this version; leave it out")
+
+
+def _check_placement(text: str) -> None:
+    """Only one placement exists so far: every part on all devices."""
+    parts = ("env", "rollout", "actor")
+    for item in text.split(","):
+        name, equals, where = item.partition("=")
+        if equals and name not in parts:
+            raise unknown_name("part in --placement", name, parts)
+        if (where if equals else name) != "all":
+            raise BadValue(
+                f"--placement {text} is not available in this version; allowed: env=all,rollout=all,actor=all"
+            )
+
+
+def resolve_new_run(args: argparse.Namespace) -> RunConfig:
+    """Configuration of a fresh run: flags over `-params` over the hyperparameter entry."""
+    if args.env is None:
+        raise BadValue(
+            "--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3"
+        )
+    algo = check_algorithm(args.algo or "ppo")
+    find_benchmark(args.env)
+    overrides = check_settings(algo, key_values(args.params), "-params")
+    conf_file = Path(args.conf_file) if args.conf_file else None
+    policy, family = resolve_policy(args.policy or "nano")
+    hyperparams = load_hyperparams(algo, args.env, family, conf_file)
+    values = _merge(hyperparams.values, overrides)
+    flags = {name: getattr(args, name) for name in _RUN_FLAGS if getattr(args, name) is not None}
+    config = build_config(
+        algo=algo,
+        env=args.env,
+        policy=policy,
+        values={**values, **flags},
+        seed=args.seed if args.seed is not None else secrets.randbits(32),
+        device=args.device or "auto",
+        num_threads=args.num_threads,
+        entry=hyperparams.entry,
+    )
+    check_benchmark_options(config, family_options=values.get("env_kwargs", {}))
+    return config
+
+
+def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
+    """The stored configuration with the few flags that may change; raises `BadValue` for the others."""
+    config = point.run.config()
+    for name in ("algo", "env"):
+        given = getattr(args, name)
+        if given is not None and given != getattr(config, name):
+            raise BadValue(
+                f"--{name} {given} does not fit the run: '{point.run.path}' is {getattr(config, name)}"
+            )
+    for name in _NEW_RUN_FLAGS:
+        if getattr(args, name):
+            allowed = ", ".join(f"--{flag.replace('_', '-')}" for flag in _RESUME_FLAGS)
+            raise BadValue(
+                f"--{name.replace('_', '-')} cannot change when a run goes on with -i; allowed: {allowed}"
+            )
+    changed = {name: getattr(args, name) for name in _RESUME_FLAGS if getattr(args, name) is not None}
+    config = replace(config, **changed)
+    check_arithmetic(config)
+    if config.n_timesteps <= point.step:
+        raise BadValue(
+            f"'{point.run.path}' has done {point.step} of {config.n_timesteps} simulator steps already: "
+            f"give a larger total with -n, e.g. -n {2 * point.step}"
+        )
+    return config
+
+
+def resolve_policy(name: str) -> tuple[str, str]:
+    """`name` as the policy class takes it, and its family: "nano" -> ("nano", "nano").
+
+    A folder's family stands in its `config.json`; a Hub id is downloaded. Raises `UnknownName` or `BadValue`.
+    """
+    from vla_policies.registry import FAMILIES
+
+    if name in FAMILIES:
+        return name, name
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from vla_policies.pretrained import find_checkpoint
+
+        found = find_checkpoint(name)
+        assert found is not None, "a family was handled above"
+        folder = found
+    path = folder / "config.json"
+    try:
+        family = json.loads(path.read_text(encoding="utf-8"))["family"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadValue(f"policy folder '{folder}' has no readable config.json with a 'family'") from error
+    if family not in FAMILIES:
+        raise unknown_name(f"policy family (in {path})", str(family), FAMILIES)
+    return str(folder), family
+
+
+def check_benchmark_options(config: RunConfig, *, family_options: Mapping[str, Any]) -> None:
+    """Build the benchmark's description with the run's options: a typo in one of them shows here."""
+    options = dict(family_options)
+    if "split" in config.env_options:
+        options["split"] = config.env_options["split"]
+    benchmark = find_benchmark(config.env, **options)
+    grid = sum(task.num_trials for task in benchmark.tasks)
+    if config.eval_episodes > grid:
+        raise BadValue(
+            f"eval_episodes={config.eval_episodes} is more than the {grid} start states of {config.env}; "
+            f"at most --eval-episodes {grid}"
+        )
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` wins; of two mappings (policy_kwargs, env_kwargs) the keys are merged one level deep."""
+    merged = dict(below)
+    for name, value in above.items():
+        if name in ("policy_kwargs", "env_kwargs"):
+            value = {**merged.get(name, {}), **value}
+        merged[name] = value
+    return merged

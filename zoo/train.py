@@ -1,0 +1,121 @@
+"""`python -m zoo.train --algo ppo --env LIBERO-130`: train, evaluate, checkpoint, film, and say what next."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from zoo.arguments import OneLineParser, count, count_or_zero
+from zoo.cli import guarded
+from zoo.config import RunConfig
+from zoo.dry_run import dry_run_text
+from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_resumed_run
+from zoo.runs import ResumePoint, find_resume_point
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.train`: rl_zoo3's grammar."""
+    p = OneLineParser("zoo.train", __doc__.split(":", 1)[1].strip())
+    p.add_argument("--algo", help="ppo or grpo (default: ppo)")
+    p.add_argument(
+        "--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3"
+    )
+    p.add_argument(
+        "--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)"
+    )
+    p.add_argument(
+        "-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together"
+    )
+    p.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side")
+    p.add_argument(
+        "--seed", type=count_or_zero, metavar="S", help="seed of everything (default: drawn and stored)"
+    )
+    p.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
+    p.add_argument(
+        "-i",
+        "--resume",
+        metavar="RUN",
+        help="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder: go on from "
+        "there in a new run folder",
+    )
+    p.add_argument(
+        "-params",
+        "--params",
+        nargs="+",
+        default=[],
+        metavar="KEY:VALUE",
+        help="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
+    )
+    p.add_argument("-conf", "--conf-file", metavar="FILE", help="YAML file instead of the packaged one")
+    p.add_argument(
+        "--eval-freq", type=count_or_zero, metavar="STEPS", help="steps between evaluations; 0: at the end"
+    )
+    p.add_argument(
+        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
+    )
+    p.add_argument(
+        "--save-freq", type=count_or_zero, metavar="STEPS", help="steps between checkpoints; 0: at the end"
+    )
+    p.add_argument(
+        "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
+    )
+    p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab")
+    p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+    p.add_argument("--device", metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)")
+    p.add_argument(
+        "--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)"
+    )
+    p.add_argument(
+        "--placement", metavar="env=...,rollout=...,actor=...", help="which part runs on which device"
+    )
+    p.add_argument(
+        "--pipeline-stages", type=count, default=1, metavar="K", help="simulate and decide in K stages"
+    )
+    p.add_argument(
+        "--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing"
+    )
+    p.add_argument("--push-to-hub", metavar="REPO", help="publish the result")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    refuse_unbuilt(args)
+    point = find_resume_point(args.resume) if args.resume else None
+    config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
+    if args.dry_run:
+        print(dry_run_text(config, point))
+        return 0
+    return _train(args, config, point, argv)
+
+
+def _train(
+    args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
+) -> int:
+    # Only now: torch and the simulators take seconds to import, a typo should not.
+    from zoo.training import TrainingRequest, train
+
+    default = point.run.path.parent.parent if point else Path("logs")
+    request = TrainingRequest(
+        config=config,
+        resume=point,
+        log_folder=Path(args.log_folder) if args.log_folder else default,
+        tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
+        progress=args.progress,
+        command=(sys.executable, "-m", "zoo.train", *argv),
+        args=vars(args),
+    )
+    train(request, say=lambda text: print(text, flush=True))
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.train`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

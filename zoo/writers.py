@@ -1,0 +1,131 @@
+"""Where a run's numbers go: a table on the screen with success first, `metrics.jsonl`, TensorBoard.
+
+Each is a `KVWriter` of Stable-Baselines3's logger, so callbacks and algorithms only ever `record`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat
+from torch.utils.tensorboard import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("success", "rollout/success_once", ".1%"),
+    ("eval", "eval/success_once", ".1%"),
+    ("return", "env/return", ".3f"),
+    ("length", "env/episode_len", ".0f"),
+    ("groups", "rollout/groups_kept", ".2f"),
+    ("kl", "train/actor/approx_kl", ".1e"),
+    ("clip", "train/actor/clip_fraction", ".1%"),
+    ("entropy", "train/actor/entropy", ".2f"),
+    ("value", "train/critic/value_loss", ".1e"),
+    ("expl var", "train/critic/explained_variance", ".2f"),
+    ("steps/s", "time/sim_steps_per_second", ".0f"),
+)
+"""Heading, key and format of each column of the screen's table."""
+_WIDTH = 9
+_ROWS_PER_HEADING = 20
+
+
+class ScreenTable(KVWriter):
+    """One row per update, headings every 20 rows; a number that an update does not have stays blank."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._rows = 0
+        self._columns: tuple[tuple[str, str, str], ...] = ()
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Print a row if the update has numbers of ours."""
+        if not any(key.startswith("train/") for key in key_values):
+            return
+        if self._rows % _ROWS_PER_HEADING == 0:
+            # An algorithm without a critic has no such columns.
+            self._columns = tuple(c for c in _COLUMNS if _belongs(c[1], key_values))
+            self._say(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
+        self._rows += 1
+        cells = [f"{_cell(key_values.get(key), form):>{_WIDTH}}" for _, key, form in self._columns]
+        self._say(" ".join([f"{step:>10}", *cells]).rstrip())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class JsonLines(KVWriter):
+    """Appends one object per dump to `metrics.jsonl`: `step` and every number; NaN becomes null."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        """Open for appending; with `keep_until`, lines past that many simulator steps are dropped first."""
+        path = folder / METRICS_FILE
+        kept = _lines_until(path, keep_until) if keep_until is not None and path.is_file() else []
+        # Line buffering: a run that is killed keeps every line.
+        self._file = path.open("w", buffering=1, encoding="utf-8")
+        self._file.writelines(line + "\n" for line in kept)
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Write one line."""
+        self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard(TensorBoardOutputFormat):
+    """SB3's writer; a resumed run hides the events past its checkpoint."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        purge_step = None if keep_until is None else keep_until + 1
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+        self._is_closed = False
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """The scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
+    numbers: dict[str, float | int | None] = {}
+    for key in sorted(values):
+        value = values[key]
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int):
+            numbers[key] = int(value)
+        elif isinstance(value, float):
+            numbers[key] = value if math.isfinite(value) else None
+    return numbers
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            # A kill can leave half a line at the end.
+            continue
+        if entry["step"] <= step:
+            kept.append(line)
+    return kept
+
+
+def _belongs(key: str, values: Mapping[str, Any]) -> bool:
+    """A success rate may be missing from one update for lack of a finished episode; its column stays."""
+    always = ("rollout/success_once", "eval/success_once", "env/return", "env/episode_len")
+    return key in values or key in always
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return format(float(value), form)
