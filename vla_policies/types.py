@@ -9,6 +9,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class PolicyInputs:
+    """What a processor makes of B observations: ready for a network of M cameras and L text tokens."""
+
+    pixels_BMCHW: Tensor
+    """Images resized and normalised for the model, floating point."""
+    text_BL: Tensor
+    """Token ids, int64, right padded."""
+    text_mask_BL: Tensor
+    """True where a text token is real."""
+    state_BS: Tensor | None
+    """Proprioception, float32; None when the policy reads none."""
+
+
+@dataclass(frozen=True)
 class ActionSample:
     """What a policy decided for B observations."""
 

@@ -1,0 +1,133 @@
+"""What a model family must offer `VLAPolicy`. Families with token heads only write `forward`.
+
+Backbone            prepare, act, evaluate, value: everything an algorithm may ask
+└── TokenBackbone   a network that gives logits for every token of the chunk at once
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue
+from vla_policies.action_codec import UniformBins
+from vla_policies.conventions import Conventions
+from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+
+@dataclass(frozen=True)
+class BackboneOutput:
+    """One forward pass of a token family."""
+
+    logits_BKAV: Tensor
+    """Unnormalised scores of every bin, any float dtype."""
+    value_B: Tensor
+    """State value, any float dtype."""
+
+
+class Backbone(nn.Module, ABC):
+    """One model family: network and processor, in the units of `Conventions`."""
+
+    family: ClassVar[str]
+    """Name in `registry.FAMILIES`."""
+    default_conventions: ClassVar[Conventions]
+    """What fresh weights read and write when no environment is given."""
+
+    def __init__(self, conventions: Conventions) -> None:
+        super().__init__()
+        self.conventions = conventions
+
+    @classmethod
+    @abstractmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """New weights for an environment; `options` are the user's `backbone_kwargs`, unknown ones raise."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        """The network that `config` (from a checkpoint's file `where`) describes, weights unset."""
+
+    @abstractmethod
+    def config_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `from_config` builds this very network."""
+
+    @abstractmethod
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the value head, which may have a learning rate of their own."""
+
+    @abstractmethod
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        """Observation tensors `[B, ...]` (uint8 images and instruction bytes) to network inputs."""
+
+    @abstractmethod
+    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+        """Decide."""
+
+    @abstractmethod
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        """Score decisions made earlier by the present weights, with gradients."""
+
+    @abstractmethod
+    def value(self, inputs: PolicyInputs) -> Tensor:
+        """State values, float32 `[B]`."""
+
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
+        """The distribution over chunks, where the family has one in closed form."""
+        raise BadValue(f"'{self.family}' has no closed-form action distribution; use zoo.PPO or zoo.GRPO")
+
+    def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
+        """The record of a decision from its env action alone, where the family allows that."""
+        raise BadValue(
+            f"'{self.family}' cannot score bare actions; use zoo.PPO or zoo.GRPO, which keep records"
+        )
+
+
+class TokenBackbone(Backbone):
+    """Discrete action tokens, the whole chunk in one pass: subclasses give `forward`."""
+
+    def __init__(self, conventions: Conventions, codec: UniformBins) -> None:
+        super().__init__(conventions)
+        self.codec = codec
+
+    @abstractmethod
+    def forward(self, inputs: PolicyInputs) -> BackboneOutput:
+        """Logits of all K x A tokens and the state value, from one pass over the shared prefix."""
+
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
+        return self._distribution(self(inputs), sampling)
+
+    def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
+        return {"token": self.codec.encode(action_BKA)}
+
+    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+        output: BackboneOutput = self(inputs)
+        distribution = self._distribution(output, sampling)
+        token_BKA = distribution.draw(deterministic)
+        return ActionSample(
+            action_BKA=self.codec.decode(token_BKA),
+            logprob_BKA=distribution.token_log_prob(token_BKA),
+            value_B=output.value_B.float(),
+            record={"token": token_BKA},
+        )
+
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        output: BackboneOutput = self(inputs)
+        distribution = self._distribution(output, sampling)
+        return Evaluation(
+            logprob_BKA=distribution.token_log_prob(record["token"]),
+            entropy_BKA=distribution.token_entropy(),
+            value_B=output.value_B.float(),
+        )
+
+    def value(self, inputs: PolicyInputs) -> Tensor:
+        output: BackboneOutput = self(inputs)
+        return output.value_B.to(torch.float32)
+
+    def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
+        return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec)

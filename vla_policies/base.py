@@ -1,0 +1,242 @@
+"""`VLAPolicy`: a vision-language-action model behind Stable-Baselines3's `ActorCriticPolicy`.
+
+SB3's methods speak of whole chunks in environment actions; `act` and `evaluate` speak of records and of
+every action token by itself. Both pairs go through the same backbone methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import get_device
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import ActionSpec
+from vla_policies.backbone import Backbone
+from vla_policies.conventions import Conventions, check_spaces, conventions_of
+from vla_policies.observations import batch_observation
+from vla_policies.optim import GroupScaledAdamW, parameter_groups
+from vla_policies.pretrained import (
+    find_checkpoint,
+    fresh_backbone,
+    fresh_options,
+    load_checkpoint,
+    read_header,
+    save_checkpoint,
+)
+from vla_policies.registry import family_class
+from vla_policies.sampling import ActionTokenDistribution, Sampling
+from vla_policies.types import ActionSample, Evaluation
+
+
+class VLAPolicy(ActorCriticPolicy):
+    """Policy and critic on one shared network.
+
+    :param backbone: a family ("nano": fresh weights fitted to the spaces), a checkpoint folder, or a Hub id.
+    :param backbone_kwargs: options of a fresh family, e.g. `{"size": "tiny"}`; not for checkpoints.
+    :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
+    :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
+    :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
+    :param action_spec: how the environment's actions are written, kept for checkpoints of fresh weights.
+    :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
+    """
+
+    backbone: Backbone
+    sampling: Sampling
+
+    def __init__(  # noqa: PLR0913 - SB3 hands its policy keywords one by one
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        lr_schedule: Schedule,
+        *,
+        backbone: str | Path = "nano",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        value_lr: float | None = None,
+        action_spec: ActionSpec | None = None,
+        use_sde: bool = False,
+        normalize_images: bool = True,
+        optimizer_class: type[torch.optim.Optimizer] = GroupScaledAdamW,
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if use_sde:
+            raise BadValue("VLAPolicy draws action tokens; use_sde (state-dependent noise) does not apply")
+        if value_lr is not None and not issubclass(optimizer_class, GroupScaledAdamW):
+            raise BadValue(f"value_lr needs the optimiser GroupScaledAdamW, got {optimizer_class.__name__}")
+        # Not ActorCriticPolicy.__init__: it builds the MLPs that a backbone stands in for.
+        BasePolicy.__init__(
+            self,
+            observation_space,
+            action_space,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs={"eps": 1e-5, "weight_decay": 0.0, **(optimizer_kwargs or {})},
+        )
+        self.use_sde = False
+        self.value_lr = value_lr
+        self._open_backbone(str(backbone), backbone_kwargs or {}, action_spec)
+        if temperature is not None:
+            self.sampling = Sampling(temperature=temperature, top_k=self.sampling.top_k)
+        if top_k is not None:
+            self.sampling = Sampling(temperature=self.sampling.temperature, top_k=top_k)
+        self._build(lr_schedule)
+
+    def _open_backbone(self, name: str, options: Mapping[str, Any], action_spec: ActionSpec | None) -> None:
+        folder = find_checkpoint(name)
+        if folder is None:
+            wanted = conventions_of(self.observation_space, self.action_space, action_spec)
+            self.backbone = fresh_backbone(name, wanted, options)
+            self.sampling = Sampling()
+            return
+        if options:
+            raise BadValue(
+                f"backbone_kwargs are for fresh weights; '{name}' is a checkpoint (got {sorted(options)})"
+            )
+        loaded = load_checkpoint(folder)
+        check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
+        self.backbone, self.sampling = loaded.backbone, loaded.sampling
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
+        rate = lr_schedule(1)
+        if self.value_lr is not None and rate <= 0:
+            raise BadValue(f"value_lr needs a learning rate > 0 to be measured against, got {rate}")
+        scale = 1.0 if self.value_lr is None else self.value_lr / rate
+        groups = parameter_groups(self.backbone, self.backbone.value_parameters(), scale)
+        self.optimizer = self.optimizer_class(groups, lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    # What our algorithms call ---------------------------------------------------------------------
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the policy reads and writes."""
+        return self.backbone.conventions
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False) -> ActionSample:
+        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors)."""
+        return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic)
+
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
+        return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
+
+    def _inputs(self, obs: Mapping[str, Any]) -> Any:
+        return self.backbone.prepare(batch_observation(obs, self.conventions, self.device)[0])
+
+    # Stable-Baselines3's contract -------------------------------------------------------------------
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Env actions `[B, *action_space.shape]`, values `[B, 1]`, log-probabilities of chunks `[B]`."""
+        sample = self.act(_mapping(obs), deterministic)
+        return (
+            self._as_actions(sample.action_BKA),
+            sample.value_B[:, None],
+            sample.logprob_BKA.sum(dim=(1, 2)),
+        )
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values `[B, 1]`, log-probabilities `[B]` and entropies `[B]` of env actions, flat or `[B, K, A]`."""
+        conventions = self.conventions
+        action_BKA = actions.reshape(-1, conventions.chunk, conventions.action_dim)
+        result = self.evaluate(_mapping(obs), self.backbone.record_of(action_BKA))
+        logprob_B, entropy_B = result.logprob_BKA.sum(dim=(1, 2)), result.entropy_BKA.sum(dim=(1, 2))
+        return result.value_B[:, None], logprob_B, entropy_B
+
+    def predict_values(self, obs: PyTorchObs) -> Tensor:
+        """State values `[B, 1]`."""
+        return self.backbone.value(self._inputs(_mapping(obs)))[:, None]
+
+    def get_distribution(self, obs: PyTorchObs) -> ActionTokenDistribution:
+        """The distribution over action chunks."""
+        return self.backbone.distribution(self._inputs(_mapping(obs)), self.sampling)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        return self._as_actions(self.act(_mapping(observation), deterministic).action_BKA)
+
+    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """Tensors `[B, ...]` of the keys the policy reads, and whether a batch was given."""
+        return batch_observation(observation, self.conventions, self.device)
+
+    def is_vectorized_observation(self, observation: Any) -> bool:
+        """Whether `observation` is a batch."""
+        return batch_observation(observation, self.conventions, self.device)[1]
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """SB3's hook for state-dependent noise, which action tokens do not have."""
+        raise BadValue(f"VLAPolicy has no noise to reset (asked for {n_envs} environments)")
+
+    def _as_actions(self, action_BKA: Tensor) -> Tensor:
+        assert self.action_space.shape is not None
+        return action_BKA.reshape(-1, *self.action_space.shape)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        """Arguments that rebuild this policy without the folder it may have come from."""
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "backbone": self.backbone.family,
+            "backbone_kwargs": fresh_options(self.backbone),
+            "temperature": self.sampling.temperature,
+            "top_k": self.sampling.top_k,
+            "action_spec": self.conventions.action_spec,
+            "normalize_images": self.normalize_images,
+            "optimizer_class": self.optimizer_class,
+            "optimizer_kwargs": self.optimizer_kwargs,
+        }
+
+    # Checkpoints ------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` (conventions, sampling, shape) and `model.safetensors`."""
+        save_checkpoint(Path(folder), self.backbone, self.sampling)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        family: str | None = None,
+        unnorm_key: str | None = None,
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        device: torch.device | str = "auto",
+    ) -> Self:
+        """A policy from a family name, a checkpoint folder or a Hub id.
+
+        Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
+        `family` must agree with what is found; `unnorm_key` chooses action statistics where there are any.
+        """
+        folder = find_checkpoint(str(name))
+        header = None if folder is None else read_header(folder)
+        found = header.family if header else str(name)
+        if family is not None and family_class(family).family != found:
+            raise BadValue(f"'{name}' is of family '{found}', got family='{family}'")
+        if unnorm_key is not None:
+            raise BadValue(
+                f"family '{found}' keeps no action statistics; unnorm_key must be None, got '{unnorm_key}'"
+            )
+        own = header.conventions if header else family_class(found).default_conventions
+        policy = cls(
+            own.observation_space() if observation_space is None else observation_space,
+            own.action_space() if action_space is None else action_space,
+            cls._dummy_schedule,
+            backbone=str(name) if folder is None else folder,
+        )
+        return policy.to(get_device(device))
+
+
+def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:
+    if not isinstance(obs, Mapping):
+        raise BadValue(f"an observation is a dict with 'image' and 'instruction', got {type(obs).__name__}")
+    return obs

@@ -1,0 +1,155 @@
+"""What a policy reads and what it writes, said aloud; comparing it with an environment raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import ActionSpec
+from vla_gym.text import MAX_BYTES
+from vla_policies.records import from_json, to_json
+
+CAMERA_KEYS = ("image", "wrist_image")
+"""Observation keys that are images, main camera first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """The observation and action side of one policy; travels in its `config.json`."""
+
+    cameras: tuple[str, ...]
+    """Observation keys of the images it looks at, in order."""
+    image_size: int
+    """Side of the square image the network sees, pixels; other sizes are resized to it."""
+    state_dim: int
+    """S, length of the proprioceptive vector; 0 = the policy reads no `state`."""
+    chunk: int
+    """K, actions per decision."""
+    action_dim: int
+    """A, numbers per action."""
+    action_spec: ActionSpec | None = None
+    """How the actions are written; None = learned from scratch, takes the environment's."""
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "chunk", "action_dim"):
+            if getattr(self, name) < 1:
+                raise BadValue(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.state_dim < 0:
+            raise BadValue(f"state_dim must be >= 0, got {self.state_dim}")
+        if not self.cameras or any(key not in CAMERA_KEYS for key in self.cameras):
+            raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
+
+    def observation_space(self) -> spaces.Dict:
+        """The observations it reads, in the layout of `as_sb3()`."""
+        image = (self.image_size, self.image_size, 3)
+        parts: dict[str, spaces.Space[Any]] = {
+            key: spaces.Box(0, 255, image, np.uint8) for key in self.cameras
+        }
+        if self.state_dim:
+            parts["state"] = spaces.Box(-np.inf, np.inf, (self.state_dim,), np.float32)
+        parts["instruction"] = spaces.Box(0, 255, (MAX_BYTES,), np.uint8)
+        return spaces.Dict(parts)
+
+    def action_space(self) -> spaces.Box:
+        """The action chunks it gives."""
+        return spaces.Box(-1.0, 1.0, (self.chunk, self.action_dim), np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return to_json(self)
+
+
+def conventions_from_json(values: Mapping[str, Any], where: str) -> Conventions:
+    """Inverse of `Conventions.to_json`; unknown or absent keys raise."""
+    spec = values.get("action_spec")
+    if isinstance(spec, Mapping):
+        spec = from_json(ActionSpec, spec, f"action_spec of {where}")
+    return from_json(Conventions, {**values, "action_spec": spec}, where)
+
+
+def conventions_of(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    action_spec: ActionSpec | None = None,
+) -> Conventions:
+    """What a policy learned from scratch on these spaces reads and writes.
+
+    Image spaces may be `[H, W, 3]` or, behind SB3's `VecTransposeImage`, `[3, H, W]`.
+    """
+    if not isinstance(observation_space, spaces.Dict) or "image" not in observation_space.spaces:
+        raise BadValue(
+            "VLAPolicy needs a Dict observation with 'image' and 'instruction' (optionally 'wrist_image', "
+            f"'state'), as `vla_gym.make_vec(...).as_sb3()` gives it; got {observation_space}"
+        )
+    if "instruction" not in observation_space.spaces:
+        raise BadValue(
+            f"the observation has no 'instruction'; its keys are {sorted(observation_space.spaces)}"
+        )
+    parts = observation_space.spaces
+    state_shape = parts["state"].shape if "state" in parts else (0,)
+    chunk, action_dim = chunk_shape(action_space)
+    return Conventions(
+        cameras=tuple(key for key in CAMERA_KEYS if key in parts),
+        image_size=_image_side(parts["image"]),
+        state_dim=int(state_shape[0]) if state_shape else 0,
+        chunk=chunk,
+        action_dim=action_dim,
+        action_spec=action_spec,
+    )
+
+
+def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
+    """(K, A) of a `Box` `[K, A]`, or (1, A) of `[A]`; anything but [-1, 1] raises."""
+    if not isinstance(action_space, spaces.Box) or len(action_space.shape) not in (1, 2):
+        raise BadValue(
+            f"VLAPolicy needs a Box action space [chunk, action_dim] in [-1, 1], got {action_space}"
+        )
+    if np.any(action_space.low != -1.0) or np.any(action_space.high != 1.0):
+        raise BadValue(f"VLAPolicy's actions are in [-1, 1]; the environment's space is {action_space}")
+    shape = action_space.shape
+    return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+
+
+def check_spaces(
+    conventions: Conventions, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> None:
+    """Raise `BadValue` when an environment does not offer what the policy reads, or takes other chunks."""
+    env = conventions_of(observation_space, action_space)
+    missing = [key for key in conventions.cameras if key not in env.cameras]
+    if missing:
+        raise BadValue(
+            f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}"
+        )
+    for name in ("state_dim", "chunk", "action_dim"):
+        wanted, got = getattr(conventions, name), getattr(env, name)
+        if wanted != got and not (name == "state_dim" and wanted == 0):
+            raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={got}")
+
+
+def check_compatible(env_spec: ActionSpec, policy_spec: ActionSpec | None) -> None:
+    """Raise `BadValue`, both sides shown, unless the policy writes actions as the environment reads them.
+
+    A policy without a spec was learned from scratch on its environment and takes what it finds.
+    """
+    if policy_spec is None or policy_spec == env_spec:
+        return
+    env, policy = asdict(env_spec), asdict(policy_spec)
+    differing = ", ".join(
+        f"{name}: environment '{env[name]}', policy '{policy[name]}'"
+        for name in env
+        if env[name] != policy[name]
+    )
+    raise BadValue(f"the policy's actions are not written as the environment reads them ({differing})")
+
+
+def _image_side(space: spaces.Space[Any]) -> int:
+    shape = space.shape or ()
+    for sides, channels in ((shape[:2], shape[2:]), (shape[1:], shape[:1])):
+        if len(shape) == 3 and channels == (3,) and sides[0] == sides[1]:
+            return int(sides[0])
+    raise BadValue(f"images must be square RGB, [H, W, 3] or [3, H, W], got shape {shape}")

@@ -1,0 +1,76 @@
+"""Shape of a nano model, as it stands in a checkpoint's `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.records import from_json
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"width": 96, "heads": 3, "depth": 1, "readers": 1},
+    "small": {"width": 192, "heads": 6, "depth": 2, "readers": 2},
+    "base": {"width": 320, "heads": 10, "depth": 4, "readers": 3},
+}
+"""Presets of about 0.4, 2.5 and 9.6 million parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanoConfig:
+    """Everything about the network that the conventions (cameras, chunk, ...) do not already say."""
+
+    width: int
+    """Features of every token."""
+    heads: int
+    """Attention heads; divides `width`."""
+    depth: int
+    """Blocks over picture, sentence and state."""
+    readers: int
+    """Blocks in which the action and value queries read what those made."""
+    grid: int
+    """A picture becomes grid x grid tokens whatever its size; the image side is a multiple of 4 * grid."""
+    mlp_ratio: int = 3
+    """Hidden features of a block's MLP, over `width`."""
+    bin_features: int = 48
+    """Features in which an action head and the bins meet; even."""
+    bin_smoothness: float = 0.2
+    """Reach, in action units, over which neighbouring bins share what is learned at the start."""
+    initial_std: float = 0.5
+    """Spread of the first actions: a Gaussian of this standard deviation around 0, cut at -1 and 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "depth", "readers", "grid", "mlp_ratio", "bin_features"):
+            if getattr(self, name) < 1:
+                raise BadValue(f"nano's {name} must be >= 1, got {getattr(self, name)}")
+        if self.width % self.heads or self.width % 4:
+            raise BadValue(
+                f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads"
+            )
+        if self.bin_features % 2:
+            raise BadValue(f"nano's bin_features must be even, got {self.bin_features}")
+        if self.bin_smoothness <= 0 or self.initial_std <= 0:
+            raise BadValue(
+                "nano's bin_smoothness and initial_std must be > 0, "
+                f"got {self.bin_smoothness} and {self.initial_std}"
+            )
+
+
+def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConfig:
+    """`size: small` (default) with single fields over it; unknown names raise.
+
+    The grid follows the image unless given: 8 pixels or more to a token, at most 8 x 8 tokens.
+    """
+    size = options.get("size", "small")
+    if size not in SIZES:
+        raise unknown_name("size of nano", str(size), SIZES)
+    grid = min(8, max(1, image_size // 8))
+    own = {key: value for key, value in options.items() if key != "size"}
+    return from_json(NanoConfig, {**SIZES[size], "grid": grid, **own}, "backbone_kwargs of nano")
+
+
+def fit_image_size(image_size: int, grid: int) -> int:
+    """The side nano sees for images of `image_size`: the next smaller multiple of 4 * grid."""
+    multiple = 4 * grid
+    return max(multiple, image_size // multiple * multiple)

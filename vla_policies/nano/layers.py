@@ -1,0 +1,203 @@
+"""The parts of nano: a convolutional eye that reads the sentence, transformer blocks, two heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_policies.action_codec import UniformBins
+from vla_policies.nano.tokenizer import HALF_BITS, MAX_TOKENS
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block over `[B, L, width]`."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = _mlp(width, mlp_ratio * width, width)
+
+    def forward(self, x_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
+        """`mask_B11L` is True where a token may be attended to; None lets all see all."""
+        query, key, value = self.qkv(self.norm1(x_BLD)).chunk(3, dim=-1)
+        x_BLD = x_BLD + self.proj(_attend(query, key, value, mask_B11L, self.heads))
+        return x_BLD + self.mlp(self.norm2(x_BLD))
+
+
+class Reader(nn.Module):
+    """Pre-norm block in which Q query tokens read a context and one another; the context stays as it is."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.norm_context = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = _mlp(width, mlp_ratio * width, width)
+
+    def forward(self, x_BQD: Tensor, context_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
+        """`mask_B11L` covers the Q queries followed by the context."""
+        normed = self.norm1(x_BQD)
+        seen = torch.cat([normed, self.norm_context(context_BLD)], dim=1)
+        key, value = self.key_value(seen).chunk(2, dim=-1)
+        x_BQD = x_BQD + self.proj(_attend(self.query(normed), key, value, mask_B11L, self.heads))
+        return x_BQD + self.mlp(self.norm2(x_BQD))
+
+
+class WordEmbedding(nn.Module):
+    """Hashed word ids to vectors: one table for each half of the id, plus the word's place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.high = nn.Embedding(1 << HALF_BITS, width)
+        self.low = nn.Embedding(1 << HALF_BITS, width)
+        self.position = nn.Parameter(0.02 * torch.randn(MAX_TOKENS, width))
+        for table in (self.high, self.low):
+            nn.init.normal_(table.weight, std=math.sqrt(0.5))
+
+    def forward(self, text_BL: Tensor) -> Tensor:
+        """Ids `[B, L]` to `[B, L, width]`."""
+        words = self.high(text_BL >> HALF_BITS) + self.low(text_BL & ((1 << HALF_BITS) - 1))
+        return words + self.position[: text_BL.shape[1]]
+
+
+class VisionStem(nn.Module):
+    """Pictures to grid x grid tokens: three convolutions, the last two scaled and shifted by the sentence.
+
+    The first stride makes every image size arrive at the same grid, so the cost hardly depends on it.
+    Conditioning on the sentence this early (FiLM, Perez et al. 2018; RT-1) spares the blocks from having to
+    learn by attention alone which words belong to which pixels, which RL from scratch learns slowly.
+    """
+
+    def __init__(self, width: int, grid: int, image_size: int) -> None:
+        super().__init__()
+        stride = image_size // (4 * grid)
+        kernel = max(3, 2 * stride - 1)
+        first, second = width // 4, width // 2
+        self.conv1 = nn.Conv2d(3, first, kernel, stride=stride, padding=(kernel - 1) // 2)
+        self.conv2 = nn.Conv2d(first, second, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv2d(second, width, 3, stride=2, padding=1)
+        self.norm1 = nn.GroupNorm(1, first)
+        self.norm2 = nn.GroupNorm(1, second)
+        self.norm3 = nn.GroupNorm(1, width)
+        self.film2 = nn.Linear(width, 2 * second)
+        self.film3 = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.place = nn.Parameter(place_codes(grid, width), requires_grad=True)
+
+    def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> Tensor:
+        """Pixels in [-1, 1] and the pooled sentence to tokens `[B, grid * grid, width]`."""
+        x = functional.gelu(self.norm1(self.conv1(pixels_BCHW)), approximate="tanh")
+        x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
+        x = functional.gelu(_film(self.norm3(self.conv3(x)), self.film3(sentence_BD)), approximate="tanh")
+        return self.proj(x.flatten(2).transpose(1, 2)) + self.place
+
+
+class ActionHead(nn.Module):
+    """One token per chunk step to V logits for each of A dims: logit = feature . E[bin] + prior[bin].
+
+    E starts as low Fourier modes of the bin's centre, weighted like the spectrum of a Gaussian kernel. So a
+    gradient that favours one bin favours its neighbours too, by about exp(-(x - x')^2 / (2 smoothness^2)):
+    256 unrelated logits would need every bin to be tried. E is learned afterwards. `prior` is fixed: the
+    log of a Gaussian of `initial_std`, which decides how far the first random actions reach.
+    """
+
+    prior_V: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        action_dim: int,
+        codec: UniformBins,
+        features: int,
+        smoothness: float,
+        initial_std: float,
+    ) -> None:
+        super().__init__()
+        self.action_dim = action_dim
+        self.norm = nn.LayerNorm(width)
+        self.features = nn.Linear(width, action_dim * features)
+        nn.init.normal_(self.features.weight, std=0.01 / math.sqrt(width))
+        nn.init.zeros_(self.features.bias)
+        centres = codec.centres()
+        self.bins_VF = nn.Parameter(bin_codes(centres, features, smoothness))
+        self.register_buffer("prior_V", -0.5 * (centres / initial_std) ** 2, persistent=False)
+
+    def forward(self, x_BKD: Tensor) -> Tensor:
+        """`[B, K, width]` to logits `[B, K, A, V]`."""
+        feature = self.features(self.norm(x_BKD)).unflatten(-1, (self.action_dim, -1))
+        return feature @ self.bins_VF.T + self.prior_V
+
+
+class ValueHead(nn.Module):
+    """The value token to a number; its last layer starts so small that first values are near 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(0.02 * torch.randn(1, width))
+        self.norm = nn.LayerNorm(width)
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, 1)
+        nn.init.normal_(self.out.weight, std=1e-3)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """`[B, width]` to `[B]`."""
+        return self.out(functional.gelu(self.hidden(self.norm(x_BD)), approximate="tanh"))[..., 0]
+
+
+def place_codes(grid: int, width: int) -> Tensor:
+    """Sine-cosine codes of the cells of a grid, row-major, `[grid * grid, width]`; half for y, half for x."""
+    frequency = torch.pi * torch.arange(1, width // 4 + 1) / 4.0
+    cell = (torch.arange(grid) + 0.5) / grid
+    code = torch.cat([torch.sin(cell[:, None] * frequency), torch.cos(cell[:, None] * frequency)], dim=1)
+    rows = code[:, None].expand(grid, grid, -1)
+    columns = code[None].expand(grid, grid, -1)
+    return torch.cat([rows, columns], dim=-1).reshape(grid * grid, -1)
+
+
+def bin_codes(centres_V: Tensor, features: int, smoothness: float) -> Tensor:
+    """Features `[V, features]` whose inner products fall off like a Gaussian of `smoothness` between bins.
+
+    Modes of period 4 / j, j = 1, 2, ..., on [-1, 1]: twice the range, so that -1 and 1 are far apart.
+    """
+    mode = torch.arange(1, features // 2 + 1)
+    weight = torch.exp(-0.25 * (0.5 * torch.pi * mode * smoothness) ** 2)
+    angle = 0.5 * torch.pi * mode * centres_V[:, None]
+    code = torch.cat([weight * torch.sin(angle), weight * torch.cos(angle)], dim=1)
+    return code / weight.square().sum().sqrt()
+
+
+def state_codes(state_BS: Tensor, octaves: int = 4) -> Tensor:
+    """Proprioception with sines and cosines of its doublings, `[B, S * (1 + 2 * octaves)]`.
+
+    A linear layer over bare numbers tells near states apart only after its weights have grown.
+    """
+    angle = torch.pi * state_BS[..., None] * (2.0 ** torch.arange(octaves, device=state_BS.device)) * 0.5
+    return torch.cat([state_BS[..., None], angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, outputs))
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask_B11L: Tensor | None, heads: int) -> Tensor:
+    """Multi-head attention of `[B, Q, width]` over `[B, L, width]`."""
+    query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask_B11L)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _film(x_BCHW: Tensor, scale_shift_B: Tensor) -> Tensor:
+    scale, shift = scale_shift_B[..., None, None].chunk(2, dim=1)
+    return x_BCHW * (1.0 + scale) + shift

@@ -1,0 +1,131 @@
+"""The nano network: blocks mix picture, sentence and state; K action queries and a value query read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue
+from vla_policies.action_codec import UniformBins
+from vla_policies.backbone import BackboneOutput, TokenBackbone
+from vla_policies.conventions import Conventions
+from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.layers import (
+    ActionHead,
+    Block,
+    Reader,
+    ValueHead,
+    VisionStem,
+    WordEmbedding,
+    state_codes,
+)
+from vla_policies.nano.processor import prepare_inputs
+from vla_policies.records import from_json, to_json
+from vla_policies.types import PolicyInputs
+
+
+class NanoBackbone(TokenBackbone):
+    """A small VLA: 256 bins per action dim, the whole chunk decoded in one pass."""
+
+    family: ClassVar[str] = "nano"
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=("image",), image_size=128, state_dim=8, chunk=8, action_dim=7
+    )
+
+    def __init__(self, conventions: Conventions, config: NanoConfig) -> None:
+        super().__init__(conventions, UniformBins())
+        if conventions.image_size % (4 * config.grid):
+            raise BadValue(
+                f"nano with grid {config.grid} needs an image size that divides by {4 * config.grid}, "
+                f"got {conventions.image_size}"
+            )
+        self.config = config
+        width, cameras = config.width, len(conventions.cameras)
+        self.words = WordEmbedding(width)
+        self.sentence_norm = nn.LayerNorm(width)
+        self.vision = VisionStem(width, config.grid, conventions.image_size)
+        self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
+        self.state = _state_mlp(conventions.state_dim, width) if conventions.state_dim else None
+        self.action_queries = nn.Parameter(0.02 * torch.randn(conventions.chunk, width))
+        shape = (width, config.heads, config.mlp_ratio)
+        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
+        self.readers = nn.ModuleList(Reader(*shape) for _ in range(config.readers))
+        self.action_head = ActionHead(
+            width,
+            conventions.action_dim,
+            self.codec,
+            features=config.bin_features,
+            smoothness=config.bin_smoothness,
+            initial_std=config.initial_std,
+        )
+        self.value_head = ValueHead(width)
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        config = config_from_options(options, conventions.image_size)
+        return cls(
+            replace(conventions, image_size=fit_image_size(conventions.image_size, config.grid)), config
+        )
+
+    @classmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        return cls(conventions, from_json(NanoConfig, config, where))
+
+    def config_json(self) -> dict[str, Any]:
+        return to_json(self.config)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        return prepare_inputs(obs, self.conventions)
+
+    def forward(self, inputs: PolicyInputs) -> BackboneOutput:
+        text_BL, text_mask_BL = _drop_empty_columns(inputs.text_BL, inputs.text_mask_BL)
+        words_BLD = self.words(text_BL)
+        tokens = [words_BLD, *self._see(inputs.pixels_BMCHW, words_BLD, text_mask_BL)]
+        if self.state is not None:
+            assert inputs.state_BS is not None
+            tokens.append(self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))[:, None])
+        context_BLD = torch.cat(tokens, dim=1)
+        queries_QD = torch.cat([self.action_queries, self.value_head.query])
+        length = len(queries_QD) + context_BLD.shape[1]
+        mask_B11L = _attention_mask(text_mask_BL, before=len(queries_QD), length=length)
+        context_mask = None if mask_B11L is None else mask_B11L[..., len(queries_QD) :]
+        for block in self.blocks:
+            context_BLD = block(context_BLD, context_mask)
+        x_BQD = queries_QD.expand(len(text_BL), -1, -1)
+        for reader in self.readers:
+            x_BQD = reader(x_BQD, context_BLD, mask_B11L)
+        return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
+
+    def _see(self, pixels_BMCHW: Tensor, words_BLD: Tensor, text_mask_BL: Tensor) -> list[Tensor]:
+        """Tokens of each camera, through the same stem, conditioned on the mean word."""
+        weight = text_mask_BL[..., None].to(words_BLD.dtype)
+        sentence_BD = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
+        pixels = pixels_BMCHW.to(words_BLD.dtype)
+        return [self.vision(pixels[:, m], sentence_BD) + camera for m, camera in enumerate(self.camera)]
+
+
+def _state_mlp(state_dim: int, width: int) -> nn.Module:
+    inputs = state_codes(torch.zeros(1, state_dim)).shape[1]
+    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(approximate="tanh"), nn.Linear(width, width))
+
+
+def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut the right end that is padding in every row: the masked result is the same, the work less."""
+    length = int(mask_BL.sum(dim=1).max())
+    return text_BL[:, :length], mask_BL[:, :length]
+
+
+def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int) -> Tensor | None:
+    """Every token sees all but padding, `[B, 1, 1, length]`; None, which is faster, without padding."""
+    if bool(text_mask_BL.all()):
+        return None
+    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool, device=text_mask_BL.device)
+    mask_BL[:, before : before + text_mask_BL.shape[1]] = text_mask_BL
+    return mask_BL[:, None, None]

@@ -1,0 +1,51 @@
+"""Words -> token ids by hashing: no vocabulary file, the same ids in every process and version.
+
+An id has 20 bits and the network looks its two halves up in two tables of 1024 rows, so two words are
+confused only when all 20 bits agree (one pair in a million) although the tables stay small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.text import MAX_BYTES
+
+HALF_BITS = 10
+"""Bits of each half of an id."""
+MAX_TOKENS = MAX_BYTES // 2
+"""L. No instruction that fits an observation has more words."""
+PAD = 0
+"""Id of the padding; the mask, not the id, tells it from a word."""
+
+_WORD = re.compile(r"\w+")
+
+
+def word_id(word: str) -> int:
+    """20-bit id of a lower-case word: the first bits of its BLAKE2b digest."""
+    digest = hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - 2 * HALF_BITS)
+
+
+@lru_cache(maxsize=4096)
+def tokenize(text: str) -> tuple[int, ...]:
+    """Ids of the words of `text`, case folded, punctuation dropped. Raises `BadValue` when there is none."""
+    words = _WORD.findall(text.casefold())
+    if not words:
+        raise BadValue(f"the instruction {text!r} holds no word")
+    return tuple(word_id(word) for word in words)
+
+
+def pad_tokens(ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Ragged ids to int64 `[B, MAX_TOKENS]` and its bool mask, right padded."""
+    text_BL = torch.full((len(ids), MAX_TOKENS), PAD, dtype=torch.int64)
+    mask_BL = torch.zeros((len(ids), MAX_TOKENS), dtype=torch.bool)
+    for row, row_ids in enumerate(ids):
+        text_BL[row, : len(row_ids)] = torch.tensor(row_ids)
+        mask_BL[row, : len(row_ids)] = True
+    return text_BL, mask_BL

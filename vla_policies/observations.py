@@ -1,0 +1,61 @@
+"""Whatever a caller holds as an observation -> batched tensors: one or many, text or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym import text
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.conventions import Conventions
+
+
+def batch_observation(
+    obs: Mapping[str, Any], conventions: Conventions, device: torch.device
+) -> tuple[dict[str, Tensor], bool]:
+    """The keys the policy reads as tensors `[B, ...]` on `device`, and whether `obs` was a batch already.
+
+    `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
+    or `UnknownName` naming the key that is missing or of the wrong rank.
+    """
+    if not isinstance(obs, Mapping):
+        raise BadValue(f"an observation is a dict with 'image' and 'instruction', got {type(obs).__name__}")
+    ranks = dict.fromkeys(conventions.cameras, 3)
+    if conventions.state_dim:
+        ranks["state"] = 1
+    ranks["instruction"] = 1
+    tensors: dict[str, Tensor] = {}
+    batched: dict[str, bool] = {}
+    for key, rank in ranks.items():
+        if key not in obs:
+            raise unknown_name("observation key", key, obs)
+        value = _instruction_bytes(obs[key]) if key == "instruction" else obs[key]
+        tensor = torch.as_tensor(value, device=device)
+        if tensor.ndim not in (rank, rank + 1):
+            raise BadValue(
+                f"'{key}' must have {rank} dims (one observation) or {rank + 1}, got {tuple(tensor.shape)}"
+            )
+        batched[key] = tensor.ndim == rank + 1
+        tensors[key] = tensor if batched[key] else tensor[None]
+    sizes = {key: len(tensor) for key, tensor in tensors.items()}
+    if len(set(batched.values())) > 1 or len(set(sizes.values())) > 1:
+        raise BadValue(f"the observation's parts are not of one batch: {sizes}, batched: {batched}")
+    if conventions.state_dim and tensors["state"].shape[1] != conventions.state_dim:
+        raise BadValue(f"'state' must have {conventions.state_dim} numbers, got {tensors['state'].shape[1]}")
+    return tensors, batched["instruction"]
+
+
+def _instruction_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return text.encode(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        value = value.tolist()
+        if isinstance(value, str):
+            return text.encode(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        return np.stack([text.encode(one) for one in value])
+    return value

@@ -1,0 +1,25 @@
+"""Which class builds which model family. Adding a family is one folder and one line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from vla_gym.errors import unknown_name
+
+if TYPE_CHECKING:
+    from vla_policies.backbone import Backbone
+
+FAMILIES: dict[str, str] = {
+    "nano": "vla_policies.nano.model:NanoBackbone",
+}
+"""Family name -> "module:Class"; the module is imported only when the family is used."""
+
+
+def family_class(family: str) -> type[Backbone]:
+    """Return the backbone class of `family`; raises `UnknownName` with the nearest family."""
+    if family not in FAMILIES:
+        raise unknown_name("policy family", family, FAMILIES)
+    module, _, name = FAMILIES[family].partition(":")
+    found: type[Backbone] = getattr(import_module(module), name)
+    return found
