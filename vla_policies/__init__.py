@@ -1,11 +1,15 @@
 """Vision-language-action policies with Stable-Baselines3's contract. Importing this loads no simulator."""
 
-from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
-from vla_policies.base import VLAPolicy
-from vla_policies.conventions import Conventions, check_compatible
-from vla_policies.registry import FAMILIES
-from vla_policies.sampling import ActionTokenDistribution, Sampling
-from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
+    from vla_policies.base import VLAPolicy
+    from vla_policies.conventions import Conventions, check_compatible
+    from vla_policies.registry import FAMILIES
+    from vla_policies.sampling import ActionTokenDistribution, Sampling
+    from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 __all__ = [
     "FAMILIES",
@@ -21,3 +25,25 @@ __all__ = [
     "VLAPolicy",
     "check_compatible",
 ]
+
+_MODULES = {
+    "FAMILIES": "registry",
+    "ActionSample": "types",
+    "ActionTokenDistribution": "sampling",
+    "Backbone": "backbone",
+    "BackboneOutput": "backbone",
+    "Conventions": "conventions",
+    "Evaluation": "types",
+    "PolicyInputs": "types",
+    "Sampling": "sampling",
+    "TokenBackbone": "backbone",
+    "VLAPolicy": "base",
+    "check_compatible": "conventions",
+}
+
+
+# Loaded on first use: a typo on the command line must not wait for torch.
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vla_policies' has no attribute '{name}'")
+    return getattr(import_module(f"vla_policies.{_MODULES[name]}"), name)

@@ -123,6 +123,8 @@ def resolve_policy(name: str) -> tuple[str, str]:
         return name, name
     folder = Path(name).expanduser()
     if not folder.is_dir():
+        if "/" not in name:
+            raise unknown_name("policy", name, FAMILIES)
         from vla_policies.pretrained import find_checkpoint
 
         found = find_checkpoint(name)
