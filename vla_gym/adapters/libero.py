@@ -19,7 +19,7 @@ import numpy as np
 from vla_gym.adapters.libero_compile import CompiledTask, compiled_task, start_states
 from vla_gym.adapters.libero_goals import holds
 from vla_gym.adapters.mujoco_camera import Camera
-from vla_gym.adapters.osc import SUBSTEPS, OscPose
+from vla_gym.adapters.osc import SUBSTEPS, Memory, OscPose
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
@@ -63,7 +63,7 @@ class Settled:
     """A start state one settle step before the policy takes over; restoring it replays that step."""
 
     state: np.ndarray
-    memory: tuple[np.ndarray, np.ndarray, np.ndarray]
+    memory: Memory
     clock: tuple[float, bool]
     lit: tuple[bool, ...]
 
@@ -183,9 +183,8 @@ class LiberoSimulator:
         self._compiled, self._model = self._loaded.compiled, self._loaded.model
         self._data = mujoco.MjData(self._model)
         self._film = self._loaded.camera.blank()
-        self._arm = OscPose(self._model, self._data, self._compiled.arm)
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
-        self._arm.attach()
+        self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
     def _settle(self, trial_id: int) -> Settled:
         """From the published row to one step before the first observation."""
@@ -211,7 +210,7 @@ class LiberoSimulator:
     def _memory(self) -> Settled:
         state = np.zeros(mujoco.mj_stateSize(self._model, INTEGRATION))
         mujoco.mj_getState(self._model, self._data, state, INTEGRATION)
-        return Settled(state, self._arm.memory(), (self._clock.elapsed, self._clock.sampled), self._lit)
+        return Settled(state, self._arm.memory, (self._clock.elapsed, self._clock.sampled), self._lit)
 
     def _restore(self, settled: Settled) -> None:
         mujoco.mj_resetData(self._model, self._data)

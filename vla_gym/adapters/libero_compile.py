@@ -102,7 +102,7 @@ def start_states(suite: str, task: str) -> np.ndarray:
 
 
 def _compile_in_child(suite: str, task: str, folder: Path) -> None:
-    result = subprocess.run(
+    result = subprocess.run(  # noqa: S603  our own module, names from our own table
         [sys.executable, "-m", __spec__.name, suite, task, str(folder)],
         capture_output=True,
         text=True,
@@ -150,7 +150,9 @@ def compile_to(suite: str, task: str, folder: Path) -> None:
         "reset_state": state.tolist(),
         "home": np.asarray(domain.robots[0].controller.initial_joint).tolist(),
         "arm": asdict(_arm_index(domain)),
-        "goal": [_condition(domain, predicate).to_json() for predicate in domain.parsed_problem["goal_state"]],
+        "goal": [
+            _condition(domain, predicate).to_json() for predicate in domain.parsed_problem["goal_state"]
+        ],
         "lamps": [asdict(lamp) for lamp in _lamps(domain)],
     }
     model_store.share_textures(model)
@@ -216,7 +218,9 @@ def _condition(domain: Any, predicate: list[str]) -> Condition:
             body=body,
             target=int(domain.sim.model.site_name2id(target.object_name)),
             size=tuple(float(extent) for extent in region.size),
-            contact=(_geoms(domain, target.parent_name), _geoms(domain, moved.object_name)) if has_parent else None,
+            contact=(_geoms(domain, target.parent_name), _geoms(domain, moved.object_name))
+            if has_parent
+            else None,
         )
     raise NotImplementedError(f"LIBERO goal predicate {predicate} has no counterpart here")
 

@@ -121,7 +121,11 @@ def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str =
     rules = PROTOCOLS[protocol]
     tasks = tuple(
         Task(
-            name=name, instruction=sentence(name), horizon=rules.horizons[suite], num_trials=TRIALS, suite=suite
+            name=name,
+            instruction=sentence(name),
+            horizon=rules.horizons[suite],
+            num_trials=TRIALS,
+            suite=suite,
         )
         for suite in SUITES[suite_id]
         for name in _task_names(suite)
@@ -167,7 +171,9 @@ def _protocol_record(name: str, rules: LiberoProtocol) -> dict[str, object]:
 
 def _pick(tasks: tuple[Task, ...], suite_id: str, index: str) -> Task:
     if not index.isdecimal() or int(index) >= len(tasks):
-        raise BadValue(f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}.")
+        raise BadValue(
+            f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}."
+        )
     return tasks[int(index)]
 
 

@@ -55,7 +55,7 @@ def share_textures(model: mujoco.MjModel) -> None:
             int(model.tex_type[tex]),
             int(model.tex_width[tex]),
             int(model.tex_height[tex]),
-            hashlib.blake2b(pixels).digest(),
+            hashlib.blake2b(pixels.tobytes()).digest(),
         )
         keep = first.setdefault(key, tex)
         if keep != tex:

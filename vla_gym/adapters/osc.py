@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -51,58 +51,73 @@ class ArmIndex:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ArmIndex:
         """Rebuild from the output of `dataclasses.asdict` after a trip through JSON."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**fields)
+
+
+class Reading(NamedTuple):
+    """What the controller knows of the arm at one instant (world frame; n = 7 joints)."""
+
+    ee_pos: np.ndarray
+    ee_ori: np.ndarray
+    ee_vel: np.ndarray
+    ee_omega: np.ndarray
+    joint_pos: np.ndarray
+    joint_vel: np.ndarray
+    jac_pos: np.ndarray
+    """`[3, n]`."""
+    jac_ori: np.ndarray
+    mass: np.ndarray
+    """`[n, n]` joint-space inertia."""
+
+
+class Memory(NamedTuple):
+    """What outlives a policy step besides MuJoCo's own state."""
+
+    gripper: np.ndarray
+    """Commanded finger positions `[2]` in [-1, 1]."""
+    goal_pos: np.ndarray
+    goal_ori: np.ndarray
 
 
 class OscPose:
-    """Operational-space pose control of one arm: `begin(action)` once per policy step, `apply()` per substep."""
+    """Operational-space pose control of one arm: `begin(action)` once per policy step, `apply()` per substep.
+
+    The arm must be at its home pose, and nothing else moved yet, when this is created: robosuite reads the
+    simulator here and, in the first substep of an episode, does *not* read it again.
+    """
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
-        self._model, self._data, self._index = model, data, index
+        self._model, self._data, self._site = model, data, index.site
         self._qpos, self._qvel = list(index.qpos), list(index.qvel)
         self._actuators, self._fingers = list(index.actuators), list(index.gripper_actuators)
         self._torque_low, self._torque_high = model.actuator_ctrlrange[self._actuators].T.copy()
         finger_low, finger_high = model.actuator_ctrlrange[self._fingers].T
-        self._finger_bias, self._finger_weight = 0.5 * (finger_high + finger_low), 0.5 * (finger_high - finger_low)
+        self._finger_bias, self._finger_weight = (
+            0.5 * (finger_high + finger_low),
+            0.5 * (finger_high - finger_low),
+        )
         self._jac_pos, self._jac_rot = np.zeros((3, model.nv)), np.zeros((3, model.nv))
         self._mass = np.zeros((model.nv, model.nv))
-        self.gripper = np.zeros(2)
-        """Commanded finger positions in [-1, 1]; integrates the sign of the gripper action."""
-        self.goal_pos = np.zeros(3)
-        self.goal_ori = np.eye(3)
-        self._stale = False
-
-    def attach(self) -> None:
-        """Take the present pose as home: what robosuite does when a reset loads the controller.
-
-        Call right after the arm was put at its home pose and before anything else moved: robosuite reads
-        the state here and does *not* read it again for the first substep of an episode.
-        """
-        mujoco.mj_forward(self._model, self._data)
-        self._read()
-        self._home = self._joint_pos
-        self.goal_pos, self.goal_ori = self._ee_pos.copy(), self._ee_ori.copy()
-        self.gripper = np.zeros(2)
-        self._stale = True
-        self._first = (self._ee_pos, self._ee_ori, self._ee_vel, self._ee_omega)
-        self._first_joint = (self._joint_pos, self._joint_vel, self._j_pos, self._j_ori, self._mass_arm.copy())
+        mujoco.mj_forward(model, data)
+        self._at_home = self._read()
+        self.rewind()
 
     def rewind(self) -> None:
-        """Return to the moment after `attach`, whatever was controlled since."""
-        self._ee_pos, self._ee_ori, self._ee_vel, self._ee_omega = self._first
-        self._joint_pos, self._joint_vel, self._j_pos, self._j_ori, self._mass_arm = self._first_joint
-        self.goal_pos, self.goal_ori = self._ee_pos.copy(), self._ee_ori.copy()
-        self.gripper = np.zeros(2)
-        self._stale = True
+        """Return to the moment of creation, whatever was controlled since."""
+        self._now = self._at_home
+        self._memory = Memory(np.zeros(2), self._at_home.ee_pos, self._at_home.ee_ori)
+        self._finger_step = np.zeros(2)
+        self._stale = self._fresh = True
 
-    def memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What outlives a policy step besides MuJoCo's state: (gripper [2], goal_pos [3], goal_ori [3, 3])."""
-        return self.gripper.copy(), self.goal_pos.copy(), self.goal_ori.copy()
+    @property
+    def memory(self) -> Memory:
+        """What `recall` needs to continue from here; arrays are never changed in place."""
+        return self._memory
 
-    def recall(self, memory: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-        """Set what `memory` gave; the next substep reads the simulator afresh."""
-        self.gripper, self.goal_pos, self.goal_ori = (part.copy() for part in memory)
-        self._stale = False
+    def recall(self, memory: Memory) -> None:
+        """Continue from a policy step's end; the next substep reads the simulator."""
+        self._memory, self._stale = memory, False
 
     def extra_solves(self) -> int:
         """How often upstream solves for accelerations before the coming substep's own solve.
@@ -114,55 +129,53 @@ class OscPose:
 
     def begin(self, action_A: np.ndarray) -> None:
         """Set the goal of one policy step from a float64 action `[7]`; position stage must be up to date."""
-        self._update()
+        if not self._stale:
+            self._now = self._read()
+        self._stale, self._fresh = False, True
         delta = np.clip(action_A[:6], -1.0, 1.0) * ACTION_SCALE
-        # robosuite keeps the old goal orientation when no rotation is asked for.
-        if delta[3:].any():
-            self.goal_ori = set_goal_orientation(delta[3:], self._ee_ori)
-        self.goal_pos = self._ee_pos + delta[:3]
+        goal_ori = self._memory.goal_ori
+        if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
+            goal_ori = set_goal_orientation(delta[3:], self._now.ee_ori)
+        self._memory = self._memory._replace(goal_pos=self._now.ee_pos + delta[:3], goal_ori=goal_ori)
         self._finger_step = GRIPPER_SIGNS * GRIPPER_SPEED * np.sign(action_A[6:])
-        self._fresh = True
 
     def apply(self) -> None:
         """Write one substep's torques and finger targets into `data.ctrl`."""
         if not self._fresh:
-            self._read()
+            self._now = self._read()
         self._fresh = False
-        torques = self._torques()
-        self._data.ctrl[self._fingers] = self._finger_command()
-        self._data.ctrl[self._actuators] = np.clip(torques, self._torque_low, self._torque_high)
+        gripper = np.clip(self._memory.gripper + self._finger_step, -1.0, 1.0)
+        self._memory = self._memory._replace(gripper=gripper)
+        self._data.ctrl[self._fingers] = self._finger_bias + self._finger_weight * gripper
+        self._data.ctrl[self._actuators] = np.clip(self._torques(), self._torque_low, self._torque_high)
 
-    def _update(self) -> None:
-        if self._stale:
-            self._stale = False
-        else:
-            self._read()
-
-    def _read(self) -> None:
-        model, data, index = self._model, self._data, self._index
-        self._ee_pos = data.site_xpos[index.site].copy()
-        self._ee_ori = data.site_xmat[index.site].reshape(3, 3).copy()
-        mujoco.mj_jacSite(model, data, self._jac_pos, self._jac_rot, index.site)
-        self._ee_vel = np.dot(self._jac_pos, data.qvel)
-        self._ee_omega = np.dot(self._jac_rot, data.qvel)
-        self._joint_pos, self._joint_vel = data.qpos[self._qpos], data.qvel[self._qvel]
-        # Indexed exactly as robosuite does: the memory layout decides which BLAS kernel runs.
-        self._j_pos = np.array(self._jac_pos[:, self._qvel])
-        self._j_ori = np.array(self._jac_rot[:, self._qvel])
+    def _read(self) -> Reading:
+        model, data = self._model, self._data
+        mujoco.mj_jacSite(model, data, self._jac_pos, self._jac_rot, self._site)
         mujoco.mj_fullM(model, self._mass, data.qM)
-        self._mass_arm = self._mass[self._qvel, :][:, self._qvel]
+        return Reading(
+            ee_pos=data.site_xpos[self._site].copy(),
+            ee_ori=data.site_xmat[self._site].reshape(3, 3).copy(),
+            ee_vel=np.dot(self._jac_pos, data.qvel),
+            ee_omega=np.dot(self._jac_rot, data.qvel),
+            joint_pos=data.qpos[self._qpos],
+            joint_vel=data.qvel[self._qvel],
+            # Indexed exactly as robosuite does: the memory layout decides which BLAS kernel runs.
+            jac_pos=np.array(self._jac_pos[:, self._qvel]),
+            jac_ori=np.array(self._jac_rot[:, self._qvel]),
+            mass=self._mass[self._qvel, :][:, self._qvel],
+        )
 
     def _torques(self) -> np.ndarray:
-        ori_error = orientation_error(self.goal_ori, self._ee_ori)
-        force = (self.goal_pos - self._ee_pos) * KP[:3] + -self._ee_vel * KD[:3]
-        moment = ori_error * KP[3:] + -self._ee_omega * KD[3:]
-        j_full = np.vstack([self._j_pos, self._j_ori])
-        _, lambda_pos, lambda_ori, nullspace = opspace_matrices(self._mass_arm, j_full, self._j_pos, self._j_ori)
+        now, goal = self._now, self._memory
+        ori_error = orientation_error(goal.goal_ori, now.ee_ori)
+        force = (goal.goal_pos - now.ee_pos) * KP[:3] + -now.ee_vel * KD[:3]
+        moment = ori_error * KP[3:] + -now.ee_omega * KD[3:]
+        jac = np.vstack([now.jac_pos, now.jac_ori])
+        _, lambda_pos, lambda_ori, nullspace = opspace_matrices(now.mass, jac, now.jac_pos, now.jac_ori)
         wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, moment)])
-        torques = np.dot(j_full.T, wrench) + self._data.qfrc_bias[self._qvel]
-        torques += nullspace_torques(self._mass_arm, nullspace, self._home, self._joint_pos, self._joint_vel)
+        torques = np.dot(jac.T, wrench) + self._data.qfrc_bias[self._qvel]
+        torques += nullspace_torques(
+            now.mass, nullspace, self._at_home.joint_pos, now.joint_pos, now.joint_vel
+        )
         return torques
-
-    def _finger_command(self) -> np.ndarray:
-        self.gripper = np.clip(self.gripper + self._finger_step, -1.0, 1.0)
-        return self._finger_bias + self._finger_weight * self.gripper
