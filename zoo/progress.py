@@ -10,16 +10,18 @@ from tqdm import tqdm
 
 
 class Progress:
-    """A bar over simulator steps on stderr; prints lines above itself. Does nothing when switched off."""
+    """A bar on stderr; prints lines above itself. Does nothing when switched off."""
 
-    def __init__(self, total: int, *, done: int = 0, on: bool, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, total: int, *, done: int = 0, on: bool, unit: str = "step", stream: TextIO | None = None
+    ) -> None:
         self._total = total
         self._bar: tqdm[None] | None = None
         if on:
             self._bar = tqdm(
                 total=total,
                 initial=min(done, total),
-                unit="step",
+                unit=unit,
                 file=stream or sys.stderr,
                 mininterval=0.5,
                 dynamic_ncols=True,

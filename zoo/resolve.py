@@ -10,7 +10,7 @@ import argparse
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,21 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     find_benchmark(args.env)
     overrides = check_settings(algo, key_values(args.params), "-params")
     conf_file = Path(args.conf_file) if args.conf_file else None
-    policy, family = resolve_policy(args.policy or "nano")
-    hyperparams = load_hyperparams(algo, args.env, family, conf_file)
-    values = _merge(hyperparams.values, overrides)
+    policy = resolve_policy(args.policy or "nano")
+    hyperparams = load_hyperparams(algo, args.env, policy.family, conf_file)
+    tuned = dict(hyperparams.values)
+    if policy.env_options:
+        # A checkpoint has its own size; options of fresh weights are not for it.
+        tuned.update(policy.env_options)
+        fresh = dict(tuned.get("policy_kwargs", {}))
+        fresh.pop("backbone_kwargs", None)
+        tuned["policy_kwargs"] = fresh
+    values = _merge(tuned, overrides)
     flags = {name: getattr(args, name) for name in _RUN_FLAGS if getattr(args, name) is not None}
     config = build_config(
         algo=algo,
         env=args.env,
-        policy=policy,
+        policy=policy.name,
         values={**values, **flags},
         seed=args.seed if args.seed is not None else secrets.randbits(32),
         device=args.device or "auto",
@@ -112,15 +119,27 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
     return config
 
 
-def resolve_policy(name: str) -> tuple[str, str]:
-    """`name` as the policy class takes it, and its family: "nano" -> ("nano", "nano").
+@dataclass(frozen=True, kw_only=True)
+class PolicyChoice:
+    """What a policy name means."""
 
-    A folder's family stands in its `config.json`; a Hub id is downloaded. Raises `UnknownName` or `BadValue`.
+    name: str
+    """As the policy class takes it: a family name, or a checkpoint folder."""
+    family: str
+    """Which family's hyperparameters fit."""
+    env_options: Mapping[str, Any]
+    """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
+
+
+def resolve_policy(name: str) -> PolicyChoice:
+    """A family name, a checkpoint folder or a Hub id (which is downloaded).
+
+    Raises `UnknownName` or `BadValue` for what is none of them.
     """
     from vla_policies.registry import FAMILIES
 
     if name in FAMILIES:
-        return name, name
+        return PolicyChoice(name=name, family=name, env_options={})
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if "/" not in name:
@@ -132,12 +151,16 @@ def resolve_policy(name: str) -> tuple[str, str]:
         folder = found
     path = folder / "config.json"
     try:
-        family = json.loads(path.read_text(encoding="utf-8"))["family"]
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        family, conventions = stored["family"], stored["conventions"]
+        options = {"chunk": conventions["chunk"], "wrist_camera": "wrist_image" in conventions["cameras"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadValue(f"policy folder '{folder}' has no readable config.json with a 'family'") from error
+        raise BadValue(
+            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions'"
+        ) from error
     if family not in FAMILIES:
         raise unknown_name(f"policy family (in {path})", str(family), FAMILIES)
-    return str(folder), family
+    return PolicyChoice(name=str(folder), family=family, env_options=options)
 
 
 def check_benchmark_options(config: RunConfig, *, family_options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from zoo.evaluation import Frame
 
-_CAPTION_HEIGHT = 30
+_CAPTION_HEIGHT = 44
 _SMALLEST_TILE = 192
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
 
@@ -75,7 +75,7 @@ class VideoRecorder:
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:
     """The frame, enlarged to at least 192 px, under a bar with the instruction and how it stands.
 
-    The bar is green once solved, red when the episode ended unsolved, grey before.
+    The bar is green and says so once solved, red when the episode ended unsolved, grey before.
     """
     side = max(_SMALLEST_TILE, image.shape[0])
     picture = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
@@ -85,6 +85,8 @@ def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -
     font = ImageFont.load_default(size=11)
     for line, text in enumerate(_wrap(instruction, draw, font, side - 6)):
         draw.text((3, 2 + 13 * line), text, fill="white", font=font)
+    state = "solved" if success else "not solved" if over else "..."
+    draw.text((3, 28), state, fill="white", font=font)
     return np.asarray(tile)
 
 

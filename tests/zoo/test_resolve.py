@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
+from zoo.arguments import count, key_values
+from zoo.config import RunConfig
+from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_policy, resolve_resumed_run
+from zoo.runs import ResumePoint, create_run_folder, describe_run
+from zoo.train import parser
+
+
+def resolve(command: str) -> RunConfig:
+    args = parser().parse(command.split())
+    refuse_unbuilt(args)
+    return resolve_new_run(args)
+
+
+def test_flags_stand_above_params_and_params_above_the_file() -> None:
+    config = resolve("--env Toy-Reach --num-envs 8 -n 1e3 -params num_envs:4 gamma:0.5 n_epochs:2 --seed 3")
+    assert (config.num_envs, config.n_timesteps, config.seed) == (8, 1000, 3)
+    assert (config.algo_kwargs["gamma"], config.algo_kwargs["n_epochs"]) == (0.5, 2)
+    assert config.algo == "ppo"
+    assert config.entry == "Toy-Reach/nano"
+
+
+def test_policy_kwargs_are_merged_one_level_deep(tmp_path: Path) -> None:
+    conf = tmp_path / "c.yml"
+    conf.write_text(
+        "default/nano: {source: s, n_timesteps: 8, num_envs: 1, n_steps: 4, policy_kwargs: {a: 1, b: 2}}\n"
+    )
+    config = resolve(
+        f"--env Toy-Reach -conf {conf} -params policy_kwargs:{{b:3}} --seed 0".replace("b:3", "'b':3")
+    )
+    assert config.policy_kwargs == {"a": 1, "b": 3}
+
+
+def test_without_a_seed_one_is_drawn() -> None:
+    first, second = resolve("--env Toy-Reach").seed, resolve("--env Toy-Reach").seed
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "--env is missing"),
+        ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
+        ("--env LIBERO-Spatiall", "Did you mean 'LIBERO-Spatial'"),
+        ("--env Toy-Reach/9", r"Toy-Reach/0 \.\. Toy-Reach/2"),
+        ("--algo grppo --env Toy-Reach", "Did you mean 'grpo'"),
+        ("--env Toy-Reach --policy nanno", "Did you mean 'nano'"),
+        ("--env Toy-Reach --policy ./no/where", "no checkpoint folder"),
+        ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
+        ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
+        ("--env Toy-Reach -params gamma:[", "cannot read the value"),
+        ("--env Toy-Reach -params gamma:high", "must be a number, got 'high'"),
+        (
+            "--env Toy-Reach -params env_kwargs:{colour:red}".replace("colour:red", "'colour':'red'"),
+            "option of Toy-Reach",
+        ),
+        ("--env Toy-Reach -params split:nowhere", "nowhere"),
+        ("--env Toy-Reach -conf no.yml", "cannot read no.yml"),
+        ("--env Toy-Reach -n 0", "must be at least 1"),
+        ("--env Toy-Reach -n many", "must be a whole number, got 'many'"),
+        ("--env Toy-Reach --num-env 4", "did you mean '--num-envs'"),
+        ("--env Toy-Reach --eval-episodes 100000", "at most --eval-episodes 150"),
+        ("--algo grpo --env Toy-Reach --num-envs 6 -params group_size:4", "Nearest allowed: --num-envs 8"),
+        ("--env Toy-Reach --placement env=gpu", "not available"),
+        ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
+        ("--env Toy-Reach --pipeline-stages 2", "not available"),
+        ("--env Toy-Reach --track wandb", "not available"),
+        ("--env Toy-Reach --push-to-hub me/it", "not available"),
+    ],
+)
+def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:
+    with pytest.raises(VLAZooError, match=message) as caught:
+        resolve(command)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("placement", ["all", "env=all,rollout=all,actor=all"])
+def test_the_placement_there_is_may_be_spelt_out(placement: str) -> None:
+    assert resolve(f"--env Toy-Reach --placement {placement}").env == "Toy-Reach"
+
+
+def test_values_are_yaml_and_nothing_is_evaluated() -> None:
+    pairs = ["a:3e-4", "b:{schedule: linear, start: 1.0}", "c:true", "d:__import__('os').getcwd()", "e:x:y"]
+    assert key_values(pairs) == {
+        "a": "3e-4",
+        "b": {"schedule": "linear", "start": 1.0},
+        "c": True,
+        "d": "__import__('os').getcwd()",
+        "e": "x:y",
+    }
+
+
+def test_counts_may_be_written_as_floats() -> None:
+    assert (count("1e6"), count("10_000")) == (1_000_000, 10_000)
+
+
+def write_policy(folder: Path, family: str) -> None:
+    conventions = {"chunk": 2, "cameras": ["image", "wrist_image"]}
+    (folder / "config.json").write_text(json.dumps({"family": family, "conventions": conventions}))
+
+
+def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"config\.json"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nanno")
+    with pytest.raises(UnknownName, match="Did you mean 'nano'"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nano")
+    assert (resolve_policy(str(tmp_path)).name, resolve_policy(str(tmp_path)).family) == (
+        str(tmp_path),
+        "nano",
+    )
+
+
+def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
+    write_policy(tmp_path, "nano")
+    config = resolve(f"--env Toy-Reach --policy {tmp_path}")
+    assert config.env_options == {"chunk": 2, "wrist_camera": True}
+    assert config.policy_kwargs == {}
+    assert resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3").chunk == 3
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> ResumePoint:
+    run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
+    config = resolve("--env Toy-Reach -n 1000 --seed 5")
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    return ResumePoint(run=run, step=600, in_place=True)
+
+
+def resume(point: ResumePoint, command: str) -> RunConfig:
+    return resolve_resumed_run(parser().parse(command.split()), point)
+
+
+def test_a_resumed_run_is_the_stored_one(point: ResumePoint) -> None:
+    config = resume(point, "")
+    assert config == point.run.config()
+    assert config.seed == 5
+
+
+def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:
+    config = resume(point, "-n 5000 --save-freq 7 --num-threads 1 --env Toy-Reach")
+    assert (config.n_timesteps, config.save_freq, config.num_threads) == (5000, 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("-n 600", "has done 600 of 600 simulator steps already"),
+        ("--env LIBERO-Goal", "does not fit the run"),
+        ("--algo grpo", "does not fit the run"),
+        ("--num-envs 2", "--num-envs cannot change"),
+        ("-params gamma:1", "--params cannot change"),
+        ("--seed 5", "--seed cannot change"),
+        ("--policy nano", "--policy cannot change"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused(point: ResumePoint, command: str, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        resume(point, command)

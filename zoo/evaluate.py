@@ -1,0 +1,82 @@
+"""`python -m zoo.evaluate -i logs/ppo/LIBERO-Spatial_1`: success per task on fixed start states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from zoo.arguments import OneLineParser, add_policy_arguments, count
+from zoo.cli import guarded
+from zoo.progress import Progress
+from zoo.rollout_setup import plan_rollout
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.evaluate`."""
+    p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 %% intervals.")
+    add_policy_arguments(p)
+    p.add_argument(
+        "--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)"
+    )
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="JSON result (default: in the run folder, else evaluation.json)",
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    plan = plan_rollout(args, episodes=args.eval_episodes)
+    output = Path(args.output) if args.output else (plan.run_path or Path()) / "evaluation.json"
+
+    from zoo.evaluation import Episode, evaluate
+    from zoo.report import evaluation_record, evaluation_table, protocol_line
+    from zoo.rollout_setup import open_rollout
+
+    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    progress = Progress(len(plan.cells), on=args.progress, unit="episode")
+    finished: list[Episode] = []
+
+    def on_episode(episode: Episode) -> None:
+        finished.append(episode)
+        progress.note(f"success {sum(e.success_once for e in finished) / len(finished):.1%}")
+        progress.to(len(finished))
+
+    try:
+        episodes = evaluate(
+            policy, envs, plan.cells, deterministic=not args.stochastic, on_episode=on_episode
+        )
+        protocol = envs.protocol()
+    finally:
+        progress.close()
+        envs.close()
+    tasks = envs.benchmark.tasks
+    line = protocol_line(plan.env, episodes, tasks, chunk=envs.chunk, deterministic=not args.stochastic)
+    print(evaluation_table(episodes, tasks, line))
+    record = evaluation_record(
+        episodes,
+        tasks,
+        env_id=plan.env,
+        protocol=protocol,
+        policy=plan.policy,
+        seed=args.seed,
+        deterministic=not args.stochastic,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {output}")
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.evaluate`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

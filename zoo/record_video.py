@@ -1,0 +1,61 @@
+"""`python -m zoo.record_video -i logs/ppo/LIBERO-Spatial_1`: episodes side by side in one mp4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from zoo.arguments import OneLineParser, add_policy_arguments, count
+from zoo.cli import guarded
+from zoo.rollout_setup import plan_rollout
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.record_video`."""
+    p = OneLineParser("zoo.record_video", "Film a run's or a policy's episodes, one frame per decision.")
+    add_policy_arguments(p)
+    p.add_argument("--episodes", type=count, default=9, metavar="N", help="spread over the tasks")
+    p.add_argument(
+        "-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)"
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    plan = plan_rollout(args, episodes=args.episodes)
+    default = plan.run_path / "videos" / "recorded.mp4" if plan.run_path else Path("video.mp4")
+    output = Path(args.output) if args.output else default
+
+    from zoo.evaluation import evaluate, overall_rate
+    from zoo.rollout_setup import open_rollout
+    from zoo.video import VideoRecorder
+
+    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    tasks = envs.benchmark.tasks
+    recorder = VideoRecorder(
+        [tasks[cell.task_id].instruction for cell in plan.cells], max_episodes=len(plan.cells)
+    )
+    try:
+        episodes = evaluate(
+            policy, envs, plan.cells, deterministic=not args.stochastic, on_frame=recorder.add
+        )
+        fps = float(envs.metadata["render_fps"])
+    finally:
+        envs.close()
+    recorder.write(output, fps=fps)
+    rate = overall_rate(episodes)
+    print(
+        f"{output}: {rate.successes} of {rate.episodes} episodes solved, {fps:g} frames (decisions) per second"
+    )
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.record_video`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

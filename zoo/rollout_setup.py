@@ -1,0 +1,109 @@
+"""A policy and its environment for the commands that roll one out: `evaluate` and `record_video`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.errors import BadValue
+from vla_gym.specs import StartState
+from zoo.evaluation import choose_cells
+from zoo.hyperparams import load_hyperparams
+from zoo.resolve import resolve_policy
+from zoo.runs import find_run, policy_folder
+from zoo.settings import ENV_SETTINGS
+
+if TYPE_CHECKING:
+    from vla_gym import VLAVectorEnv
+    from vla_policies import VLAPolicy
+
+_DEFAULT_NUM_ENVS = 4
+_TRAINING_ONLY = ("group_size", "num_workers", "reward", "reward_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """What to roll out, checked; nothing heavy has been loaded for it."""
+
+    env: str
+    """Environment id."""
+    policy: str
+    """Family name or checkpoint folder."""
+    env_options: Mapping[str, Any]
+    """Keyword arguments of `make_vec`, those of training left out."""
+    num_envs: int
+    """Slots."""
+    cells: tuple[StartState, ...]
+    """Start states, task-major."""
+    run_path: Path | None
+    """Run folder the policy comes from, if it does."""
+
+
+def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPlan:
+    """Resolve the selectors of `zoo.arguments.add_policy_arguments`; `episodes` None means the whole grid."""
+    if (args.run is None) == (args.policy is None):
+        raise BadValue(
+            "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
+        )
+    if args.run is not None:
+        run = find_run(args.run)
+        config = run.config()
+        env, options, run_path = args.env or config.env, dict(config.env_options), run.path
+        policy = resolve_policy(str(policy_folder(args.run)))
+    else:
+        if args.env is None:
+            raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
+        find_benchmark(args.env)
+        policy = resolve_policy(args.policy)
+        values = load_hyperparams("ppo", args.env, policy.family).values
+        options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
+        options.update(values.get("env_kwargs", {}))
+        env, run_path = args.env, None
+    options.update(policy.env_options)
+    options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
+    family_options = {
+        name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"
+    }
+    cells = choose_cells(find_benchmark(env, **family_options).tasks, episodes)
+    return RolloutPlan(
+        env=env,
+        policy=policy.name,
+        env_options=options,
+        num_envs=min(args.num_envs or _DEFAULT_NUM_ENVS, len(cells)),
+        cells=tuple(cells),
+        run_path=run_path,
+    )
+
+
+def open_rollout(
+    plan: RolloutPlan, *, device: str, num_threads: int | None, seed: int
+) -> tuple[VLAPolicy, VLAVectorEnv]:
+    """Make the environment and load the policy; the caller closes the environment."""
+    import torch
+
+    from vla_gym import make_vec
+    from vla_policies import VLAPolicy
+    from zoo.devices import check_device
+
+    torch.manual_seed(seed)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    where = check_device(device)
+    envs = make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **plan.env_options)
+    try:
+        view = envs.as_sb3()
+        policy = VLAPolicy.from_pretrained(
+            plan.policy,
+            observation_space=view.observation_space,
+            action_space=view.action_space,
+            device=where,
+        )
+    except BaseException:
+        envs.close()
+        raise
+    policy.set_training_mode(False)
+    return policy, envs
