@@ -1,0 +1,58 @@
+"""Tiny policies and observations; no simulator, no download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym import text
+from vla_policies import Conventions, VLAPolicy
+
+TINY = {"size": "tiny", "width": 32, "heads": 2}
+SENTENCES = ("reach the red block", "put the bowl on the plate, please", "open")
+
+
+@pytest.fixture
+def conventions() -> Conventions:
+    """Two 32 px cameras, 3 numbers of state, chunks of 2 x 4."""
+    return Conventions(cameras=("image", "wrist_image"), image_size=32, state_dim=3, chunk=2, action_dim=4)
+
+
+@pytest.fixture
+def make_policy(conventions: Conventions) -> Callable[..., VLAPolicy]:
+    """`make_policy(**policy_kwargs)` on the conventions' spaces, seed 0, learning rate 1e-3."""
+
+    def build(**policy_kwargs: Any) -> VLAPolicy:
+        torch.manual_seed(0)
+        settings = {"backbone": "nano", **policy_kwargs}
+        if settings["backbone"] == "nano":
+            settings.setdefault("backbone_kwargs", TINY)
+        spaces = conventions.observation_space(), conventions.action_space()
+        return VLAPolicy(*spaces, lambda _: 1e-3, **settings)
+
+    return build
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., VLAPolicy]) -> VLAPolicy:
+    return make_policy()
+
+
+@pytest.fixture
+def make_obs() -> Callable[..., dict[str, np.ndarray]]:
+    """`make_obs(num, seed=0, size=32)`: a batch in the layout of `as_sb3()`, sentences of different lengths."""
+
+    def build(num: int, seed: int = 0, size: int = 32) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return {
+            "image": rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8),
+            "wrist_image": rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8),
+            "state": rng.normal(size=(num, 3)).astype(np.float32),
+            "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
+        }
+
+    return build

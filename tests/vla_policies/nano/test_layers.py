@@ -1,0 +1,90 @@
+import math
+
+import pytest
+import torch
+
+from vla_policies.action_codec import UniformBins
+from vla_policies.nano.layers import (
+    ActionHead,
+    Block,
+    Reader,
+    ValueHead,
+    VisionStem,
+    WordEmbedding,
+    bin_codes,
+    place_codes,
+    state_codes,
+)
+
+
+@pytest.mark.parametrize(
+    ("image_size", "grid"), [(16, 4), (32, 4), (32, 8), (64, 8), (96, 8), (224, 7), (256, 8)]
+)
+def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> None:
+    stem = VisionStem(width=16, grid=grid, image_size=image_size)
+    tokens = stem(torch.randn(2, 3, image_size, image_size), torch.randn(2, 16))
+    assert tokens.shape == (2, grid * grid, 16)
+
+
+def test_the_sentence_changes_what_is_seen() -> None:
+    stem = VisionStem(width=16, grid=4, image_size=16)
+    pixels = torch.randn(1, 3, 16, 16)
+    assert not torch.allclose(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)))
+
+
+def test_the_bins_share_what_they_learn_with_their_neighbours() -> None:
+    centres = UniformBins().centres()
+    codes = bin_codes(centres, features=48, smoothness=0.2)
+    kernel = codes @ codes.T
+    assert torch.allclose(kernel.diagonal(), torch.ones(256), atol=1e-5)
+    # exp(-d^2 / (2 * 0.2^2)), less the constant mode that is left out: near 1 beside, falling with distance
+    row = kernel[128]
+    assert row[129] > 0.99
+    assert row[128 + 26] == pytest.approx(math.exp(-0.5), abs=0.15)
+    assert abs(row[255]) < 0.2
+
+
+def test_first_actions_have_the_asked_spread() -> None:
+    codec = UniformBins()
+    head = ActionHead(32, 4, codec, features=16, smoothness=0.2, initial_std=0.3)
+    probs = head(torch.randn(64, 2, 32)).softmax(-1)
+    mean = (probs * codec.centres()).sum(-1)
+    std = ((probs * codec.centres().square()).sum(-1) - mean.square()).sqrt()
+    assert probs.shape == (64, 2, 4, 256)
+    assert mean.abs().max() < 0.05
+    assert std.mean().item() == pytest.approx(0.3, abs=0.01)
+
+
+def test_first_values_are_near_zero() -> None:
+    assert ValueHead(64)(torch.randn(100, 64)).abs().max() < 0.05
+
+
+def test_padding_is_not_attended_to() -> None:
+    block, reader = Block(16, 2, 2), Reader(16, 2, 2)
+    context, queries = torch.randn(1, 5, 16), torch.randn(1, 2, 16)
+    changed = context.clone()
+    changed[:, 4] = 9.0
+    mask = torch.tensor([True, True, True, True, False])[None, None, None]
+    assert torch.allclose(block(context, mask)[:, :4], block(changed, mask)[:, :4], atol=1e-6)
+    assert not torch.allclose(block(context, None)[:, :4], block(changed, None)[:, :4], atol=1e-3)
+    with_queries = torch.cat([torch.ones(1, 1, 1, 2, dtype=torch.bool), mask], dim=-1)
+    assert torch.allclose(
+        reader(queries, context, with_queries), reader(queries, changed, with_queries), atol=1e-6
+    )
+
+
+def test_words_and_their_places_matter() -> None:
+    words = WordEmbedding(16)
+    out = words(torch.tensor([[5, 5 << 10, 5]]))
+    assert out.shape == (1, 3, 16)
+    assert not torch.allclose(out[0, 0], out[0, 1])
+    assert not torch.allclose(out[0, 0], out[0, 2])
+
+
+def test_cells_and_states_have_distinct_codes() -> None:
+    places = place_codes(8, 32)
+    assert places.shape == (64, 32)
+    assert torch.cdist(places, places).add(torch.eye(64) * 9).min() > 0.1
+    # One number s: s, sin(pi s / 2 * 1, 2, 4, 8), cos(the same)
+    code = state_codes(torch.tensor([[1.0]]))
+    assert code[0].tolist() == pytest.approx([1, 1, 0, 0, 0, 0, -1, 1, 1], abs=1e-5)

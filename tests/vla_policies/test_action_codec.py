@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import BadValue
+from vla_policies.action_codec import UniformBins
+
+
+def test_every_token_survives_float32_both_ways() -> None:
+    codec = UniformBins()
+    token = torch.arange(256)
+    action = codec.decode(token)
+    assert action.dtype == torch.float32
+    assert torch.equal(codec.encode(action), token)
+    # Through a NumPy buffer and a clip, as Stable-Baselines3 stores actions.
+    stored = np.clip(action.numpy().astype(np.float32), -1.0, 1.0)
+    assert torch.equal(codec.encode(torch.from_numpy(stored)), token)
+    assert torch.equal(codec.decode(codec.encode(action)), action)
+
+
+@pytest.mark.parametrize(
+    ("token", "action"), [(0, -255 / 256), (127, -1 / 256), (128, 1 / 256), (255, 255 / 256)]
+)
+def test_centres_by_hand(token: int, action: float) -> None:
+    assert UniformBins().decode(torch.tensor(token)).item() == action
+
+
+@pytest.mark.parametrize(
+    ("action", "token"),
+    [(-1.0, 0), (-0.9922, 0), (-0.9921, 1), (0.0, 128), (1.0, 255), (7.0, 255), (-7.0, 0)],
+)
+def test_actions_between_centres_go_to_their_bin(action: float, token: int) -> None:
+    # The first bin is [-1, -1 + 2/256) = [-1, -0.9921875).
+    assert UniformBins().encode(torch.tensor(action)).item() == token
+
+
+def test_other_ranges() -> None:
+    codec = UniformBins(4, low=0.0, high=2.0)
+    assert codec.centres().tolist() == [0.25, 0.75, 1.25, 1.75]
+    assert torch.equal(codec.encode(codec.centres()), torch.arange(4))
+
+
+@pytest.mark.parametrize(("bins", "low", "high"), [(1, -1.0, 1.0), (8, 1.0, 1.0), (8, 2.0, -2.0)])
+def test_impossible_bins_raise(bins: int, low: float, high: float) -> None:
+    with pytest.raises(BadValue, match="low < high"):
+        UniformBins(bins, low, high)

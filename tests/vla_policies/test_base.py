@@ -1,0 +1,195 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.specs import ActionSpec
+from vla_policies import Conventions, VLAPolicy
+
+MakePolicy = Callable[..., VLAPolicy]
+MakeObs = Callable[..., dict[str, np.ndarray]]
+
+
+def shift(policy: VLAPolicy) -> None:
+    """Move the weights, so that values and distributions are not those of the start."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.6}, {"temperature": 0.7, "top_k": 20}])
+def test_the_ratio_is_exactly_one_on_fresh_data(
+    make_policy: MakePolicy, make_obs: MakeObs, settings: dict
+) -> None:
+    policy = make_policy(**settings)
+    shift(policy)
+    obs = make_obs(6)
+    sample = policy.act(obs)
+    policy.set_training_mode(True)
+    result = policy.evaluate(obs, sample.record)
+    assert torch.equal((result.logprob_BKA - sample.logprob_BKA).exp(), torch.ones(6, 2, 4))
+    assert torch.equal(result.value_B, sample.value_B)
+    assert result.logprob_BKA.requires_grad
+    assert not sample.logprob_BKA.requires_grad
+
+
+def test_temperature_reaches_the_distribution(make_policy: MakePolicy, make_obs: MakeObs) -> None:
+    cold, hot = make_policy(temperature=0.5), make_policy(temperature=2.0)
+    obs = make_obs(2)
+    assert (
+        cold.evaluate(obs, cold.act(obs).record).entropy_BKA
+        < hot.evaluate(obs, hot.act(obs).record).entropy_BKA
+    ).all()
+
+
+def test_sb3_methods_agree_with_ours(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    shift(policy)
+    obs = policy.obs_to_tensor(make_obs(5))[0]
+    actions, values, log_prob = policy(obs)
+    assert (actions.shape, values.shape, log_prob.shape) == ((5, 2, 4), (5, 1), (5,))
+    # Stable-Baselines3's buffer stores flat env actions; the tokens must come back exactly.
+    again_values, again_log_prob, entropy = policy.evaluate_actions(obs, actions.flatten(1))
+    assert torch.equal(again_log_prob, log_prob)
+    assert torch.equal(again_values, values)
+    assert entropy is not None
+    assert entropy.shape == (5,)
+    assert torch.equal(policy.predict_values(obs), values)
+    distribution = policy.get_distribution(obs)
+    assert torch.equal(distribution.log_prob(actions), log_prob)
+    assert torch.equal(distribution.entropy(), entropy)
+    assert torch.equal(distribution.mode(), policy._predict(obs, deterministic=True))
+
+
+def test_entropy_and_log_prob_are_float32_at_bf16(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    policy.backbone.bfloat16()
+    obs = make_obs(2)
+    sample = policy.act(obs)
+    result = policy.evaluate(obs, sample.record)
+    for tensor in (sample.logprob_BKA, sample.value_B, sample.action_BKA, result.entropy_BKA, result.value_B):
+        assert tensor.dtype == torch.float32
+    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
+
+
+def test_predict_squeezes_one_observation(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    obs = make_obs(3)
+    many, state = policy.predict(obs, deterministic=True)
+    assert state is None
+    assert (many.shape, many.dtype) == ((3, 2, 4), np.float32)
+    for row in range(3):
+        one, _ = policy.predict({key: value[row] for key, value in obs.items()}, deterministic=True)
+        assert one.shape == (2, 4)
+        assert np.array_equal(one, many[row])
+
+
+def test_predict_understands_plain_text(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    obs = make_obs(2)
+    told = {**obs, "instruction": ("reach the red block", "put the bowl on the plate, please")}
+    assert np.array_equal(
+        policy.predict(told, deterministic=True)[0], policy.predict(obs, deterministic=True)[0]
+    )
+    one = {key: value[0] for key, value in obs.items()} | {"instruction": "reach the red block"}
+    assert np.array_equal(
+        policy.predict(one, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0]
+    )
+    assert not policy.is_vectorized_observation(one)
+    assert policy.is_vectorized_observation(told)
+
+
+def test_sampling_follows_the_seed_and_varies(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    obs = make_obs(4)
+    torch.manual_seed(3)
+    first, second = policy.act(obs), policy.act(obs)
+    torch.manual_seed(3)
+    assert torch.equal(policy.act(obs).action_BKA, first.action_BKA)
+    assert not torch.equal(first.action_BKA, second.action_BKA)
+    assert torch.equal(policy.act(obs, deterministic=True).action_BKA, policy.act(obs, True).action_BKA)
+
+
+def test_actions_stay_inside_the_space(policy: VLAPolicy, make_obs: MakeObs) -> None:
+    for action in policy.predict(make_obs(16))[0]:
+        assert policy.action_space.contains(action)
+
+
+def test_one_action_without_chunk(conventions: Conventions, make_obs: MakeObs) -> None:
+    flat = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    policy = VLAPolicy(
+        conventions.observation_space(), flat, lambda _: 1e-3, backbone_kwargs={"size": "tiny"}
+    )
+    assert policy.conventions.chunk == 1
+    assert policy.predict(make_obs(3))[0].shape == (3, 4)
+    assert policy(policy.obs_to_tensor(make_obs(3))[0])[0].shape == (3, 4)
+
+
+def test_the_value_head_may_have_its_own_rate(make_policy: MakePolicy) -> None:
+    policy = make_policy(value_lr=5e-3)
+    groups = {group["name"]: group for group in policy.optimizer.param_groups}
+    assert groups["value_head"]["lr_scale"] == pytest.approx(5.0)
+    assert {id(p) for p in groups["value_head"]["params"]} == {
+        id(p) for p in policy.backbone.value_parameters()
+    }
+    in_groups = sum(len(group["params"]) for group in policy.optimizer.param_groups)
+    assert in_groups == len(list(policy.parameters()))
+
+
+def test_training_mode_reaches_the_backbone(policy: VLAPolicy) -> None:
+    policy.set_training_mode(False)
+    assert not policy.backbone.training
+    policy.set_training_mode(True)
+    assert policy.backbone.training
+
+
+def test_sb3s_own_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path) -> None:
+    policy = make_policy(
+        temperature=1.3, backbone_kwargs={"size": "tiny", "cameras": ["image"], "use_state": False}
+    )
+    shift(policy)
+    policy.save(str(tmp_path / "policy.pth"))
+    loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
+    assert loaded.conventions == policy.conventions
+    assert loaded.sampling == policy.sampling
+    obs = make_obs(3)
+    assert torch.equal(
+        loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV
+    )
+
+
+def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> None:
+    spec = ActionSpec(rotation="none", gripper="none", frame="delta")
+    make_policy(action_spec=spec).save_pretrained(tmp_path)
+    assert VLAPolicy.from_pretrained(tmp_path).conventions.action_spec == spec
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"backbone": "nanoo"}, UnknownName, "no policy 'nanoo'.*Did you mean 'nano'"),
+        ({"backbone_kwargs": {"sise": "tiny"}}, UnknownName, "'sise'"),
+        (
+            {"backbone_kwargs": {"cameras": ["front"]}},
+            BadValue,
+            r"cameras \['front'\] are not in the observation",
+        ),
+        ({"temperature": 0.0}, BadValue, "temperature must be > 0"),
+        ({"use_sde": True}, BadValue, "use_sde"),
+        ({"value_lr": 1e-3, "optimizer_class": torch.optim.SGD}, BadValue, "GroupScaledAdamW"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    make_policy: MakePolicy, settings: dict, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_policy(**settings)
+
+
+def test_sde_noise_and_bare_arrays_raise(policy: VLAPolicy) -> None:
+    with pytest.raises(BadValue, match="no noise"):
+        policy.reset_noise()
+    with pytest.raises(BadValue, match="an observation is a dict"):
+        policy.predict(np.zeros(3))
+    with pytest.raises(BadValue, match="an observation is a dict"):
+        policy(torch.zeros(3))

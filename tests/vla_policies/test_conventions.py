@@ -1,0 +1,122 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.specs import ActionSpec
+from vla_policies.conventions import (
+    Conventions,
+    check_compatible,
+    check_spaces,
+    chunk_shape,
+    conventions_from_json,
+    conventions_of,
+)
+
+ARM = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta")
+
+
+def test_spaces_and_back(conventions: Conventions) -> None:
+    assert conventions_of(conventions.observation_space(), conventions.action_space()) == conventions
+
+
+def test_channel_first_images_say_the_same(conventions: Conventions) -> None:
+    parts = dict(conventions.observation_space().spaces)
+    for key in conventions.cameras:
+        parts[key] = spaces.Box(0, 255, (3, 32, 32), np.uint8)
+    assert conventions_of(spaces.Dict(parts), conventions.action_space()) == conventions
+
+
+@pytest.mark.parametrize("spec", [None, ARM])
+def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> None:
+    told = replace(conventions, action_spec=spec)
+    assert conventions_from_json(json.loads(json.dumps(told.to_json())), "here") == told
+
+
+def test_a_strange_key_is_named(conventions: Conventions) -> None:
+    with pytest.raises(UnknownName, match=r"no setting in here 'imagesize'.*Did you mean 'image_size'"):
+        conventions_from_json({**conventions.to_json(), "imagesize": 3}, "here")
+
+
+def test_a_lacking_key_is_named(conventions: Conventions) -> None:
+    values = conventions.to_json()
+    del values["chunk"]
+    with pytest.raises(BadValue, match="here lacks 'chunk'"):
+        conventions_from_json(values, "here")
+
+
+@pytest.mark.parametrize(
+    "change", [{"image_size": 0}, {"chunk": 0}, {"action_dim": 0}, {"state_dim": -1}, {"cameras": ("front",)}]
+)
+def test_impossible_conventions_raise(conventions: Conventions, change: dict) -> None:
+    with pytest.raises(BadValue, match=next(iter(change))):
+        replace(conventions, **change)
+
+
+def test_a_policy_without_spec_takes_any_environment() -> None:
+    check_compatible(ARM, None)
+    check_compatible(ARM, replace(ARM))
+
+
+def test_disagreement_shows_both_sides() -> None:
+    other = replace(ARM, gripper="plus_one_opens")
+    with pytest.raises(
+        BadValue, match="gripper: environment 'plus_one_closes', policy 'plus_one_opens'"
+    ) as caught:
+        check_compatible(ARM, other)
+    assert "rotation" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"cameras": ("image",)},
+            r"policy looks at \['image', 'wrist_image'\], the environment gives \['image'\]",
+        ),
+        ({"state_dim": 5}, "made for state_dim=3, the environment has state_dim=5"),
+        ({"chunk": 8}, "made for chunk=2, the environment has chunk=8"),
+        ({"action_dim": 7}, "made for action_dim=4, the environment has action_dim=7"),
+    ],
+)
+def test_an_environment_that_lacks_something_raises(
+    conventions: Conventions, change: dict, message: str
+) -> None:
+    env = replace(conventions, **change)
+    with pytest.raises(BadValue, match=message):
+        check_spaces(conventions, env.observation_space(), env.action_space())
+
+
+def test_an_environment_may_offer_more_and_other_image_sizes(conventions: Conventions) -> None:
+    policy = replace(conventions, cameras=("image",), state_dim=0, image_size=64)
+    check_spaces(policy, conventions.observation_space(), conventions.action_space())
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(3), spaces.Box(-2, 2, (2, 4)), spaces.Box(-1, 1, (1, 2, 4)), spaces.Box(0, 1, (4,))],
+)
+def test_other_action_spaces_raise(space: spaces.Space) -> None:
+    with pytest.raises(BadValue, match=r"\[-1, 1\]"):
+        chunk_shape(space)
+
+
+def test_one_action_is_a_chunk_of_one() -> None:
+    assert chunk_shape(spaces.Box(-1, 1, (7,))) == (1, 7)
+
+
+def test_observations_of_another_kind_raise(conventions: Conventions) -> None:
+    with pytest.raises(BadValue, match="needs a Dict observation"):
+        conventions_of(spaces.Box(0, 1, (3,)), conventions.action_space())
+    parts = dict(conventions.observation_space().spaces)
+    del parts["instruction"]
+    with pytest.raises(BadValue, match="no 'instruction'"):
+        conventions_of(spaces.Dict(parts), conventions.action_space())
+    parts = dict(conventions.observation_space().spaces) | {
+        "image": spaces.Box(0, 255, (32, 16, 3), np.uint8)
+    }
+    with pytest.raises(BadValue, match="square RGB"):
+        conventions_of(spaces.Dict(parts), conventions.action_space())

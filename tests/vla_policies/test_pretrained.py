@@ -1,0 +1,199 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.pretrained import find_checkpoint, read_header
+
+MakePolicy = Callable[..., VLAPolicy]
+MakeObs = Callable[..., dict[str, np.ndarray]]
+
+
+@pytest.fixture
+def folder(policy: VLAPolicy, tmp_path: Path) -> Path:
+    policy.save_pretrained(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            del config[key]
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_saved_and_loaded_outputs_are_identical(
+    make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path
+) -> None:
+    policy = make_policy(temperature=1.4, top_k=9)
+    policy.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    obs = make_obs(3)
+    for loaded in (VLAPolicy.from_pretrained(tmp_path, device="cpu"), make_policy(backbone=tmp_path)):
+        assert loaded.conventions == policy.conventions
+        assert loaded.sampling == policy.sampling
+        assert torch.equal(
+            loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV
+        )
+        assert torch.equal(loaded.act(obs).value_B, policy.act(obs).value_B)
+
+
+def test_the_config_says_the_conventions(folder: Path, conventions: Conventions) -> None:
+    assert read_header(folder).conventions == conventions
+    config = json.loads((folder / "config.json").read_text())
+    assert config["family"] == "nano"
+    assert config["conventions"]["cameras"] == ["image", "wrist_image"]
+    assert config["model"]["width"] == 32
+
+
+def test_arguments_go_over_the_checkpoints_sampling(make_policy: MakePolicy, tmp_path: Path) -> None:
+    make_policy(temperature=1.4, top_k=9).save_pretrained(tmp_path)
+    loaded = make_policy(backbone=str(tmp_path), temperature=1.0)
+    assert (loaded.sampling.temperature, loaded.sampling.top_k) == (1.0, 9)
+
+
+def test_fresh_weights_by_family_name() -> None:
+    policy = VLAPolicy.from_pretrained("nano", device="cpu")
+    assert policy.conventions == policy.backbone.default_conventions
+    assert policy.action_space.shape == (8, 7)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.pop("vision.conv1.weight"))
+    with pytest.raises(
+        BadValue, match=r"model.safetensors' does not fit its config.json: missing 'vision.conv1.weight'"
+    ):
+        VLAPolicy.from_pretrained(folder)
+
+
+def test_a_left_over_tensor_is_named(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update(extra=torch.zeros(1)))
+    with pytest.raises(BadValue, match="unexpected 'extra'"):
+        VLAPolicy.from_pretrained(folder)
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"camera": torch.zeros(2, 1, 8)}))
+    with pytest.raises(BadValue, match=r"'camera' is \(2, 1, 8\), the model needs \(2, 1, 32\)"):
+        VLAPolicy.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(BadValue, match=f"lacks {name}"):
+        VLAPolicy.from_pretrained(folder)
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(BadValue, match="cannot be read as safetensors"):
+        VLAPolicy.from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BadValue, match="not valid JSON"):
+        VLAPolicy.from_pretrained(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(BadValue, match="must hold a JSON object, got list"):
+        VLAPolicy.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"family": "nanoo"}, UnknownName, "no policy family 'nanoo'"),
+        ({"colour": "red"}, UnknownName, "no setting in .*config.json 'colour'"),
+        ({"model": None}, BadValue, "config.json lacks model"),
+        ({"format_version": 2}, BadValue, "format_version 2, this version reads 1"),
+        ({"model": {"width": 32, "hat": 1}}, UnknownName, "no setting in model of .* 'hat'"),
+        ({"sampling": {"temperature": -1.0}}, BadValue, "temperature must be > 0"),
+    ],
+)
+def test_a_strange_config_is_named(folder: Path, changes: dict, error: type[Exception], message: str) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(error, match=message):
+        VLAPolicy.from_pretrained(folder)
+
+
+def test_a_checkpoint_must_fit_the_environment(folder: Path, conventions: Conventions) -> None:
+    other = Conventions(cameras=("image", "wrist_image"), image_size=32, state_dim=3, chunk=5, action_dim=4)
+    with pytest.raises(BadValue, match="made for chunk=2, the environment has chunk=5"):
+        VLAPolicy(other.observation_space(), other.action_space(), lambda _: 1e-3, backbone=folder)
+    with pytest.raises(BadValue, match="backbone_kwargs are for fresh weights"):
+        VLAPolicy(
+            conventions.observation_space(),
+            conventions.action_space(),
+            lambda _: 1e-3,
+            backbone=folder,
+            backbone_kwargs={"size": "tiny"},
+        )
+
+
+def test_family_and_unnorm_key_are_checked(folder: Path) -> None:
+    assert VLAPolicy.from_pretrained(folder, family="nano").backbone.family == "nano"
+    with pytest.raises(UnknownName, match="no policy family 'pi'"):
+        VLAPolicy.from_pretrained(folder, family="pi")
+    with pytest.raises(BadValue, match="keeps no action statistics"):
+        VLAPolicy.from_pretrained(folder, unnorm_key="libero_spatial")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("nonsense", UnknownName), ("./nonsense", BadValue), ("/no/such/folder", BadValue), ("a/b/c", BadValue)],
+)
+def test_what_is_neither_family_nor_folder_raises_without_asking_the_hub(
+    name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    with pytest.raises(error, match=r"nano|no checkpoint folder"):
+        find_checkpoint(name)
+
+
+def test_a_path_into_an_existing_folder_is_not_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    with pytest.raises(BadValue, match="'logs/run' is no checkpoint folder"):
+        find_checkpoint("logs/run")
+
+
+def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert find_checkpoint("someone/a-policy@v1.2") == folder
+    assert find_checkpoint("someone/a-policy") == folder
+    assert asked == [
+        ("someone/a-policy", "v1.2", ["*.json", "*.safetensors"]),
+        ("someone/a-policy", None, ["*.json", "*.safetensors"]),
+    ]
+
+
+def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(BadValue, match=r"could not be fetched .* at revision 'main': no route$"):
+        find_checkpoint("someone/a-policy@main")

@@ -1,0 +1,88 @@
+"""`VLAPolicy` under the unmodified Stable-Baselines3, on Toy-Reach."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv
+
+import vla_gym
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+
+POLICY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny", "width": 32, "heads": 2}}
+
+
+@pytest.fixture
+def envs() -> VecEnv:
+    return vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0).as_sb3()
+
+
+def ppo(envs: VecEnv, **policy_kwargs: object) -> PPO:
+    return PPO(
+        VLAPolicy,
+        envs,
+        n_steps=8,
+        batch_size=16,
+        n_epochs=1,
+        seed=0,
+        device="cpu",
+        policy_kwargs={**POLICY, **policy_kwargs},
+    )
+
+
+def test_learns_evaluates_saves_and_loads(envs: VecEnv, tmp_path: Path) -> None:
+    model = ppo(envs, value_lr=1e-3).learn(64)
+    assert model.num_timesteps == 64
+    mean, _ = evaluate_policy(model, envs, n_eval_episodes=4)
+    assert 0.0 <= float(np.mean(mean)) <= 1.0
+    model.save(tmp_path / "model.zip")
+    loaded = PPO.load(tmp_path / "model.zip", env=envs, device="cpu")
+    obs = envs.reset()
+    assert np.array_equal(
+        model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0]
+    )
+    ours, theirs = model.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict()
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert all(torch.equal(ours["state"][i]["exp_avg"], theirs["state"][i]["exp_avg"]) for i in ours["state"])
+    loaded.learn(32, reset_num_timesteps=False)
+
+
+def test_the_first_minibatch_has_ratio_one(envs: VecEnv) -> None:
+    model = ppo(envs)
+    model.n_epochs = 1
+    model.batch_size = 32
+    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.0)
+    model.learn(32)
+    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert model.logger.name_to_value["train/clip_fraction"] == 0.0
+
+
+def test_two_runs_of_one_seed_are_the_same() -> None:
+    weights = []
+    for _ in range(2):
+        envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0).as_sb3()
+        weights.append(ppo(envs).learn(64).policy.parameters_to_vector())
+    assert np.array_equal(*weights)
+
+
+def test_a_trained_policy_continues_elsewhere(envs: VecEnv, tmp_path: Path) -> None:
+    first = ppo(envs).learn(32)
+    first.policy.save_pretrained(tmp_path / "nano")
+    second = PPO(VLAPolicy, envs, policy_kwargs={"backbone": str(tmp_path / "nano")}, device="cpu")
+    assert np.array_equal(first.policy.parameters_to_vector(), second.policy.parameters_to_vector())
+    other = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=2, seed=0).as_sb3()
+    with pytest.raises(BadValue, match="made for chunk=4, the environment has chunk=2"):
+        PPO(VLAPolicy, other, policy_kwargs={"backbone": str(tmp_path / "nano")}, device="cpu")
+
+
+def test_the_vector_environments_own_observations_are_understood() -> None:
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0)
+    obs, _ = envs.reset(seed=0)
+    model = ppo(envs.as_sb3())
+    action, _ = model.policy.predict(obs, deterministic=True)
+    assert action.shape == (4, 4, 2)
+    envs.step(action)
