@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_gym.adapters.libero_compile import CompiledTask, compiled_task, start_states
 from vla_gym.adapters.libero_goals import holds
-from vla_gym.adapters.mujoco_camera import Camera
+from vla_gym.adapters.mujoco_camera import Camera, forget_textures
 from vla_gym.adapters.osc import SUBSTEPS, Memory, OscPose
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
@@ -78,6 +78,7 @@ class LoadedTask:
         self.settled: dict[int, Settled] = {}
         names = [CAMERA_NAMES[camera] for camera in cameras]
         self.camera = Camera(self.model, names, image_size, hidden_groups=(COLLISION_GROUP,))
+        forget_textures(self.model)
         self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
         fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
         self.fingerprint = self.compiled.key.encode() + fixed

@@ -1,0 +1,1 @@
+"""Speed side by side with what people use today; `make bench` runs them."""

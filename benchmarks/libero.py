@@ -1,0 +1,169 @@
+"""Our LIBERO against LIBERO's own environments, in turn on the same cores: `python -m benchmarks.libero`.
+
+Both play LIBERO-Spatial on two slots with two 256 px cameras. Upstream is `OffScreenRenderEnv` in LIBERO's
+`SubprocVectorEnv`, stepped one action at a time; ours gets the same actions in chunks of 8. Each side runs in
+a process of its own, alternating, so a drift of the machine's speed hits both; medians and ratios are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+SUITE = "LIBERO-Spatial"
+SLOTS = 2
+CHUNK = 8
+SIZE = 256
+TASKS = (0, 1)
+SETTLE = np.array([0.0] * 6 + [-1.0])
+
+
+def actions(steps: int) -> np.ndarray:
+    """Float32 `[steps, SLOTS, 7]`, small random motions."""
+    rng = np.random.default_rng(0)
+    return rng.uniform(-0.5, 0.5, (steps, SLOTS, 7)).astype(np.float32)
+
+
+def measure_ours(steps: int) -> dict[str, float]:
+    """Steps per second of all slots, seconds per reset of a slot, seconds per task switch, memory of a worker."""
+    import vla_gym
+
+    envs = vla_gym.make_vec(
+        SUITE,
+        num_envs=SLOTS,
+        chunk=CHUNK,
+        image_size=SIZE,
+        wrist_camera=True,
+        num_workers=SLOTS,
+        autoreset_mode="disabled",
+    )
+    for task in (*TASKS, TASKS[0]):
+        restart(envs, task)
+    same = [seconds(lambda: restart(envs, TASKS[0])) for _ in range(5)]
+    switch = [seconds(lambda: restart(envs, 2)), seconds(lambda: restart(envs, 3))]
+    switch = [seconds(lambda task=task: restart(envs, task)) for task in (TASKS[1], 2, 3, TASKS[0])]
+    chunks = actions(steps).reshape(-1, CHUNK, SLOTS, 7).swapaxes(1, 2)
+    start, executed = time.perf_counter(), 0
+    for chunk in chunks:
+        *_, infos = envs.step(chunk)
+        executed += int(infos["executed"].sum())
+    rate = executed / (time.perf_counter() - start)
+    memory = max(resident(pid) for pid in envs.pids())
+    envs.close()
+    return {
+        "steps/s": rate,
+        "reset s": statistics.median(same),
+        "switch s": statistics.median(switch),
+        "worker MB": memory,
+    }
+
+
+def restart(envs: object, task: int) -> None:
+    """Begin a new episode of `task` in every slot."""
+    everyone = np.ones(SLOTS, dtype=bool)
+    ids = np.full(SLOTS, task)
+    envs.reset(options={"reset_mask": everyone, "task_id": ids, "trial_id": np.arange(SLOTS)})  # type: ignore[attr-defined]
+
+
+def measure_upstream(steps: int) -> dict[str, float]:
+    """The same figures for LIBERO's own vector environment."""
+    from libero.libero.envs import OffScreenRenderEnv, SubprocVectorEnv
+
+    from vla_gym.adapters.libero_compile import bddl_file, start_states
+    from vla_gym.adapters.libero_tasks import libero_benchmark
+
+    tasks = libero_benchmark(SUITE).tasks
+
+    def build(task: int) -> SubprocVectorEnv:
+        path = str(bddl_file(tasks[task].suite, tasks[task].name))
+        arguments = {"bddl_file_name": path, "camera_heights": SIZE, "camera_widths": SIZE}
+        envs = SubprocVectorEnv([lambda: OffScreenRenderEnv(**arguments) for _ in range(SLOTS)])
+        envs.seed(0)
+        return envs
+
+    def begin(envs: SubprocVectorEnv, task: int) -> None:
+        envs.reset()
+        envs.set_init_state(start_states(tasks[task].suite, tasks[task].name)[:SLOTS])
+        for _ in range(10):
+            envs.step(np.tile(SETTLE, (SLOTS, 1)))
+
+    envs = build(TASKS[0])
+    begin(envs, TASKS[0])
+    same = [seconds(lambda: begin(envs, TASKS[0])) for _ in range(2)]
+    start = time.perf_counter()
+    envs.close()
+    envs = build(TASKS[1])
+    begin(envs, TASKS[1])
+    switch = time.perf_counter() - start
+    start = time.perf_counter()
+    for action in actions(steps):
+        envs.step(action)
+    rate = steps * SLOTS / (time.perf_counter() - start)
+    memory = max(resident(int(pid)) for pid in children())
+    envs.close()
+    return {"steps/s": rate, "reset s": statistics.median(same), "switch s": switch, "worker MB": memory}
+
+
+def seconds(action: object) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    action()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process in MB."""
+    with open(f"/proc/{pid}/statm") as stream:
+        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def children() -> list[str]:
+    """Process ids of this process's children."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+        return stream.read().split()
+
+
+SIDES = {"ours": (measure_ours, 400), "upstream": (measure_upstream, 48)}
+
+
+def run_side(side: str) -> dict[str, float]:
+    """Measure one side in a fresh process with the environment variables a worker gets."""
+    from vla_gym.rendering import worker_environment
+
+    command = [sys.executable, "-m", "benchmarks.libero", "--side", side]
+    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Alternate the sides and print medians with ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES)
+    arguments = parser.parse_args()
+    if arguments.side:
+        measure, steps = SIDES[arguments.side]
+        print(json.dumps(measure(steps)))
+        return
+    print(f"{SUITE}, {SLOTS} slots, chunk {CHUNK}, two {SIZE} px cameras, {os.cpu_count()} cores; medians of")
+    print(f"{arguments.rounds} alternating rounds. Steps are control steps of both slots together.")
+    rounds = [{side: run_side(side) for side in SIDES} for _ in range(arguments.rounds)]
+    print(f"\n{'':<12}{'ours':>12}{'upstream':>12}{'ratio':>10}")
+    for figure in rounds[0]["ours"]:
+        ours, theirs = (statistics.median(r[side][figure] for r in rounds) for side in SIDES)
+        ratio = ours / theirs if figure == "steps/s" else theirs / ours
+        print(f"{figure:<12}{ours:>12.3f}{theirs:>12.3f}{ratio:>9.1f}x")
+
+
+if __name__ == "__main__":
+    main()
