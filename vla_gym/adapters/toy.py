@@ -27,11 +27,11 @@ SPLITS = {"train": 0, "test": 1}
 """Split -> number mixed into the start states' seeds."""
 
 NUM_TRIALS = 50
-HORIZON = 16
+HORIZON = 12
 """Simulator steps."""
-STEP = 0.09
+STEP = 0.15
 """Distance along one axis that an action of 1 moves the gripper."""
-TOUCH = 0.13
+TOUCH = 0.15
 """A block is reached when the gripper is this close to its centre."""
 BLOCK = 0.09
 """Half the side of a block."""

@@ -1,0 +1,88 @@
+"""How MuJoCo renders without a display on this machine, decided before any worker starts.
+
+The user's own MUJOCO_GL is respected. Else EGL when there is an NVIDIA GPU, else OSMesa, else Mesa's EGL.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vla_gym.errors import MissingDependency
+
+APT_LINE = "apt-get install libosmesa6 libegl1 libgl1"
+
+OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
+EGL_LIBRARIES = ("libEGL.so.1", "libEGL.so")
+
+
+def rendering_environment(
+    environ: Mapping[str, str],
+    *,
+    worker: int = 0,
+    loadable: Callable[[str], bool] | None = None,
+    has_nvidia: Callable[[], bool] | None = None,
+) -> dict[str, str]:
+    """Variables a worker that renders with MuJoCo must be started with.
+
+    Args:
+        environ: the user's environment.
+        worker: number of the worker; spreads workers over the GPUs of CUDA_VISIBLE_DEVICES.
+        loadable: whether a shared library can be loaded (replaced in tests).
+        has_nvidia: whether there is an NVIDIA GPU (replaced in tests).
+
+    Raises `MissingDependency` when no GL library is there.
+    """
+    asked = environ.get("MUJOCO_GL", "").strip().lower()
+    if asked and asked not in ("egl", "osmesa"):
+        return {"MUJOCO_GL": environ["MUJOCO_GL"]}
+    on_nvidia = (has_nvidia or nvidia_present)()
+    backend = asked or _choose(loadable or library_loads, on_nvidia=on_nvidia)
+    variables = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
+    if backend == "egl" and on_nvidia:
+        device = environ.get("MUJOCO_EGL_DEVICE_ID") or _device(environ.get("CUDA_VISIBLE_DEVICES"), worker)
+        if device is not None:
+            variables["MUJOCO_EGL_DEVICE_ID"] = device
+    return variables
+
+
+def _choose(loadable: Callable[[str], bool], *, on_nvidia: bool) -> str:
+    if on_nvidia and any(map(loadable, EGL_LIBRARIES)):
+        return "egl"
+    if any(map(loadable, OSMESA_LIBRARIES)):
+        return "osmesa"
+    if any(map(loadable, EGL_LIBRARIES)):
+        return "egl"
+    raise MissingDependency(
+        f"no library to render with: tried {', '.join((*OSMESA_LIBRARIES, *EGL_LIBRARIES))}. "
+        f"Install one with: {APT_LINE}"
+    )
+
+
+def _device(visible: str | None, worker: int) -> str | None:
+    """EGL numbers all GPUs, whatever CUDA may see; robosuite insists that the two agree."""
+    if visible is None:
+        return "0"
+    listed = [name.strip() for name in visible.split(",") if name.strip()]
+    if not listed or not all(name.isdecimal() for name in listed):
+        return None  # none visible, or named by UUID, which EGL cannot look up
+    return listed[worker % len(listed)]
+
+
+def nvidia_present() -> bool:
+    """Is there a device node of an NVIDIA GPU?"""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+@functools.cache
+def library_loads(name: str) -> bool:
+    """Can the dynamic loader open `name`? Tried in a child, so that no GL driver lives in this process."""
+    probe = [sys.executable, "-I", "-S", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", name]
+    done = subprocess.run(  # noqa: S603  fixed program, our own library names
+        probe, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=dict(os.environ)
+    )
+    return done.returncode == 0
