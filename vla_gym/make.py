@@ -13,11 +13,18 @@ from vla_gym.env_config import EnvConfig
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.observation import ObservationLayout
 from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
+from vla_gym.process_pool import ProcessPool
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.slot_memory import MemoryLayout
 from vla_gym.specs import Benchmark
 from vla_gym.start_states import check_seed, make_schedule
 from vla_gym.vector import VLAVectorEnv
+from vla_gym.worker_environment import (
+    check_installed,
+    num_cores,
+    simulator_environment,
+    worker_environment,
+)
 
 AUTORESET_MODES = {
     "next_step": AutoresetMode.NEXT_STEP,
@@ -119,6 +126,7 @@ def make_vec(
 
 def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     """Start whoever runs the slots."""
+    check_installed(benchmark)
     for task in benchmark.tasks:
         text.check_speakable(task.instruction)
     layout = ObservationLayout(
@@ -137,7 +145,21 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
             observation=layout,
         ),
     )
-    return LocalPool(setup, on_worker_error=config.on_worker_error)
+    if config.num_workers == 0:
+        for name, value in simulator_environment(benchmark, os.environ).items():
+            os.environ.setdefault(name, value)
+        return LocalPool(setup, on_worker_error=config.on_worker_error)
+    environments = [
+        worker_environment(benchmark, os.environ, worker=worker, num_workers=config.num_workers)
+        for worker in range(config.num_workers)
+    ]
+    return ProcessPool(
+        setup,
+        environments,
+        step_timeout=config.step_timeout,
+        reset_timeout=config.reset_timeout,
+        on_worker_error=config.on_worker_error,
+    )
 
 
 def _check_count(name: str, value: object) -> None:
@@ -161,7 +183,7 @@ def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
 
 def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:
     if num_workers is None:
-        return 0 if benchmark.in_process else min(num_envs, os.cpu_count() or 1)
+        return 0 if benchmark.in_process else min(num_envs, num_cores())
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or not 0 <= num_workers <= num_envs:
         raise BadValue(
             f"num_workers must be an integer in 0 .. num_envs={num_envs} (0: no processes), "

@@ -14,9 +14,9 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym import vector_state
 from vla_gym.env_config import EnvConfig
-from vla_gym.errors import WorkerFailed
 from vla_gym.observation import ObservationLayout
 from vla_gym.pool import Pool, SlotCommand
+from vla_gym.slot import SlotReport
 from vla_gym.slot_table import SlotTable
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.start_states import Schedule, check_seed
@@ -188,7 +188,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._require_open()
         commands = vector_state.restore(state, self._table, self._schedule, self.benchmark)
         self._schedule = self._schedule.reseeded(int(state["seed"]))
-        reports = self._pool.run(commands)
+        reports = self._ask(commands)
         vector_state.settle(state, self._table, commands, reports)
         self._was_reset = True
         return self._observe(), self._infos(self._no_decision())
@@ -220,11 +220,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def _run(self, commands: Sequence[SlotCommand]) -> Decision:
         """Run commands and enter their reports in the table."""
-        try:
-            reports = self._pool.run(commands)
-        except WorkerFailed:
-            self.close()
-            raise
+        reports = self._ask(commands)
         decision = self._no_decision()
         for command, report in zip(commands, reports, strict=True):
             if command.kind == "reset":
@@ -235,6 +231,13 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 self._table.record(command.slot, report, command.action_TA[:executed].copy())
                 decision.enter(command.slot, report)
         return decision
+
+    def _ask(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
+        try:
+            return self._pool.run(commands)
+        except BaseException:  # also Ctrl-C: the slots are then somewhere in the middle
+            self.close()
+            raise
 
     def _begin_same_step(
         self, ended_N: np.ndarray, obs: Observation, infos: dict[str, Any], decision: Decision

@@ -6,13 +6,11 @@ renders nothing on the way. So taking the state asks nothing of a simulator.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from vla_gym.errors import BadValue
+from vla_gym.messages import actions_from_text, actions_to_text
 from vla_gym.pool import SlotCommand
 from vla_gym.slot import SlotReport
 from vla_gym.slot_table import SlotTable
@@ -36,7 +34,7 @@ def snapshot(table: SlotTable, schedule: Schedule, benchmark: Benchmark) -> dict
                 "trial_id": start.trial_id,
                 "start_state": str(table.start_state[slot]),
                 "lost": bool(table.lost[slot]),
-                "actions": _to_text(table.actions(slot, benchmark.action_dim)),
+                "actions": actions_to_text(table.actions(slot, benchmark.action_dim)),
             }
         )
     return {
@@ -65,7 +63,7 @@ def restore(
                 slot=slot,
                 start=StartState(task_id=entry["task_id"], trial_id=entry["trial_id"]),
                 kind="replay",
-                action_TA=_from_text(entry["actions"], benchmark.action_dim),
+                action_TA=actions_from_text(entry["actions"], benchmark.action_dim),
             )
         )
     return commands
@@ -83,8 +81,8 @@ def settle(
         if report.fingerprint != entry["start_state"]:
             raise BadValue(
                 f"slot {command.slot} (task {command.start.task_id}, trial {command.start.trial_id}) began "
-                f"in state {report.fingerprint}, saved was {entry['start_state']}: the simulator, its version "
-                "or its assets differ from those of the saved run"
+                f"in state {report.fingerprint}, saved was {entry['start_state']}: the simulator, its "
+                "version or its assets differ from those of the saved run"
             )
         table.begin(command.slot, command.start, report.fingerprint)
         assert command.action_TA is not None
@@ -104,12 +102,3 @@ def _check(state: Mapping[str, Any], table: SlotTable, schedule: Schedule, bench
             raise BadValue(f"saved environment state has {key}={state.get(key)!r}, this one has {value!r}")
     if len(state["slots"]) != len(table.idle):
         raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")
-
-
-def _to_text(action_TA: np.ndarray) -> str:
-    return base64.b64encode(action_TA.astype("<f4").tobytes()).decode("ascii")
-
-
-def _from_text(text: str, action_dim: int) -> np.ndarray:
-    flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float32)
-    return flat.reshape(-1, action_dim)

@@ -1,0 +1,94 @@
+"""A worker process: `python -m vla_gym.worker --socket FD --memory FD`.
+
+It hosts some adjacent slots, answers each message of commands with one of reports, and ends when its
+parent does, however that happens. Nothing of the user's program is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from vla_gym.messages import Failure, read_commands, read_setup, write_failure, write_reports
+from vla_gym.pool import run_command
+from vla_gym.slot import Slot, SlotReport
+from vla_gym.slot_memory import SlotMemory
+
+ORPHAN_CHECK = 1.0
+"""Seconds between looks at whether the parent still lives (a worker stuck in a step cannot hear it go)."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the parent hangs up."""
+    parser = argparse.ArgumentParser(prog="vla_gym.worker", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True, help="file descriptor of the connection")
+    parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _end_with_parent()
+    connection = Connection(arguments.socket)
+    try:
+        return _serve(connection, arguments.memory)
+    except (EOFError, ConnectionError):
+        return 0  # the parent has gone; nobody to tell
+
+
+def _serve(connection: Connection, memory_fd: int) -> int:
+    setup, slot_ids = read_setup(connection.recv_bytes())
+    memory = SlotMemory.attach(setup.memory, memory_fd)
+    os.close(memory_fd)
+    slots: dict[int, Slot] = {}
+    try:
+        for slot_id in slot_ids:
+            slots[slot_id] = setup.build()
+    except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+        return _fail(connection, error, command=-1)
+    connection.send_bytes(write_reports([]))
+    try:
+        return _answer(connection, memory, slots)
+    finally:
+        for slot in slots.values():
+            slot.close()
+
+
+def _answer(connection: Connection, memory: SlotMemory, slots: dict[int, Slot]) -> int:
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return 0
+        reports: list[SlotReport] = []
+        try:
+            for command in read_commands(message, memory):
+                reports.append(run_command(slots[command.slot], command, memory))
+        except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+            return _fail(connection, error, command=len(reports))
+        connection.send_bytes(write_reports(reports))
+
+
+def _fail(connection: Connection, error: Exception, *, command: int) -> int:
+    traceback.print_exception(error, file=sys.stderr)
+    failure = Failure(kind=type(error).__name__, text=str(error), command=command)
+    connection.send_bytes(write_failure(failure))
+    return 1
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_CHECK)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="orphan-check", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
