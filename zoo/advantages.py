@@ -1,0 +1,97 @@
+"""Advantage estimators: pure functions of tensors, ranks checked at the door.
+
+Shape letters: see `vla_gym.specs`; P start states (groups), G members of a group.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP_EPS = 1e-6
+"""Added to a group's standard deviation, as published for GRPO."""
+NORMALIZE_EPS = 1e-8
+"""Added to the rollout's standard deviation, as in Stable-Baselines3."""
+
+
+def gae(
+    reward_TN: Tensor,
+    value_TN: Tensor,
+    *,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    final_value_TN: Tensor,
+    last_value_N: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimate `[T, N]` (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    delta_t = r_t + gamma * V_next - V_t and A_t = delta_t + gamma * lambda * A_{t+1}, where row t + 1 may
+    belong to the next episode (same-step resets): whenever decision t ended its episode nothing of row
+    t + 1 is used. V_next is then 0 if it was terminated, `final_value_TN` (the value of the observation
+    the episode really ended in) if it was only cut off by time, so a time limit is no failure.
+
+    gamma counts decisions, not simulator steps. Args: `reward_TN`, `value_TN`, `final_value_TN` float
+    `[T, N]` (the last is read where truncated only), `terminated_TN`, `truncated_TN` bool `[T, N]`
+    (terminated wins where both hold), `last_value_N` value of the observations after the last row.
+    """
+    if reward_TN.ndim != 2:
+        raise ValueError(f"reward_TN must be [decisions, envs], got {tuple(reward_TN.shape)}")
+    for name, other in (
+        ("value_TN", value_TN),
+        ("terminated_TN", terminated_TN),
+        ("truncated_TN", truncated_TN),
+        ("final_value_TN", final_value_TN),
+    ):
+        if other.shape != reward_TN.shape:
+            raise ValueError(f"{name} is {tuple(other.shape)}, reward_TN {tuple(reward_TN.shape)}")
+    if last_value_N.shape != reward_TN.shape[1:]:
+        raise ValueError(f"last_value_N is {tuple(last_value_N.shape)}, reward_TN {tuple(reward_TN.shape)}")
+    done_TN = terminated_TN | truncated_TN
+    next_value_TN = torch.cat([value_TN[1:], last_value_N[None]])
+    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
+    next_value_TN = torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
+    delta_TN = reward_TN + gamma * next_value_TN - value_TN
+    advantage_TN = torch.empty_like(delta_TN)
+    running_N = torch.zeros_like(last_value_N)
+    for t in reversed(range(len(delta_TN))):
+        running_N = delta_TN[t] + gamma * gae_lambda * torch.where(done_TN[t], 0.0, running_N)
+        advantage_TN[t] = running_N
+    return advantage_TN
+
+
+def group_advantage(score_PG: Tensor, eps: float = GROUP_EPS) -> Tensor:
+    """`[P, G]` -> `[P, G]`: (score - group mean) / (unbiased group standard deviation + eps).
+
+    Shao et al. 2024 (GRPO, arXiv:2402.03300, outcome supervision). A group whose members all scored
+    alike gets exactly zero.
+    """
+    if score_PG.ndim != 2 or score_PG.shape[1] < 2:
+        raise ValueError(f"score_PG must be [starts, group >= 2], got {tuple(score_PG.shape)}")
+    centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)
+    # The mean of equal floats may miss them by a rounding error, which the division would blow up.
+    alike_P1 = score_PG.amax(dim=1, keepdim=True) == score_PG.amin(dim=1, keepdim=True)
+    advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + eps)
+    return advantage_PG.masked_fill(alike_P1, 0.0)
+
+
+def live_groups(score_PG: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
+    """Bool `[P]`: groups worth an update.
+
+    A group is dead when all its members scored alike: its advantages are all zero. With `bounds` =
+    (low, high) a group must also have low <= mean score <= high (published for LIBERO: success rate
+    0.1 .. 0.9, that is any mixed group of eight).
+    """
+    if score_PG.ndim != 2:
+        raise ValueError(f"score_PG must be [starts, group], got {tuple(score_PG.shape)}")
+    live_P = score_PG.amax(dim=1) > score_PG.amin(dim=1)
+    if bounds is not None:
+        mean_P = score_PG.mean(dim=1)
+        live_P = live_P & (mean_P >= bounds[0]) & (mean_P <= bounds[1])
+    return live_P
+
+
+def normalize(advantage: Tensor, mean: float, std: float, eps: float = NORMALIZE_EPS) -> Tensor:
+    """(advantage - mean) / (std + eps), any shape; mean and std are those of every rank's valid entries."""
+    return (advantage - mean) / (std + eps)

@@ -1,0 +1,88 @@
+"""From tokens to one number: levels, masks and weights.
+
+A decision is a chunk of K steps x A tokens of which only `executed` steps were run: the others had no
+effect on the world, so they carry no credit. The policy loss of a batch is always
+
+    mean over decisions of (sum over the decision's elements of weight * loss)
+
+and the weights alone say what counts how much.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LogprobLevel = Literal["token", "action", "chunk"]
+"""What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
+
+
+def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
+    """Bool `[B, K]`: step k was run, for `executed_B` (integers, 0 .. K) steps run of each chunk."""
+    return torch.arange(chunk, device=executed_B.device) < executed_B[:, None]
+
+
+def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tuple[Tensor, Tensor]:
+    """Token numbers (log-probabilities, entropies) summed up to `level`, with their mask.
+
+    Returns float `[B, L]` and bool `[B, L]`, L = K * A, K or 1. What was not executed is zero and masked;
+    a chunk of which nothing was executed is masked.
+    """
+    if token_BKA.ndim != 3:
+        raise ValueError(f"token_BKA must be [decisions, steps, dims], got {tuple(token_BKA.shape)}")
+    mask_BK = executed_mask(executed_B, token_BKA.shape[1])
+    kept_BKA = torch.where(
+        mask_BK[..., None], token_BKA, torch.zeros((), dtype=token_BKA.dtype, device=token_BKA.device)
+    )
+    if level == "token":
+        return kept_BKA.flatten(1), mask_BK.repeat_interleave(token_BKA.shape[2], dim=1)
+    if level == "action":
+        return kept_BKA.sum(dim=2), mask_BK
+    return kept_BKA.sum(dim=(1, 2))[:, None], mask_BK.any(dim=1, keepdim=True)
+
+
+def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel) -> Tensor:
+    """How many unmasked elements `to_level` gives a decision: same shape as `executed`, same dtype."""
+    if level == "token":
+        return executed * action_dim
+    return executed if level == "action" else (executed > 0).to(executed.dtype)
+
+
+def even_scale(elements_M: Tensor) -> Tensor:
+    """Float `[M]`: one weight for the elements of all M decisions, so that each element counts the same.
+
+    The weighted sum over all elements, divided by M, is their plain mean.
+    """
+    total = elements_M.sum()
+    return torch.full(elements_M.shape, 1.0, device=elements_M.device) * len(elements_M) / total
+
+
+def trajectory_scale(elements_M: Tensor, trajectory_M: Tensor) -> Tensor:
+    """Float `[M]`: weights with which every trajectory counts the same, however long it was.
+
+    Each of the B trajectories present gets weight 1/B, spread evenly over its n_b elements: an element of
+    trajectory b weighs M / (B * n_b). "Present" are those among the M decisions given, so what a filter
+    removed does not shrink the rest. `trajectory_M` holds any integers that name the trajectories.
+    """
+    if elements_M.shape != trajectory_M.shape or elements_M.ndim != 1:
+        raise ValueError(f"got {tuple(elements_M.shape)} and {tuple(trajectory_M.shape)}, both must be [M]")
+    _, index_M = torch.unique(trajectory_M, return_inverse=True)
+    per_trajectory = torch.zeros(int(index_M.max()) + 1, device=elements_M.device)
+    per_trajectory.index_add_(0, index_M, elements_M.float())
+    return len(elements_M) / (len(per_trajectory) * per_trajectory[index_M])
+
+
+def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
+    """Scalar: mean over decisions of the weighted sum over their elements; plain mean without weights."""
+    if weight_BL is None:
+        return loss_BL.mean()
+    return (loss_BL * weight_BL).sum(dim=1).mean()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Scalar: mean of `x` where `mask`; zero when nothing is."""
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(
+        min=1
+    )

@@ -1,0 +1,109 @@
+"""Losses, element by element: pure functions of tensors of one common shape (any)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ValueClip = Literal["replace", "max"]
+"""`replace`: the clipped value stands in for the value (Stable-Baselines3). `max`: the worse of both (PPO2)."""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The policy loss of every element, and what clipping did to it."""
+
+    loss: Tensor
+    """Loss, with gradient."""
+    ratio: Tensor
+    """Probability ratio new / old, with gradient."""
+
+
+def clipped_surrogate(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)), ratio = exp(logprob - old_logprob).
+
+    Schulman et al. 2017 (PPO, arXiv:1707.06347, eq. 7), as a loss. Bounds may differ ("clip-higher": Yu et
+    al. 2025, DAPO, arXiv:2503.14476). `dual_clip` c > 1 caps the loss at c * |A| where A < 0 (Ye et al.
+    2020, arXiv:1912.09729), so that one action that became far likelier cannot dominate.
+    `advantage` must broadcast to `logprob`.
+    """
+    if logprob.shape != old_logprob.shape:
+        raise ValueError(f"logprob is {tuple(logprob.shape)}, old_logprob {tuple(old_logprob.shape)}")
+    ratio = torch.exp(logprob - old_logprob)
+    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
+    loss = -torch.min(advantage * ratio, advantage * clipped)
+    if dual_clip is not None:
+        loss = torch.where(advantage < 0, torch.min(loss, -dual_clip * advantage), loss)
+    return Surrogate(loss, ratio)
+
+
+def clip_binds(ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """Bool: elements whose loss the clip made worse than the unclipped one, so that no gradient flows."""
+    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
+    return advantage * clipped < advantage * ratio
+
+
+def dual_clip_binds(ratio: Tensor, advantage: Tensor, *, dual_clip: float, clip_low: float) -> Tensor:
+    """Bool: elements of negative advantage whose loss `dual_clip` capped."""
+    return (advantage < 0) & (torch.clamp(ratio, min=1 - clip_low) > dual_clip)
+
+
+def value_loss(
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    *,
+    clip: float | None = None,
+    value_clip: ValueClip = "replace",
+    huber_delta: float | None = None,
+) -> Tensor:
+    """Error of `value` against `target`: e**2, or Huber's e**2 / 2 below `huber_delta` and linear above.
+
+    With `clip`, V_clip = old_value + clamp(value - old_value, -clip, clip) takes part as `value_clip` says.
+    Huber carries the usual factor 1/2, the square does not (Stable-Baselines3): vf_coef 1 with Huber equals
+    vf_coef 0.5 without.
+    """
+    if not value.shape == old_value.shape == target.shape:
+        raise ValueError(
+            f"value {tuple(value.shape)}, old_value {tuple(old_value.shape)} and target {tuple(target.shape)} "
+            "must have one shape"
+        )
+    if clip is None:
+        return _error(value - target, huber_delta)
+    clipped = old_value + torch.clamp(value - old_value, -clip, clip)
+    if value_clip == "replace":
+        return _error(clipped - target, huber_delta)
+    return torch.max(_error(value - target, huber_delta), _error(clipped - target, huber_delta))
+
+
+def kl_k1(log_ratio: Tensor) -> Tensor:
+    """-log_ratio: unbiased estimate of KL(old || new) from samples of old; noisy, may be negative.
+
+    `log_ratio` is log new - log old. Schulman, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
+    """
+    return -log_ratio
+
+
+def kl_k3(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio) - 1 - log_ratio: unbiased, of low variance, never negative. Source as `kl_k1`."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
+    if huber_delta is None:
+        return difference.square()
+    size = difference.abs()
+    return torch.where(
+        size < huber_delta, 0.5 * difference.square(), huber_delta * (size - 0.5 * huber_delta)
+    )
