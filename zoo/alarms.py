@@ -1,0 +1,105 @@
+"""Warnings for runs that train on garbage: named, rate-limited, each with the knob to turn."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+
+
+class TrainingWarning(UserWarning):
+    """A run goes on, but what it learns from looks wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateHealth:
+    """What one update is judged by; nan means "does not apply"."""
+
+    groups: int = 0
+    """GRPO: groups collected."""
+    groups_live: int = 0
+    """GRPO: groups whose members did not all score alike (and pass the filter)."""
+    advantage_spread: float = math.nan
+    """Highest minus lowest advantage before any normalisation."""
+    clip_fraction: float = math.nan
+    """Share of elements that the clip cut off."""
+    kl: float = math.nan
+    """k3 estimate of KL(old || new) per element, nats."""
+    entropy: float = math.nan
+    """Mean entropy per element, nats."""
+    explained_variance: float = math.nan
+    """Of the returns, by the values of the rollout."""
+    skipped_steps: int = 0
+    """Optimiser steps left out because the gradient was not finite."""
+    ratio_gap: float = math.nan
+    """Largest |ratio - 1| of the first minibatch, before any step."""
+
+
+CLIP_FRACTION_HIGH = 0.5
+KL_HIGH = 0.3
+ENTROPY_LOW = 1e-3
+EXPLAINED_VARIANCE_LOW = -1.0
+RATIO_GAP_HIGH = 0.05
+
+
+def faults(health: UpdateHealth) -> dict[str, str]:
+    """Name -> one sentence and the knob, for everything that is out of its normal range."""
+    found: dict[str, str] = {}
+    if health.groups and not health.groups_live:
+        found["AllGroupsDead"] = (
+            f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
+            "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"
+        )
+    if health.advantage_spread == 0.0:
+        found["ZeroAdvantage"] = (
+            "every advantage is the same, so the policy gradient is zero. Check that rewards arrive, "
+            "or collect more per update (n_steps, num_envs)"
+        )
+    if health.clip_fraction > CLIP_FRACTION_HIGH:
+        found["ClipFractionHigh"] = (
+            f"{health.clip_fraction:.0%} of the ratios are clipped (normal: below {CLIP_FRACTION_HIGH:.0%}). "
+            "Lower learning_rate or n_epochs, or give a target_kl"
+        )
+    if health.kl > KL_HIGH:
+        found["KLHigh"] = (
+            f"KL is {health.kl:.3g} nats after one update (normal: below {KL_HIGH}). "
+            "Lower learning_rate or n_epochs, or give a target_kl"
+        )
+    if health.entropy < ENTROPY_LOW:
+        found["EntropyCollapse"] = (
+            f"entropy is {health.entropy:.3g} nats: the policy no longer explores. Raise ent_coef or temperature"
+        )
+    if health.explained_variance < EXPLAINED_VARIANCE_LOW:
+        found["ValueDivergence"] = (
+            f"explained variance is {health.explained_variance:.3g}: values are worse than a constant. "
+            "Lower the value learning rate (policy_kwargs value_lr) or vf_coef, or set clip_range_vf"
+        )
+    if health.skipped_steps:
+        found["GradientNotFinite"] = (
+            f"{health.skipped_steps} optimiser step(s) skipped because the gradient was not finite. "
+            "Lower learning_rate, or train in float32"
+        )
+    if health.ratio_gap > RATIO_GAP_HIGH:
+        found["RatioNotOne"] = (
+            f"before the first step a probability ratio is off 1 by {health.ratio_gap:.3g}: collecting and training "
+            "score decisions differently. Set recompute_logprobs=True, or train in float32"
+        )
+    return found
+
+
+@dataclass
+class Alarms:
+    """Warns of each named fault at its 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """How often each fault occurred."""
+
+    def check(self, health: UpdateHealth) -> list[str]:
+        """Warn of what is wrong and due; returns the names of everything that is wrong."""
+        found = faults(health)
+        for name, text in found.items():
+            count = self.counts[name] = self.counts.get(name, 0) + 1
+            if count & (count - 1) == 0:
+                again = f" (occurrence {count})" if count > 1 else ""
+                warnings.warn(f"{name}: {text}{again}.", TrainingWarning, stacklevel=2)
+        return list(found)

@@ -1,0 +1,319 @@
+"""`VLAOnPolicyAlgorithm`: collect -> advantages -> update -> log, on Stable-Baselines3's `OnPolicyAlgorithm`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import (
+    ActorCriticCnnPolicy,
+    ActorCriticPolicy,
+    BasePolicy,
+    MultiInputActorCriticPolicy,
+)
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from torch import Tensor
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.sb3 import SB3VecEnv
+from vla_gym.vector import VLAVectorEnv
+from vla_policies import VLAPolicy
+from zoo.aggregation import LogprobLevel, masked_mean
+from zoo.alarms import Alarms
+from zoo.boundary import Boundary, take_boundary
+from zoo.buffer import ChunkRolloutBuffer
+from zoo.experience import (
+    ChunkExperience,
+    Experience,
+    PlainExperience,
+    finished_episodes,
+    is_chunk_policy,
+)
+from zoo.learner import Learner
+from zoo.losses import kl_k3
+from zoo.metrics import PhaseClock, Tally, episode_metrics
+from zoo.objective import Objective
+from zoo.records import Episode
+
+LEVELS = ("token", "action", "chunk")
+
+
+class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
+    """What PPO and GRPO share: the update, the loop around it, and Stable-Baselines3's contract.
+
+    Policies with `act` and `evaluate` (`VLAPolicy`) are trained on whole chunks, kept token by token; any
+    other policy goes through SB3's own rollout loop and buffer. Subclasses say how decisions are credited
+    (`credit`) and what is minimised (`objective`).
+
+    `num_timesteps` counts simulator steps really run where `infos` say so (`executed`), else one per
+    environment and step.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorCriticPolicy,
+        "CnnPolicy": ActorCriticCnnPolicy,
+        "MultiInputPolicy": MultiInputActorCriticPolicy,
+        "VLAPolicy": VLAPolicy,
+    }
+    chunk_experience: ClassVar[type[ChunkExperience]] = ChunkExperience
+    """How decisions of chunk policies are gathered."""
+    boundary_counters: ClassVar[tuple[str, ...]] = (
+        "num_timesteps",
+        "_total_timesteps",
+        "_num_timesteps_at_start",
+        "_episode_num",
+        "_n_updates",
+        "_current_progress_remaining",
+    )
+    """Attributes (JSON values) that a checkpoint keeps."""
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | VLAVectorEnv | str | None,
+        *,
+        batch_size: int,
+        n_epochs: int,
+        clip_range: float | Schedule,
+        normalize_advantage: bool,
+        target_kl: float | None,
+        clip_range_high: float | None,
+        dual_clip: float | None,
+        logprob_level: LogprobLevel,
+        recompute_logprobs: bool,
+        **sb3: Any,
+    ) -> None:
+        if logprob_level not in LEVELS:
+            raise unknown_name("logprob_level", str(logprob_level), LEVELS)
+        if dual_clip is not None and dual_clip <= 1:
+            raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
+        if batch_size < 1 or n_epochs < 1:
+            raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
+        self._forget_run()
+        super().__init__(
+            policy,
+            _plain_view(env) if not self._is_chunk(policy) else env,  # type: ignore[arg-type]
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            **sb3,
+        )
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range: Any = clip_range
+        self.clip_range_high = clip_range_high
+        self.dual_clip = dual_clip
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.logprob_level: LogprobLevel = logprob_level
+        self.recompute_logprobs = recompute_logprobs
+
+    # What subclasses say ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What the coming update minimises, schedules read."""
+
+    @abstractmethod
+    def credit(self, last_value_N: Tensor | None) -> None:
+        """Fill the chunk buffer's advantages, returns and weights."""
+
+    # Setting up -------------------------------------------------------------------------------------
+
+    @classmethod
+    def _is_chunk(cls, policy: str | type) -> bool:
+        found = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
+        return found is not None and is_chunk_policy(found)
+
+    def _setup_model(self) -> None:
+        chunk = self._is_chunk(self.policy_class)
+        self.experience: Experience = self.chunk_experience() if chunk else PlainExperience()
+        self.experience.check(self)
+        if chunk and self.rollout_buffer_class is None:
+            self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
+        super()._setup_model()
+        self.clip_range = FloatSchedule(self.clip_range)
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """SB3's wrapping; environments of `vla_gym` become `as_sb3()` and keep images as [H, W, 3]."""
+        if isinstance(env, VLAVectorEnv):
+            env = env.as_sb3()
+        if isinstance(env, VecEnv) and isinstance(env.unwrapped, SB3VecEnv):
+            return env
+        return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [
+            *super()._excluded_save_params(),
+            "experience",
+            "clock",
+            "alarms",
+            "boundary",
+            "_learner",
+            "_episodes",
+            "_counts",
+        ]
+
+    def _forget_run(self) -> None:
+        """Fresh values of everything that is of this process only."""
+        self._learner: Learner | None = None
+        self.boundary: Boundary | None = None
+        self.clock = PhaseClock()
+        self.alarms = Alarms()
+        self._episodes: list[Episode] = []
+        self._counts = {"decisions": 0, "sim_steps": 0}
+
+    @property
+    def learner(self) -> Learner:
+        """Takes the optimiser steps of the present policy."""
+        if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
+            self._learner = Learner(self.experience.scorer(self), self.policy.optimizer, self.max_grad_norm)
+        return self._learner
+
+    @property
+    def chunk_buffer(self) -> ChunkRolloutBuffer:
+        """The rollout buffer of chunk policies."""
+        buffer: Any = self.rollout_buffer
+        assert isinstance(buffer, ChunkRolloutBuffer)
+        return buffer
+
+    # Collecting -------------------------------------------------------------------------------------
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int
+    ) -> bool:
+        """Fill the rollout buffer; False when a callback stopped it. See `zoo.experience`."""
+        assert self._last_obs is not None, "No previous observation was provided"
+        assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
+        with self.clock.phase("rollout"):
+            return self.experience.collect(self, env, callback)
+
+    def after_decision(
+        self,
+        callback: BaseCallback,
+        *,
+        executed: np.ndarray,
+        infos: list[dict[str, Any]],
+        dones: np.ndarray,
+        **seen: Any,
+    ) -> bool:
+        """Count a decision of every slot and tell the callbacks; False when one of them wants to stop."""
+        self.num_timesteps += int(executed.sum())
+        self._counts["sim_steps"] += int(executed.sum())
+        self._counts["decisions"] += int((executed > 0).sum())
+        callback.update_locals({"infos": infos, "dones": dones, "env": self.env, **seen})
+        if not callback.on_step():
+            return False
+        self._update_info_buffer(infos, dones)
+        self._episodes += finished_episodes(infos, dones)
+        return True
+
+    # Updating ---------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Update the policy with the rollout just gathered: `n_epochs` passes in fresh random order."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        objective, tally = self.objective(), Tally()
+        with self.clock.phase("update"):
+            if self.recompute_logprobs:
+                self.experience.rescore(self)
+            for _ in range(self.n_epochs):
+                finished = self._pass(objective, tally)
+                self._n_updates += 1
+                if not finished:
+                    break
+        self.record_update(objective, tally)
+
+    def _pass(self, objective: Objective, tally: Tally) -> bool:
+        """One pass over the rollout; False when `target_kl` ended it."""
+        tally.begin_epoch()
+        for batch in self.experience.minibatches(self):
+            scored = self.learner.score(batch)
+            terms = objective(scored, batch)
+            log_ratio_BL = tally.add(terms, scored, batch)
+            if self.target_kl is not None:
+                kl_BL = kl_k3(log_ratio_BL)
+                kl = kl_BL.mean() if batch.mask_BL is None else masked_mean(kl_BL, batch.mask_BL)
+                if float(kl) > 1.5 * self.target_kl:
+                    self.logger.info(
+                        f"Early stop of update {self._n_updates}: KL {float(kl):.3g} > 1.5 x target_kl"
+                    )
+                    return False
+            norm, stepped = self.learner.step(terms.loss)
+            tally.add_step(norm, stepped=stepped)
+        return True
+
+    @abstractmethod
+    def record_update(self, objective: Objective, tally: Tally) -> None:
+        """Log `train/*`."""
+
+    def record(self, values: dict[str, float]) -> None:
+        """Hand numbers to the logger."""
+        for key, value in values.items():
+            self.logger.record(key, value)
+
+    # The loop ---------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "OnPolicyAlgorithm",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train until `num_timesteps` reaches `total_timesteps` (more by the rest of the last rollout).
+
+        To go on after `zoo.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
+        `reset_num_timesteps=False`: schedules then continue as if nothing had happened.
+        """
+        iteration = 0
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        assert self.env is not None
+        stopped = False
+        while self.num_timesteps < total_timesteps:
+            self.boundary = take_boundary(self)
+            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
+                stopped = True
+                break
+            iteration += 1
+            # From here to the next boundary the weights belong to neither.
+            self.boundary = None
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            due = log_interval is not None and iteration % log_interval == 0
+            if self.experience.logs_after_update:
+                self.train()
+            if due:
+                self._record_iteration()
+                self.dump_logs(iteration)
+            if not self.experience.logs_after_update:
+                self.train()
+        if not stopped:
+            self.boundary = take_boundary(self)
+        callback.on_training_end()
+        return self
+
+    def _record_iteration(self) -> None:
+        self.record(episode_metrics(self._episodes))
+        self.record(self.clock.read(**self._counts))
+        self._episodes = []
+        self._counts = {"decisions": 0, "sim_steps": 0}
+
+
+def _plain_view(env: Any) -> Any:
+    """For policies with SB3's own networks: images of `vla_gym` environments go first-channel."""
+    if isinstance(env, VLAVectorEnv):
+        env = env.as_sb3()
+    return VecTransposeImage(env) if isinstance(env, SB3VecEnv) else env

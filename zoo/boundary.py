@@ -1,0 +1,72 @@
+"""What must be remembered at an update boundary, so that whatever interrupts the next rollout can be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from vla_gym.sb3 import SB3VecEnv
+from vla_gym.vector import VLAVectorEnv
+from zoo.rng import rng_state
+
+if TYPE_CHECKING:
+    from zoo.algorithm import VLAOnPolicyAlgorithm
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A run between two updates, weights and optimiser excepted (a rollout does not change those)."""
+
+    counters: Mapping[str, Any]
+    """Attributes of the algorithm, JSON values."""
+    episodes: tuple[dict[str, float], ...]
+    """`ep_info_buffer`."""
+    successes: tuple[float, ...]
+    """`ep_success_buffer`."""
+    rng: Mapping[str, Any]
+    """See `zoo.rng`."""
+    env: Mapping[str, Any] | None
+    """`VLAVectorEnv.state_dict()`; None for other environments, which begin anew when a run is resumed."""
+    arrays: Mapping[str, np.ndarray]
+    """Last observation (`obs/<key>`) and `episode_starts`."""
+
+    @property
+    def num_timesteps(self) -> int:
+        """Simulator steps done."""
+        return int(self.counters["num_timesteps"])
+
+
+def take_boundary(algorithm: VLAOnPolicyAlgorithm) -> Boundary:
+    """The present state; draws nothing and asks nothing of a simulator."""
+    envs = vla_envs(algorithm.env)
+    last = algorithm._last_obs
+    arrays: dict[str, np.ndarray] = {}
+    # Environments hand out fresh arrays, so references are enough.
+    if isinstance(last, dict):
+        arrays = {f"obs/{key}": np.asarray(value) for key, value in last.items()}
+    elif last is not None:
+        arrays = {"obs": np.asarray(last)}
+    if algorithm._last_episode_starts is not None:
+        arrays["episode_starts"] = np.asarray(algorithm._last_episode_starts)
+    return Boundary(
+        counters={name: getattr(algorithm, name) for name in algorithm.boundary_counters},
+        episodes=tuple(_numbers(one) for one in algorithm.ep_info_buffer or ()),
+        successes=tuple(float(one) for one in algorithm.ep_success_buffer or ()),
+        rng=rng_state(),
+        env=None if envs is None else envs.state_dict(),
+        arrays=arrays,
+    )
+
+
+def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
+    """The environment of `vla_gym` beneath whatever wraps it; None when there is none."""
+    base = None if env is None else env.unwrapped
+    return base.envs if isinstance(base, SB3VecEnv) else None
+
+
+def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(info[key]) for key in ("r", "l", "t") if key in info}

@@ -1,0 +1,175 @@
+"""The rollout buffer of chunk policies: `[T, N, ...]`, images as bytes, decisions as the policy recorded them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from zoo.aggregation import LogprobLevel, elements_per_decision, to_level
+from zoo.records import Minibatch
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of some slots and what came of it; n of the buffer's N columns."""
+
+    obs: Mapping[str, np.ndarray]
+    """What the policy saw, `[n, ...]`."""
+    record: Mapping[str, Tensor]
+    """What it decided, `[n, ...]`."""
+    logprob_nKA: Tensor
+    """Log-probability of every token, float32."""
+    value_n: Tensor
+    """State values, float32."""
+    reward_n: np.ndarray
+    """Sum of the chunk's rewards."""
+    executed_n: np.ndarray
+    """Simulator steps run, integers; 0 = nothing happened and nothing is learnt."""
+    terminated_n: np.ndarray
+    """Bool: the episode ended by the task's own rule."""
+    truncated_n: np.ndarray
+    """Bool: it was cut off by time."""
+    final_value_n: Tensor
+    """Value of the observation the episode ended in, where truncated; anything elsewhere."""
+
+
+class ChunkRolloutBuffer:
+    """T decisions of N columns (slots; GRPO: slots x rollouts), kept on the CPU.
+
+    Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
+    one record + 4 * K * A + 25). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 slots are
+    0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
+    12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep the dtype they come in.
+
+    The constructor takes what Stable-Baselines3 gives its own buffers (gamma and gae_lambda are read by
+    the algorithm), and `rollouts`: how many times a rollout goes over the environments.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        rollouts: int = 1,
+    ) -> None:
+        self.buffer_size = buffer_size
+        self.n_envs = n_envs
+        self.columns = n_envs * rollouts
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = torch.device("cpu") if device == "auto" else torch.device(device)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.obs: dict[str, Tensor] = {}
+        self.record: dict[str, Tensor] = {}
+        self.logprob_TNKA = torch.zeros(buffer_size, self.columns, 0, 0)
+        self._allocate_columns()
+
+    def reset(self) -> None:
+        """Forget the rollout; memory is kept."""
+        self.pos = 0
+        for column in (self.executed_TN, self.terminated_TN, self.truncated_TN):
+            column.zero_()
+        for column in (self.reward_TN, self.value_TN, self.final_value_TN, self.advantage_TN, self.return_TN):
+            column.zero_()
+        self.element_scale_TN.zero_()
+
+    def write(self, row: int, columns: np.ndarray, decision: Decision) -> None:
+        """Put a decision of `columns` (integers `[n]`) into row `row` (0 .. T-1)."""
+        if not self.obs:
+            self._allocate(decision)
+        index = torch.from_numpy(columns)
+        for key, whole in self.obs.items():
+            whole[row, index] = torch.from_numpy(decision.obs[key])
+        for key, whole in self.record.items():
+            whole[row, index] = decision.record[key].detach().to("cpu", whole.dtype)
+        self.logprob_TNKA[row, index] = decision.logprob_nKA.detach().float().cpu()
+        self.value_TN[row, index] = decision.value_n.detach().float().cpu()
+        self.final_value_TN[row, index] = decision.final_value_n.detach().float().cpu()
+        self.reward_TN[row, index] = torch.as_tensor(decision.reward_n, dtype=torch.float32)
+        self.executed_TN[row, index] = torch.as_tensor(decision.executed_n, dtype=torch.int64)
+        self.terminated_TN[row, index] = torch.as_tensor(decision.terminated_n, dtype=torch.bool)
+        self.truncated_TN[row, index] = torch.as_tensor(decision.truncated_n, dtype=torch.bool)
+        self.pos = max(self.pos, row + 1)
+
+    def elements_TN(self, level: LogprobLevel) -> Tensor:
+        """Unmasked elements of every decision at `level`, int64 `[T, N]`."""
+        return elements_per_decision(self.executed_TN, self.logprob_TNKA.shape[3], level)
+
+    def minibatches(self, batch_size: int, level: LogprobLevel, device: torch.device) -> Iterator[Minibatch]:
+        """Every decision of non-zero scale once, freshly shuffled (NumPy's global generator)."""
+        index_M = self.chosen()
+        order_M = torch.from_numpy(np.random.permutation(len(index_M)))
+        for index_B in in_parts(index_M[order_M], batch_size):
+            yield self.minibatch(index_B, level, device)
+
+    def chosen(self) -> Tensor:
+        """Flat indices (row * N + column) of the decisions that take part, int64 `[M]`."""
+        return torch.nonzero(self.element_scale_TN.flatten() > 0)[:, 0]
+
+    def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
+        """The decisions at flat indices `index_B`, on `device`."""
+
+        def take(whole: Tensor) -> Tensor:
+            return whole.flatten(0, 1)[index_B].to(device, non_blocking=True)
+
+        executed_B = take(self.executed_TN)
+        old_logprob_BL, mask_BL = to_level(take(self.logprob_TNKA), executed_B, level)
+        return Minibatch(
+            obs={key: take(whole) for key, whole in self.obs.items()},
+            choice={key: take(whole) for key, whole in self.record.items()},
+            executed_B=executed_B,
+            old_logprob_BL=old_logprob_BL,
+            advantage_B=take(self.advantage_TN),
+            return_B=take(self.return_TN),
+            old_value_B=take(self.value_TN),
+            mask_BL=mask_BL,
+            weight_BL=take(self.element_scale_TN)[:, None] * mask_BL,
+        )
+
+    def replace_logprobs(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
+        """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
+        self.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
+
+    def _allocate(self, decision: Decision) -> None:
+        shape = (self.buffer_size, self.columns)
+        self.obs = {
+            key: torch.zeros(*shape, *value.shape[1:], dtype=torch.from_numpy(value[:0]).dtype)
+            for key, value in decision.obs.items()
+        }
+        self.record = {
+            key: torch.zeros(*shape, *value.shape[1:], dtype=value.dtype)
+            for key, value in decision.record.items()
+        }
+        self.logprob_TNKA = torch.zeros(*shape, *decision.logprob_nKA.shape[1:])
+
+    def _allocate_columns(self) -> None:
+        shape = (self.buffer_size, self.columns)
+        self.reward_TN = torch.zeros(shape)
+        self.value_TN = torch.zeros(shape)
+        self.final_value_TN = torch.zeros(shape)
+        self.advantage_TN = torch.zeros(shape)
+        self.return_TN = torch.zeros(shape)
+        self.element_scale_TN = torch.zeros(shape)
+        self.executed_TN = torch.zeros(shape, dtype=torch.int64)
+        self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.pos = 0
+
+
+def in_parts(index_M: Tensor, batch_size: int) -> list[Tensor]:
+    """`ceil(M / batch_size)` parts whose sizes differ by at most one.
+
+    So no remainder of a few decisions takes a step as large as a full minibatch's.
+    """
+    return list(torch.tensor_split(index_M, -(-len(index_M) // batch_size))) if len(index_M) else []

@@ -1,0 +1,261 @@
+"""How experience is gathered and scored: one strategy per kind of policy, chosen once.
+
+Experience
+├── PlainExperience   any Stable-Baselines3 policy: its own rollout loop, buffer and conventions
+└── ChunkExperience   policies with `act` and `evaluate`: decisions of K steps, kept token by token
+
+The algorithm's update is the same for both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies.types import ActionSample, Evaluation
+from zoo.aggregation import LogprobLevel, to_level
+from zoo.buffer import ChunkRolloutBuffer, Decision, in_parts
+from zoo.learner import Scorer
+from zoo.records import Episode, Minibatch, Scored
+
+if TYPE_CHECKING:
+    from zoo.algorithm import VLAOnPolicyAlgorithm
+
+
+@runtime_checkable
+class ChunkPolicy(Protocol):
+    """What tells a chunk policy from a plain one."""
+
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False) -> ActionSample:
+        """Decide."""
+
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        """Score decisions made earlier."""
+
+
+def is_chunk_policy(policy_class: type) -> bool:
+    """Has the class the methods of a `ChunkPolicy`?"""
+    return issubclass(policy_class, ChunkPolicy)
+
+
+class Experience(ABC):
+    """Collects a rollout, hands it out in minibatches, and scores them."""
+
+    logs_after_update: ClassVar[bool]
+    """Does a line of the log hold the update made with its rollout? (SB3 logs the one before.)"""
+
+    @abstractmethod
+    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        """Raise `BadValue` when the algorithm's settings do not suit this kind of policy."""
+
+    @abstractmethod
+    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+        """Fill the algorithm's buffer; False when a callback stopped it."""
+
+    @abstractmethod
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
+        """One pass over the rollout, freshly shuffled."""
+
+    @abstractmethod
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+        """The module that scores minibatches."""
+
+    @abstractmethod
+    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        """Replace the rollout's log-probabilities by those of the training path."""
+
+    @abstractmethod
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+        """The rollout's values and their targets, flat."""
+
+
+class PlainScorer(Scorer):
+    """Scores with `evaluate_actions`: one element per decision."""
+
+    def forward(self, batch: Minibatch) -> Scored:
+        values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
+        # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
+        entropy_B = -logprob_B if entropy_B is None else entropy_B
+        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten())
+
+
+class PlainExperience(Experience):
+    """Stable-Baselines3's own way, so that plain policies train exactly as they do there."""
+
+    logs_after_update = False
+
+    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        if algorithm.recompute_logprobs:
+            raise BadValue(
+                "recompute_logprobs is for policies with `act` and `evaluate`; plain ones need it never"
+            )
+
+    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+        return OnPolicyAlgorithm.collect_rollouts(
+            algorithm, env, callback, algorithm.rollout_buffer, algorithm.n_steps
+        )
+
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
+        """Advantages are normalised over each minibatch, as in SB3."""
+        discrete = isinstance(algorithm.action_space, spaces.Discrete)
+        for data in algorithm.rollout_buffer.get(algorithm.batch_size):
+            advantage_B = data.advantages
+            if algorithm.normalize_advantage and len(advantage_B) > 1:
+                advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+            yield Minibatch(
+                obs=data.observations,
+                choice=data.actions.long().flatten() if discrete else data.actions,
+                executed_B=None,
+                old_logprob_BL=data.old_log_prob[:, None],
+                advantage_B=advantage_B,
+                return_B=data.returns,
+                old_value_B=data.old_values,
+                mask_BL=None,
+                weight_BL=None,
+            )
+
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+        return PlainScorer(algorithm.policy)
+
+    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        raise AssertionError("refused by `check`")
+
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+        return algorithm.rollout_buffer.values.flatten(), algorithm.rollout_buffer.returns.flatten()
+
+
+class ChunkScorer(Scorer):
+    """Scores records at one log-probability level."""
+
+    def __init__(self, policy: torch.nn.Module, level: LogprobLevel) -> None:
+        super().__init__(policy)
+        self.level = level
+
+    def forward(self, batch: Minibatch) -> Scored:
+        assert batch.executed_B is not None
+        result: Evaluation = self.policy.evaluate(batch.obs, batch.choice)
+        logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
+        entropy_BL, _ = to_level(result.entropy_BKA, batch.executed_B, self.level)
+        return Scored(logprob_BL, entropy_BL, result.value_B)
+
+
+class ChunkExperience(Experience):
+    """A fixed number of decisions per slot, new episodes beginning as others end (partial resets)."""
+
+    logs_after_update = True
+
+    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        if algorithm.use_sde:
+            raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
+        wanted = algorithm.rollout_buffer_class
+        if wanted is not None and not issubclass(wanted, ChunkRolloutBuffer):
+            raise BadValue(
+                f"rollout_buffer_class of a chunk policy must derive from ChunkRolloutBuffer, got {wanted.__name__}"
+            )
+
+    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+        policy: Any = algorithm.policy
+        buffer = algorithm.chunk_buffer
+        columns = np.arange(env.num_envs)
+        shape = env.action_space.shape or ()
+        policy.set_training_mode(False)
+        buffer.reset()
+        callback.on_rollout_start()
+        for row in range(algorithm.n_steps):
+            obs: Any = algorithm._last_obs
+            with algorithm.clock.phase("policy"):
+                sample: ActionSample = policy.act(obs)
+                actions = sample.action_BKA.cpu().numpy()
+            with algorithm.clock.phase("env"):
+                new_obs, rewards, dones, infos = env.step(actions.reshape(env.num_envs, *shape))
+            executed = np.array([info.get("executed", 1) for info in infos])
+            if not algorithm.after_decision(
+                callback,
+                executed=executed,
+                infos=infos,
+                dones=dones,
+                rewards=rewards,
+                new_obs=new_obs,
+                actions=actions,
+            ):
+                return False
+            truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & dones
+            buffer.write(
+                row,
+                columns,
+                Decision(
+                    obs=obs,
+                    record=sample.record,
+                    logprob_nKA=sample.logprob_BKA,
+                    value_n=sample.value_B,
+                    reward_n=rewards,
+                    executed_n=executed,
+                    terminated_n=dones & ~truncated,
+                    truncated_n=truncated,
+                    final_value_n=self._final_values(algorithm, infos, truncated),
+                ),
+            )
+            algorithm._last_obs, algorithm._last_episode_starts = new_obs, dones  # type: ignore[assignment]
+        last_value_N = self._values(algorithm, algorithm._last_obs)
+        with algorithm.clock.phase("advantages"):
+            algorithm.credit(last_value_N)
+        callback.update_locals({"rollout_buffer": buffer})
+        callback.on_rollout_end()
+        return True
+
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
+        return algorithm.chunk_buffer.minibatches(
+            algorithm.batch_size, algorithm.logprob_level, algorithm.device
+        )
+
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+        return ChunkScorer(algorithm.policy, algorithm.logprob_level)
+
+    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        buffer = algorithm.chunk_buffer
+        policy: Any = algorithm.policy
+        for index_B in in_parts(buffer.chosen(), algorithm.batch_size):
+            batch = buffer.minibatch(index_B, "token", algorithm.device)
+            with torch.no_grad():
+                buffer.replace_logprobs(index_B, policy.evaluate(batch.obs, batch.choice).logprob_BKA)
+
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+        buffer = algorithm.chunk_buffer
+        valid_TN = buffer.executed_TN > 0
+        return buffer.value_TN[valid_TN].numpy(), buffer.return_TN[valid_TN].numpy()
+
+    def _final_values(
+        self, algorithm: VLAOnPolicyAlgorithm, infos: list[dict[str, Any]], truncated: np.ndarray
+    ) -> Tensor:
+        """Values of the observations in which truncated episodes ended, zero elsewhere, `[N]`."""
+        values_N = torch.zeros(len(infos))
+        slots = np.flatnonzero(truncated)
+        if len(slots):
+            last = [infos[slot]["terminal_observation"] for slot in slots]
+            stacked = {key: np.stack([one[key] for one in last]) for key in last[0]}
+            values_N[torch.from_numpy(slots)] = self._values(algorithm, stacked)
+        return values_N
+
+    @staticmethod
+    def _values(algorithm: VLAOnPolicyAlgorithm, obs: Any) -> Tensor:
+        with torch.no_grad(), algorithm.clock.phase("policy"):
+            return algorithm.policy.predict_values(obs).flatten().cpu()
+
+
+def finished_episodes(infos: list[dict[str, Any]], dones: np.ndarray) -> list[Episode]:
+    """Episodes that ended with this decision, those lost with a worker excepted."""
+    return [
+        Episode.from_info(info["episode"])
+        for info, done in zip(infos, dones, strict=True)
+        if done and "success_once" in info.get("episode", {}) and not info.get("lost", False)
+    ]

@@ -1,0 +1,236 @@
+"""GRPO: no critic; members of a group start in the same state and are judged against each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.vector import VLAVectorEnv
+from zoo.advantages import group_advantage, live_groups
+from zoo.aggregation import LogprobLevel, trajectory_scale
+from zoo.alarms import UpdateHealth
+from zoo.algorithm import VLAOnPolicyAlgorithm
+from zoo.boundary import vla_envs
+from zoo.experience import is_chunk_policy
+from zoo.groups import GroupExperience, group_lines
+from zoo.metrics import Tally, learning_rates
+from zoo.objective import Objective
+
+
+class GRPO(VLAOnPolicyAlgorithm):
+    """Group Relative Policy Optimization (arXiv:2402.03300) over whole episodes.
+
+    The environment's `group_size` G is the only setting of G: slots g*G .. g*G + G-1 always begin in one
+    start state, which is asserted by its hash. Each update runs `rollouts_per_update` rounds of one episode
+    per slot in lock-step (a slot whose episode has ended costs nothing until the round is over). An
+    episode's score is the sum of its rewards; its advantage (score - group mean) / (group std + 1e-6) goes
+    to every executed token. Groups whose members all scored alike are dead: they are left out of the update
+    and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long it was.
+
+    Exploration comes from the policy's sampling temperature. Needs a `VLAPolicy` and an environment of
+    `vla_gym.make_vec(..., group_size=G)`, G >= 2, with `schedule="random"`.
+
+    :param rollouts_per_update: rounds per update; episodes per update = num_envs * rollouts_per_update.
+    :param batch_size: decisions per minibatch (a rollout is cut into equal parts of at most this many).
+    :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
+    :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
+    :param n_steps: decisions per episode that the buffer holds; None takes the longest horizon.
+
+    The other parameters are those of `PPO`.
+    """
+
+    chunk_experience = GroupExperience
+    boundary_counters: ClassVar[tuple[str, ...]] = (*VLAOnPolicyAlgorithm.boundary_counters, "_needs_reset")
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: VLAVectorEnv | VecEnv | None,
+        learning_rate: float | Schedule = 2e-5,
+        rollouts_per_update: int = 1,
+        batch_size: int = 256,
+        n_epochs: int = 1,
+        clip_range: float | Schedule = 0.2,
+        clip_range_high: float | None = 0.28,
+        ent_coef: float = 0.0,
+        max_grad_norm: float = 1.0,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        n_steps: int | None = None,
+        dual_clip: float | None = None,
+        score_bounds: tuple[float, float] | None = None,
+        logprob_level: LogprobLevel = "token",
+        recompute_logprobs: bool = False,
+    ) -> None:
+        if rollouts_per_update < 1:
+            raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
+        self._needs_reset = True
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps or 1,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=1.0,
+            gae_lambda=1.0,
+            clip_range=clip_range,
+            normalize_advantage=False,
+            ent_coef=ent_coef,
+            vf_coef=0.0,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            rollout_buffer_kwargs={"rollouts": rollouts_per_update},
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            clip_range_high=clip_range_high,
+            dual_clip=dual_clip,
+            logprob_level=logprob_level,
+            recompute_logprobs=recompute_logprobs,
+        )
+        self.rollouts_per_update = rollouts_per_update
+        self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
+        if not is_chunk_policy(self.policy_class):
+            raise BadValue(
+                f"GRPO needs a policy with `act` and `evaluate`, such as 'VLAPolicy'; got {self.policy_class.__name__}"
+            )
+        if self.env is not None:
+            self._check_env(n_steps)
+        if _init_setup_model:
+            self._setup_model()
+
+    def _check_env(self, n_steps: int | None) -> None:
+        config = self.grouped_envs.config
+        if config.group_size < 2:
+            raise BadValue(
+                f"GRPO compares the members of a group, but the environment has group_size={config.group_size}. "
+                "Make it with vla_gym.make_vec(..., group_size=8)"
+            )
+        if config.schedule != "random":
+            raise BadValue(f"GRPO needs schedule='random', got '{config.schedule}', which ends")
+        if n_steps is None:
+            longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
+            self.n_steps = math.ceil(longest / config.chunk)
+
+    @property
+    def grouped_envs(self) -> VLAVectorEnv:
+        """The environment beneath."""
+        envs = vla_envs(self.env)
+        if envs is None:
+            raise BadValue(f"GRPO needs an environment of vla_gym.make_vec, got {type(self.env).__name__}")
+        return envs
+
+    @property
+    def group_size(self) -> int:
+        """G, of the environment."""
+        return self.grouped_envs.config.group_size
+
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+        before = self._last_obs
+        result = super()._setup_learn(total_timesteps, *args, **kwargs)
+        if self._last_obs is not before:
+            # SB3 has just begun an episode in every slot: the first round takes those.
+            self._needs_reset = False
+        return result
+
+    def objective(self) -> Objective:
+        low = self.clip_range(self._current_progress_remaining)
+        return Objective(
+            clip_low=low,
+            clip_high=low if self.clip_range_high is None else self.clip_range_high,
+            dual_clip=self.dual_clip,
+            ent_coef=self.ent_coef,
+            vf_coef=0.0,
+            clip_vf=None,
+            value_clip="replace",
+            huber_delta=None,
+        )
+
+    def credit(self, last_value_N: Tensor | None) -> None:
+        """Group-relative advantages; episodes lost with a worker take their whole group with them."""
+        buffer = self.chunk_buffer
+        size = self.group_size
+        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
+        whole_P = ~self.experience_of_groups.lost_N.reshape(-1, size).any(dim=1)
+        kept_P = live_groups(score_PG, self.score_bounds) & whole_P
+        advantage_N = group_advantage(score_PG).flatten()
+        taking_TN = (buffer.executed_TN > 0) & kept_P.repeat_interleave(size)
+        buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
+        column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
+        if taking_TN.any():
+            elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
+            buffer.element_scale_TN[taking_TN] = trajectory_scale(elements_M, column_TN[taking_TN])
+        self._health = {"groups": len(kept_P), "groups_live": int(kept_P.sum())}
+        for line in group_lines(self.experience_of_groups.outcomes, kept_P):
+            self.logger.info(line)
+        executed_TN = buffer.executed_TN > 0
+        self.record(
+            {
+                "rollout/rewards": float(buffer.reward_TN[executed_TN].mean()),
+                "rollout/returns_mean": float(score_PG.mean()),
+                "rollout/advantages_mean": float(advantage_N.mean()),
+                "rollout/advantages_max": float(advantage_N.max()),
+                "rollout/advantages_min": float(advantage_N.min()),
+                "rollout/groups_kept": float(kept_P.float().mean()),
+                "rollout/groups_dead": float((~live_groups(score_PG)).sum()),
+                "rollout/groups": float(len(kept_P)),
+            }
+        )
+
+    @property
+    def experience_of_groups(self) -> GroupExperience:
+        """How rounds are gathered, with the outcomes of the last rollout."""
+        assert isinstance(self.experience, GroupExperience)
+        return self.experience
+
+    def record_update(self, objective: Objective, tally: Tally) -> None:
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        health = UpdateHealth(**self._health, skipped_steps=tally.skipped_steps)
+        if not tally.empty:
+            ours = tally.actor(objective)
+            self.record(tally.as_sb3(objective) | ours)
+            self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
+            self.logger.record("train/clip_range", objective.clip_low)
+            health = UpdateHealth(
+                **self._health,
+                clip_fraction=ours["train/actor/clip_fraction"],
+                kl=ours["train/actor/approx_kl_k3"],
+                entropy=ours["train/actor/entropy"],
+                skipped_steps=tally.skipped_steps,
+                ratio_gap=ours["train/actor/ratio_first_gap"],
+            )
+        self.alarms.check(health)
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """See `VLAOnPolicyAlgorithm.learn`."""
+        return super().learn(
+            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        )
