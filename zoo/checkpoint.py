@@ -1,0 +1,278 @@
+"""Checkpoints from which a run goes on as if it had never stopped: bit for bit, on a CPU.
+
+    <run>/checkpoints/step_<n>/
+        config.json, model.safetensors   the policy, as `from_pretrained` reads it (weights only for others)
+        optimizer.safetensors            tensors of the optimiser's state
+        rollout.safetensors              last observation
+        training_state.json              counters, random generators, environment, parameter groups;
+                                         written last, with the size of every other file
+
+A checkpoint holds the last update boundary (`zoo.boundary`): taken in the middle of a rollout, it goes back
+to that rollout's start, whose weights are still the present ones. It appears under its name in one step
+(rename), so what bears the name is complete, whatever kills the run. Nothing in it is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies.weights import WEIGHTS_FILE, load_weights
+from zoo.boundary import vla_envs
+from zoo.rng import set_rng_state
+
+if TYPE_CHECKING:
+    from zoo.algorithm import VLAOnPolicyAlgorithm
+
+FORMAT_VERSION = 1
+OPTIMIZER_FILE = "optimizer.safetensors"
+ROLLOUT_FILE = "rollout.safetensors"
+STATE_FILE = "training_state.json"
+SCORE_FILE = "score.json"
+_STEP = re.compile(r"step_(\d+)")
+
+
+# Writing --------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
+    """Write `checkpoints/step_<n>` for the last update boundary; returns it.
+
+    Raises `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that
+    a checkpoint does not keep (`VecNormalize`).
+    """
+    boundary = algorithm.boundary
+    if boundary is None:
+        raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
+    if algorithm.get_vec_normalize_env() is not None:
+        raise BadValue(
+            "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
+        )
+
+    def write(folder: Path) -> None:
+        save_policy(algorithm.policy, folder)
+        groups = _save_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE)
+        save_arrays(
+            {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
+        )
+        state = {
+            "format_version": FORMAT_VERSION,
+            "algorithm": type(algorithm).__name__,
+            "counters": boundary.counters,
+            "episodes": boundary.episodes,
+            "successes": boundary.successes,
+            "param_groups": groups,
+            "env": boundary.env,
+            "rng": boundary.rng,
+            "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+        }
+        (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    folder = checkpoints / f"step_{boundary.num_timesteps}"
+    write_folder(folder, write)
+    return folder
+
+
+def save_policy(policy: Any, folder: Path) -> None:
+    """The policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
+    if hasattr(policy, "save_pretrained"):
+        policy.save_pretrained(folder)
+        return
+    # Plain policies may register one module under several names; safetensors wants memory of its own for each.
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
+
+
+def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) -> None:
+    """Replace `folder` (a run's `best/`) by this policy, with its score beside it."""
+
+    def write(target: Path) -> None:
+        save_policy(policy, target)
+        score = {"success": success, "num_timesteps": num_timesteps}
+        (target / SCORE_FILE).write_text(json.dumps(score) + "\n", encoding="utf-8")
+
+    write_folder(folder, write)
+
+
+def best_success(folder: Path) -> float | None:
+    """Success of the policy in a run's `best/`; None when there is none yet."""
+    path = folder / SCORE_FILE
+    return float(_read_json(path)["success"]) if path.is_file() else None
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder beside `folder`, then put it there in one step, on the disk."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+    replaced = folder.parent / f".{folder.name}.replaced-{os.getpid()}"
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    try:
+        write(partial)
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if folder.exists():
+            folder.rename(replaced)
+        partial.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> list[dict[str, Any]]:
+    """Write the state's tensors as `<parameter>.<name>`; returns the parameter groups as JSON values."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                raise BadValue(
+                    f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is a {type(value).__name__}, "
+                    "not a tensor"
+                )
+            tensors[f"{index}.{name}"] = value.detach().cpu().clone()
+    save_file(tensors, path)
+    groups: list[dict[str, Any]] = state["param_groups"]
+    return groups
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Reading --------------------------------------------------------------------------------------------
+
+
+def find_latest_checkpoint(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run folder; None when it has none."""
+    folders = [entry for entry in (run / "checkpoints").glob("step_*") if _STEP.fullmatch(entry.name)]
+    for folder in sorted(folders, key=lambda one: int(one.name.removeprefix("step_")), reverse=True):
+        if is_complete(folder):
+            return folder
+    return None
+
+
+def is_complete(folder: Path) -> bool:
+    """Is every file of the checkpoint there, in the size it was written?"""
+    try:
+        files = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(_size(folder / name) == size for name, size in files.items())
+
+
+def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
+    """Put `algorithm` (built with the run's settings and environment) where the checkpoint was taken.
+
+    Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
+    the file or the setting when something is missing or of another run.
+    """
+    state = _read_state(algorithm, folder)
+    target = getattr(algorithm.policy, "backbone", algorithm.policy)
+    load_weights(folder, target)
+    _load_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE, state["param_groups"])
+    arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
+    _restore_env(algorithm, state["env"])
+    observation = {key.removeprefix("obs/"): one for key, one in arrays.items() if key.startswith("obs/")}
+    # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
+    if state["env"] is not None:
+        algorithm._last_obs = observation or arrays["obs"]
+        algorithm._last_episode_starts = arrays["episode_starts"]
+    for name, value in state["counters"].items():
+        setattr(algorithm, name, value)
+    window = algorithm._stats_window_size
+    algorithm.ep_info_buffer = deque(state["episodes"], maxlen=window)
+    algorithm.ep_success_buffer = deque(state["successes"], maxlen=window)
+    algorithm.boundary = None
+    set_rng_state(state["rng"])
+
+
+def boundary_of(folder: Path) -> Mapping[str, Any]:
+    """The counters of a checkpoint, for tools that only want to know where it stands."""
+    counters: Mapping[str, Any] = _read_json(folder / STATE_FILE)["counters"]
+    return counters
+
+
+def _read_state(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> dict[str, Any]:
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
+    state = _read_json(path)
+    for name, size in state["files"].items():
+        if _size(folder / name) != size:
+            raise BadValue(
+                f"checkpoint '{folder}' is damaged: {name} should have {size} bytes, has {_size(folder / name)}"
+            )
+    expected = {"format_version": FORMAT_VERSION, "algorithm": type(algorithm).__name__}
+    for key, value in expected.items():
+        if state[key] != value:
+            raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")
+    return state
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, path: Path, groups: list[dict[str, Any]]) -> None:
+    tensors = _load_tensors(path, load_file)
+    by_parameter: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        by_parameter.setdefault(int(index), {})[name] = tensor
+    present = optimizer.state_dict()["param_groups"]
+    sizes, wanted = [len(one["params"]) for one in groups], [len(one["params"]) for one in present]
+    if sizes != wanted:
+        raise BadValue(f"'{path}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
+    optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
+
+
+def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> None:
+    envs = vla_envs(algorithm.env)
+    if (envs is None) != (saved is None):
+        raise BadValue("the checkpoint is of an environment of another kind than the present one")
+    if envs is None or saved is None:
+        return
+    assert algorithm.env is not None
+    envs.load_state_dict(saved)
+    # The constructor asked for a seed at the next reset, which would start the schedule anew.
+    algorithm.env.unwrapped._reset_seeds()
+
+
+def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
+    try:
+        return load(path)
+    except (OSError, SafetensorError) as error:
+        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadValue(f"'{path}' cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
