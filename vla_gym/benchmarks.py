@@ -1,7 +1,7 @@
 """The table of environment ids: which there are, and which function builds each one's `Benchmark`.
 
-A new benchmark is one `Family` here and its modules in `adapters/`. Nothing is imported before an id
-of its family is asked for.
+A new benchmark is one `Family` here and its modules in `adapters/`. No simulator is imported, and no
+family's function before an id of it is asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_gym.adapters import metaworld_tasks
 from vla_gym.errors import UnknownName, unknown_name
 from vla_gym.specs import Benchmark
 
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         aliases={"LIBERO-10": "LIBERO-Long"},
     ),
+    Family(build="vla_gym.adapters.metaworld_tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),
 )
 
@@ -66,6 +68,8 @@ def find_benchmark(env_id: str, **options: Any) -> Benchmark:
     suite, _, task = env_id.rpartition("/")
     if not suite or _is_listed(env_id):
         return _build(env_id, options)
+    if not _is_listed(suite):
+        raise unknown_name("environment", env_id, list_envs())
     family, listed = _family(suite)
     count = family.num_tasks[listed]
     if not (task.isascii() and task.isdigit() and int(task) < count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
@@ -34,7 +35,7 @@ AUTORESET_MODES = {
 
 
 def make_vec(
-    env_id: str,
+    env_id: str | Benchmark,
     num_envs: int = 1,
     *,
     chunk: int = 1,
@@ -59,7 +60,8 @@ def make_vec(
     """Make `num_envs` slots of an environment id (see `list_envs`) as one vector environment.
 
     Args:
-        env_id: for example "LIBERO-Spatial", "LIBERO-Spatial/3" (one task) or "Toy-Reach".
+        env_id: for example "LIBERO-Spatial", "LIBERO-Spatial/3" (one task) or "Toy-Reach"; or a
+            `Benchmark` of your own, to which `split` and `family_options` do not apply.
         num_envs: N, slots.
         chunk: K, simulator steps that one `step` (one decision) may run.
         group_size: G adjacent slots always share their start state; must divide `num_envs`.
@@ -69,7 +71,7 @@ def make_vec(
         image_size: side of the square images, pixels; the benchmark's own by default.
         wrist_camera: add `wrist_image`.
         seed: of the schedule; `reset(seed=...)` starts it anew.
-        num_workers: worker processes, at most one per slot. Default: one per CPU core, or none (the slots
+        num_workers: worker processes (more than slots are not started). Default: one per CPU core, or none (the slots
             run in this process) for a benchmark so cheap that processes would slow it down. 0 means none.
         autoreset_mode: "next_step", "same_step" or "disabled", or Gymnasium's enum.
         reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.rewards.RewardRule`.
@@ -92,7 +94,7 @@ def make_vec(
         raise unknown_name("render mode", str(render_mode), ("rgb_array",))
     for name, value in (("num_envs", num_envs), ("chunk", chunk)):
         _check_count(name, value)
-    benchmark = find_benchmark(env_id, split=split, **family_options)
+    benchmark = _benchmark(env_id, split, family_options)
     deal = make_schedule(
         schedule,
         benchmark.tasks,
@@ -162,6 +164,14 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     )
 
 
+def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) -> Benchmark:
+    if isinstance(env_id, str):
+        return find_benchmark(env_id, split=split, **options)
+    if options:
+        raise BadValue(f"{env_id.id} was given as a Benchmark, which takes no {', '.join(sorted(options))}")
+    return env_id
+
+
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadValue(f"{name} must be an integer >= 1, got {value!r}")
@@ -184,12 +194,9 @@ def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
 def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:
     if num_workers is None:
         return 0 if benchmark.in_process else min(num_envs, num_cores())
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or not 0 <= num_workers <= num_envs:
-        raise BadValue(
-            f"num_workers must be an integer in 0 .. num_envs={num_envs} (0: no processes), "
-            f"got {num_workers!r}"
-        )
-    return num_workers
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise BadValue(f"num_workers must be an integer >= 0 (0: no processes), got {num_workers!r}")
+    return min(num_workers, num_envs)
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:

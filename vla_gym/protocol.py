@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 from importlib import metadata
 from typing import Any
 
 from vla_gym.env_config import EnvConfig
+from vla_gym.rendering import rendering_environment
 from vla_gym.specs import Benchmark
 
 CORE_PACKAGES = ("vla-zoo", "gymnasium", "numpy")
@@ -35,8 +37,16 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
         "group_size": config.group_size,
         "reward": dataclasses.asdict(config.reward),
         "options": dict(config.options),
+        "renderer": renderer(benchmark),
         "versions": versions(benchmark.requires),
     }
+
+
+def renderer(benchmark: Benchmark) -> dict[str, str]:
+    """What draws the pictures: MuJoCo's GL backend and its device, or NumPy for benchmarks without one."""
+    if "mujoco" not in benchmark.requires:
+        return {"name": "numpy"}
+    return rendering_environment(os.environ)
 
 
 def versions(modules: tuple[str, ...]) -> dict[str, str]:

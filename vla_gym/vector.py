@@ -95,12 +95,13 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         mask_N, cells = read_reset_options(options, self.num_envs, self.benchmark.tasks)
         if mask_N is None:
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
-            if seed is not None or self._schedule.kind == "grid":
+            if self._schedule.kind == "grid":
                 self._table.episodes[:] = 0
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
             self._schedule = self._schedule.reseeded(check_seed(seed))
+            self._table.episodes[mask_N] = 0
         slots = np.flatnonzero(mask_N).tolist()
         self._run(self._begin_commands(slots, cells))
         self._was_reset = True
