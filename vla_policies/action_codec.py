@@ -1,11 +1,27 @@
-"""Action tokens <-> environment units: uniform bins, each standing for its centre."""
+"""Action tokens <-> environment units: uniform bins, each standing for its centre, or a table per dim."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+
+
+class ActionCodec(Protocol):
+    """A bijection between tokens and environment actions, per action dim."""
+
+    num_bins: int
+    """V, tokens per action dim."""
+
+    def decode(self, token: Tensor) -> Tensor:
+        """Tokens `[..., A]` to environment actions, float32."""
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Environment actions `[..., A]` to tokens, int64; inverse of `decode`, nearest otherwise."""
 
 
 class UniformBins:
@@ -36,3 +52,43 @@ class UniformBins:
     def centres(self) -> Tensor:
         """All bin centres in token order, float32 `[V]`."""
         return self.decode(torch.arange(self.num_bins))
+
+
+class TableBins:
+    """Tokens whose meaning differs from dim to dim: a look-up in `value_AV`.
+
+    Several tokens may mean the same number (both end bins of OpenVLA, every "open" of a gripper that only
+    knows open and closed). An algorithm that stores only environment actions must still recover the token,
+    so such twins are told apart by the last bits of the float32 number, at most 1e-5 towards zero.
+
+    :param value_AV: what each token means, float64 `[A, V]`, in [-1, 1].
+    """
+
+    def __init__(self, value_AV: np.ndarray) -> None:
+        if value_AV.ndim != 2 or np.abs(value_AV).max() > 1.0:
+            raise ValueError(f"value_AV must be [A, V] in [-1, 1], got {value_AV.shape}")
+        self.num_bins = value_AV.shape[1]
+        self.value_AV = torch.from_numpy(np.stack([_told_apart(row) for row in value_AV]))
+
+    def decode(self, token: Tensor) -> Tensor:
+        """Tokens `[..., A]` to environment actions, float32."""
+        table_AV = self.value_AV.to(token.device)
+        return table_AV[torch.arange(len(table_AV), device=token.device), token.long()]
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Environment actions `[..., A]` to the nearest tokens, int64."""
+        table_AV = self.value_AV.to(action.device)
+        return (action.float()[..., None] - table_AV).abs().argmin(dim=-1)
+
+
+def _told_apart(value_V: np.ndarray) -> np.ndarray:
+    """The numbers as float32, equal ones moved apart by the smallest step towards zero."""
+    rounded_V = value_V.astype(np.float32)
+    out_V = rounded_V.copy()
+    for value in np.unique(rounded_V):
+        (twins,) = np.nonzero(rounded_V == value)
+        step = max(float(abs(value - np.nextafter(value, np.float32(0.0)))), 1e-9)
+        out_V[twins] = value - np.where(value > 0, 1.0, -1.0) * step * np.arange(len(twins))
+    if len(np.unique(out_V)) != len(out_V):
+        raise ValueError("the table's numbers lie too close together to be told apart in float32")
+    return out_V

@@ -8,17 +8,50 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.action_codec import UniformBins
+from vla_gym.specs import ActionSpec
+from vla_policies.action_codec import ActionCodec
 from vla_policies.conventions import Conventions
 from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.weights import load_weights, write_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How a checkpoint is to be opened, beyond its folder."""
+
+    family: str | None = None
+    """Name in `registry.FAMILIES`, where the folder leaves a choice."""
+    unnorm_key: str | None = None
+    """Data set whose statistics turn the network's numbers into actions."""
+    action_spec: ActionSpec | None = None
+    """How the environment reads actions; None = as the checkpoint says."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The family's own settings, from the user's `backbone_kwargs`."""
+    wanted: Conventions | None = None
+    """What the environment gives and takes, for families whose checkpoints fit many chunks and robots."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint folder says before its weights are read."""
+
+    family: str
+    """Name in `registry.FAMILIES`."""
+    conventions: Conventions
+    """What the policy reads and writes."""
+    sampling: Sampling
+    """How it draws its tokens."""
+    model: Mapping[str, Any]
+    """The family's own settings, as `Backbone.from_config` takes them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +71,8 @@ class Backbone(nn.Module, ABC):
     """Name in `registry.FAMILIES`."""
     default_conventions: ClassVar[Conventions]
     """What fresh weights read and write when no environment is given."""
+    published: ClassVar[str | None] = None
+    """Hub id that the bare family name stands for; None = the name stands for fresh weights."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()
@@ -52,6 +87,29 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
         """The network that `config` (from a checkpoint's file `where`) describes, weights unset."""
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        """Do these `backbone_kwargs` of the bare family name ask for fresh weights?"""
+        return cls.published is None
+
+    @classmethod
+    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
+        """Does a folder that several families could read look like this one's?"""
+        return True
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        """Header of a folder that is not in our layout but in the one its makers publish."""
+        raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
+
+    def load(self, folder: Path) -> None:
+        """Read the weights of a checkpoint folder; what is missing, left over or misshapen raises."""
+        load_weights(folder, self)
+
+    def save(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Write a folder that `load` reads; `config` is what `config.json` says in our own layout."""
+        write_checkpoint(folder, config, self)
 
     @abstractmethod
     def config_json(self) -> dict[str, Any]:
@@ -91,7 +149,7 @@ class Backbone(nn.Module, ABC):
 class TokenBackbone(Backbone):
     """Discrete action tokens, the whole chunk in one pass: subclasses give `forward`."""
 
-    def __init__(self, conventions: Conventions, codec: UniformBins) -> None:
+    def __init__(self, conventions: Conventions, codec: ActionCodec) -> None:
         super().__init__(conventions)
         self.codec = codec
 

@@ -7,6 +7,7 @@ every action token by itself. Both pairs go through the same backbone methods.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, Request
 from vla_policies.conventions import Conventions, check_spaces, conventions_of
 from vla_policies.observations import batch_observation
 from vla_policies.optim import GroupScaledAdamW, parameter_groups
@@ -31,7 +32,7 @@ from vla_policies.pretrained import (
     read_header,
     save_checkpoint,
 )
-from vla_policies.registry import family_class
+from vla_policies.registry import FAMILIES, family_class
 from vla_policies.sampling import ActionTokenDistribution, Sampling
 from vla_policies.types import ActionSample, Evaluation
 
@@ -40,11 +41,15 @@ class VLAPolicy(ActorCriticPolicy):
     """Policy and critic on one shared network.
 
     :param backbone: a family ("nano": fresh weights fitted to the spaces), a checkpoint folder, or a Hub id.
-    :param backbone_kwargs: options of a fresh family, e.g. `{"size": "tiny"}`; not for checkpoints.
+    :param backbone_kwargs: options of the family, e.g. `{"size": "tiny"}` for fresh weights.
+    :param family: which family reads the checkpoint, where several could.
+    :param unnorm_key: data set whose statistics turn the network's numbers into actions, where there are any.
+    :param revision: branch, tag or commit of a Hub id.
     :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
     :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
-    :param action_spec: how the environment's actions are written, kept for checkpoints of fresh weights.
+    :param action_spec: how the environment's actions are written: published families emit them so, fresh
+        weights keep it for their checkpoints.
     :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
     """
 
@@ -59,6 +64,9 @@ class VLAPolicy(ActorCriticPolicy):
         *,
         backbone: str | Path = "nano",
         backbone_kwargs: Mapping[str, Any] | None = None,
+        family: str | None = None,
+        unnorm_key: str | None = None,
+        revision: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         value_lr: float | None = None,
@@ -83,25 +91,28 @@ class VLAPolicy(ActorCriticPolicy):
         )
         self.use_sde = False
         self.value_lr = value_lr
-        self._open_backbone(str(backbone), backbone_kwargs or {}, action_spec)
+        request = Request(
+            family=family, unnorm_key=unnorm_key, action_spec=action_spec, options=backbone_kwargs or {}
+        )
+        self._open_backbone(str(backbone), request, revision)
         if temperature is not None:
             self.sampling = Sampling(temperature=temperature, top_k=self.sampling.top_k)
         if top_k is not None:
             self.sampling = Sampling(temperature=self.sampling.temperature, top_k=top_k)
         self._build(lr_schedule)
 
-    def _open_backbone(self, name: str, options: Mapping[str, Any], action_spec: ActionSpec | None) -> None:
-        folder = find_checkpoint(name)
+    def _open_backbone(self, name: str, request: Request, revision: str | None) -> None:
+        folder = find_checkpoint(name, request.options, revision)
         if folder is None:
-            wanted = conventions_of(self.observation_space, self.action_space, action_spec)
-            self.backbone = fresh_backbone(name, wanted, options)
+            wanted = conventions_of(self.observation_space, self.action_space, request.action_spec)
+            self.backbone = fresh_backbone(name, wanted, request.options)
             self.sampling = Sampling()
             return
-        if options:
-            raise BadValue(
-                f"backbone_kwargs are for fresh weights; '{name}' is a checkpoint (got {sorted(options)})"
-            )
-        loaded = load_checkpoint(folder)
+        if name in FAMILIES:
+            request = replace(request, family=name)
+        wanted = conventions_of(self.observation_space, self.action_space, request.action_spec)
+        request = replace(request, wanted=wanted)
+        loaded = load_checkpoint(folder, request)
         check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
         self.backbone, self.sampling = loaded.backbone, loaded.sampling
 
@@ -198,7 +209,7 @@ class VLAPolicy(ActorCriticPolicy):
     # Checkpoints ------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` (conventions, sampling, shape) and `model.safetensors`."""
+        """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
         save_checkpoint(Path(folder), self.backbone, self.sampling)
 
     @classmethod
@@ -208,32 +219,49 @@ class VLAPolicy(ActorCriticPolicy):
         family: str | None = None,
         unnorm_key: str | None = None,
         *,
+        revision: str | None = None,
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        action_spec: ActionSpec | None = None,
         observation_space: spaces.Space[Any] | None = None,
         action_space: spaces.Space[Any] | None = None,
         device: torch.device | str = "auto",
     ) -> Self:
-        """A policy from a family name, a checkpoint folder or a Hub id.
+        """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
 
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
-        `family` must agree with what is found; `unnorm_key` chooses action statistics where there are any.
+        `family` must agree with what is found, or choose where several families read one layout;
+        `unnorm_key` chooses action statistics where there are any.
         """
-        folder = find_checkpoint(str(name))
-        header = None if folder is None else read_header(folder)
-        found = header.family if header else str(name)
-        if family is not None and family_class(family).family != found:
-            raise BadValue(f"'{name}' is of family '{found}', got family='{family}'")
-        if unnorm_key is not None:
-            raise BadValue(
-                f"family '{found}' keeps no action statistics; unnorm_key must be None, got '{unnorm_key}'"
-            )
-        own = header.conventions if header else family_class(found).default_conventions
+        request = Request(
+            family=family, unnorm_key=unnorm_key, action_spec=action_spec, options=backbone_kwargs or {}
+        )
+        folder = find_checkpoint(str(name), request.options, revision)
+        if folder is None:
+            _check_fresh(str(name), family, unnorm_key)
+            own = family_class(str(name)).default_conventions
+        else:
+            if str(name) in FAMILIES:
+                family = family or str(name)
+                request = replace(request, family=family)
+            own = read_header(folder, request).conventions
         policy = cls(
             own.observation_space() if observation_space is None else observation_space,
             own.action_space() if action_space is None else action_space,
             cls._dummy_schedule,
             backbone=str(name) if folder is None else folder,
+            backbone_kwargs=backbone_kwargs,
+            family=None if folder is None else family,
+            unnorm_key=unnorm_key,
+            action_spec=action_spec,
         )
         return policy.to(get_device(device))
+
+
+def _check_fresh(name: str, family: str | None, unnorm_key: str | None) -> None:
+    if family is not None and family_class(family).family != name:
+        raise BadValue(f"'{name}' is of family '{name}', got family='{family}'")
+    if unnorm_key is not None:
+        raise BadValue(f"fresh weights of '{name}' keep no action statistics; got unnorm_key='{unnorm_key}'")
 
 
 def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue, unknown_name
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
 from vla_policies.records import from_json, to_json
-from vla_policies.registry import FAMILIES, family_class
+from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
 from vla_policies.sampling import Sampling
-from vla_policies.weights import CONFIG_FILE, load_weights, read_config, write_checkpoint
+from vla_policies.weights import CONFIG_FILE, read_config
 
 FORMAT_VERSION = 1
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
+_HUB_FILES = ["*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt"]
+"""What a download may bring: no code, and of torch's own files only those read with `weights_only=True`."""
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -31,33 +33,28 @@ class Pretrained:
     """How it drew its tokens when it was saved."""
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a checkpoint's `config.json` says."""
+def find_checkpoint(
+    name: str, options: Mapping[str, Any] | None = None, revision: str | None = None
+) -> Path | None:
+    """The checkpoint folder that `name` means, downloading a Hub id; None when fresh weights are meant.
 
-    family: str
-    """Name in `registry.FAMILIES`."""
-    conventions: Conventions
-    """What the policy reads and writes."""
-    sampling: Sampling
-    """How it drew its tokens when it was saved."""
-    model: Mapping[str, Any]
-    """The family's own settings."""
-
-
-def find_checkpoint(name: str) -> Path | None:
-    """The checkpoint folder that `name` means, downloading a Hub id; None when `name` is a family.
-
-    A name with one slash whose first part is no local folder is a Hub id, `org/model[@revision]`.
+    A family's bare name stands for its published checkpoint, or for fresh weights where it has none or
+    where `options` (the user's `backbone_kwargs`) describe some. A name with one slash whose first part is
+    no local folder is a Hub id, `org/model[@revision]`.
     """
     if name in FAMILIES:
-        return None
+        family = family_class(name)
+        if family.published is None or family.wants_fresh(options or {}):
+            return None
+        return _download(family.published, revision)
     path = Path(name).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' is a folder")
         return path
     hub = _HUB_ID.fullmatch(name)
     if hub and not name.startswith((".", "~")) and not path.parent.is_dir():
-        return _download(hub["repo"], hub["revision"])
+        return _download(hub["repo"], revision or hub["revision"])
     if "/" in name or path.exists():
         raise BadValue(
             f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
@@ -65,10 +62,53 @@ def find_checkpoint(name: str) -> Path | None:
     raise unknown_name("policy", name, FAMILIES)
 
 
-def read_header(folder: Path) -> Header:
-    """The folder's `config.json`, checked; no weights are read."""
-    where = str(folder / CONFIG_FILE)
+def read_header(folder: Path, request: Request | None = None) -> Header:
+    """The folder's `config.json`, ours or a published one, checked; no weights are read."""
+    request = request or Request()
     config = read_config(folder)
+    if "format_version" in config or "family" in config:
+        return _own_header(folder, config, request)
+    kind = str(config.get("model_type", config.get("type")))
+    if kind not in PUBLISHED_LAYOUTS:
+        raise BadValue(
+            f"'{folder / CONFIG_FILE}' is neither ours (it lacks {', '.join(_CONFIG_KEYS)}) nor of a known "
+            f"model_type ({', '.join(sorted(PUBLISHED_LAYOUTS))}); it says '{kind}'"
+        )
+    families = PUBLISHED_LAYOUTS[kind]
+    if request.family is not None and family_class(request.family).family not in families:
+        raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{request.family}'")
+    candidates = [family_class(name) for name in families]
+    chosen = (
+        family_class(request.family)
+        if request.family is not None
+        else next(one for one in candidates if one.recognises(folder, config))
+    )
+    return chosen.read_official(folder, config, request)
+
+
+def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
+    """Read a checkpoint folder; anything missing, left over or unknown raises."""
+    header = read_header(folder, request)
+    where = f"model of {folder / CONFIG_FILE}"
+    backbone = family_class(header.family).from_config(header.conventions, header.model, where)
+    backbone.load(folder)
+    return Pretrained(backbone, header.sampling)
+
+
+def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
+    """Write the folder in the family's layout: ours (`config.json`, `model.safetensors`) or the published one."""
+    config = {
+        "format_version": FORMAT_VERSION,
+        "family": backbone.family,
+        "conventions": backbone.conventions.to_json(),
+        "sampling": to_json(sampling),
+        "model": backbone.config_json(),
+    }
+    backbone.save(folder, config)
+
+
+def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    where = str(folder / CONFIG_FILE)
     for key in config:
         if key not in _CONFIG_KEYS:
             raise unknown_name(f"setting in {where}", key, _CONFIG_KEYS)
@@ -78,33 +118,23 @@ def read_header(folder: Path) -> Header:
         raise BadValue(
             f"{where} has format_version {config['format_version']}, this version reads {FORMAT_VERSION}"
         )
+    family = family_class(config["family"]).family
+    if request.family is not None and family_class(request.family).family != family:
+        raise BadValue(f"'{folder}' is of family '{family}', got family='{request.family}'")
+    if request.unnorm_key is not None:
+        raise BadValue(
+            f"family '{family}' keeps no action statistics; unnorm_key must be None, got '{request.unnorm_key}'"
+        )
+    if request.options:
+        raise BadValue(
+            f"backbone_kwargs are for fresh weights; '{folder}' is a checkpoint (got {sorted(request.options)})"
+        )
     return Header(
-        family=family_class(config["family"]).family,
+        family=family,
         conventions=conventions_from_json(config["conventions"], f"conventions of {where}"),
         sampling=from_json(Sampling, config["sampling"], f"sampling of {where}"),
         model=config["model"],
     )
-
-
-def load_checkpoint(folder: Path) -> Pretrained:
-    """Read a folder written by `save_checkpoint`; anything missing, left over or unknown raises."""
-    header = read_header(folder)
-    where = f"model of {folder / CONFIG_FILE}"
-    backbone = family_class(header.family).from_config(header.conventions, header.model, where)
-    load_weights(folder, backbone)
-    return Pretrained(backbone, header.sampling)
-
-
-def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
-    """Write `config.json` and `model.safetensors`."""
-    config = {
-        "format_version": FORMAT_VERSION,
-        "family": backbone.family,
-        "conventions": backbone.conventions.to_json(),
-        "sampling": to_json(sampling),
-        "model": backbone.config_json(),
-    }
-    write_checkpoint(folder, config, backbone)
 
 
 def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, Any]) -> Backbone:
@@ -142,7 +172,7 @@ def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        folder = snapshot_download(repo, revision=revision, allow_patterns=["*.json", "*.safetensors"])
+        folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         at = f" at revision '{revision}'" if revision else ""
         raise BadValue(

@@ -15,6 +15,10 @@ FAMILIES: dict[str, str] = {
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
 
+PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {}
+"""`model_type` (or `type`) in the `config.json` of published checkpoints -> families that read such folders.
+Unless the user says which, it is the first whose class recognises the folder."""
+
 
 def family_class(family: str) -> type[Backbone]:
     """Return the backbone class of `family`; raises `UnknownName` with the nearest family."""

@@ -14,7 +14,7 @@ from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.action_codec import UniformBins
+from vla_policies.action_codec import ActionCodec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor |
 class ActionTokenDistribution(Distribution):
     """B chunks of K x A independent action tokens; speaks tokens to us and env actions to SB3."""
 
-    def __init__(self, log_probs_BKAV: Tensor, codec: UniformBins) -> None:
+    def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec) -> None:
         super().__init__()
         if log_probs_BKAV.ndim != 4 or log_probs_BKAV.shape[-1] != codec.num_bins:
             raise ValueError(

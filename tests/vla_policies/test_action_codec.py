@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue
-from vla_policies.action_codec import UniformBins
+from vla_policies.action_codec import TableBins, UniformBins
 
 
 def test_every_token_survives_float32_both_ways() -> None:
@@ -44,3 +44,29 @@ def test_other_ranges() -> None:
 def test_impossible_bins_raise(bins: int, low: float, high: float) -> None:
     with pytest.raises(BadValue, match="low < high"):
         UniformBins(bins, low, high)
+
+
+def test_a_table_tells_twins_apart_and_finds_every_token_again() -> None:
+    # Dim 0: an ordinary row with equal ends; dim 1: a gripper that knows two numbers; dim 2: never moves.
+    ordinary = np.linspace(0.9, -0.9, 256)
+    ordinary[1] = ordinary[0]
+    value_AV = np.stack([ordinary, np.repeat([-1.0, 1.0], 128), np.zeros(256)])
+    codec = TableBins(value_AV)
+    token = torch.arange(256)[:, None].expand(256, 3)
+    action = codec.decode(token)
+    assert action.dtype == torch.float32
+    assert torch.equal(codec.encode(action), token)
+    stored = np.clip(action.numpy(), -1.0, 1.0)
+    assert torch.equal(codec.encode(torch.from_numpy(stored)), token)
+    assert np.abs(action.double().numpy() - value_AV.T).max() < 1e-5
+
+
+def test_a_table_takes_the_nearest_of_other_numbers() -> None:
+    codec = TableBins(np.array([[-1.0, 0.0, 1.0], [0.5, 0.25, 0.0]]))
+    assert codec.encode(torch.tensor([[-0.6, 0.3], [0.4, 9.0]])).tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("value_AV", [np.zeros(4), np.full((1, 2), 1.5)])
+def test_an_impossible_table_raises(value_AV: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="value_AV"):
+        TableBins(value_AV)

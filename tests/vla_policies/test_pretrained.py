@@ -184,10 +184,26 @@ def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert find_checkpoint("someone/a-policy@v1.2") == folder
     assert find_checkpoint("someone/a-policy") == folder
-    assert asked == [
-        ("someone/a-policy", "v1.2", ["*.json", "*.safetensors"]),
-        ("someone/a-policy", None, ["*.json", "*.safetensors"]),
+    assert find_checkpoint("someone/a-policy", revision="main") == folder
+    assert [(repo, revision) for repo, revision, _ in asked] == [
+        ("someone/a-policy", "v1.2"),
+        ("someone/a-policy", None),
+        ("someone/a-policy", "main"),
     ]
+    assert not [
+        pattern for *_, patterns in asked for pattern in patterns if pattern.endswith((".py", ".bin"))
+    ]
+
+
+def test_a_folder_has_no_revision(folder: Path) -> None:
+    with pytest.raises(BadValue, match="revision 'main' is for Hub ids"):
+        VLAPolicy.from_pretrained(folder, revision="main")
+
+
+def test_a_config_of_nobody_we_know_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(BadValue, match=r"neither ours .* nor of a known model_type .* it says 'bert'"):
+        VLAPolicy.from_pretrained(folder)
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""Uint8 image steps, exactly as the libraries that published checkpoints were trained with: batched, on device.
+
+Every resize is separable and written as a few taps per output row: `out[i] = sum_t weight[i, t] in[index[i, t]]`.
+Sources: Pillow `Resample.c` (bicubic, 22-bit fixed point), TensorFlow `scale_and_translate_op.cc` (Lanczos-3) and
+`crop_and_resize_op.cc` (the centre crop), in the chain of openvla-oft 213c5ff8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+
+CROP_AREA = 0.9
+"""Part of the area that a centre crop keeps, as in the random-crop augmentation of LIBERO fine-tunes."""
+
+_PILLOW_BITS = 22
+
+
+@dataclass(frozen=True)
+class Taps:
+    """One axis of a separable resize."""
+
+    index: Tensor
+    """Input row of each tap, int64 `[out, T]`."""
+    weight: Tensor
+    """Weight of each tap, float64 `[out, T]`; 0 where a tap lies outside the image."""
+
+
+def channels_last(image: Tensor, key: str) -> Tensor:
+    """Uint8 `[B, H, W, 3]` from that or `[B, 3, H, W]`; anything else raises `BadValue` naming `key`."""
+    if image.dtype != torch.uint8 or image.ndim != 4 or 3 not in (image.shape[1], image.shape[3]):
+        raise BadValue(
+            f"'{key}' must be uint8 [B, H, W, 3] or [B, 3, H, W], got {image.dtype} {tuple(image.shape)}"
+        )
+    return image if image.shape[3] == 3 else image.permute(0, 2, 3, 1)
+
+
+def resize_bicubic(image_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """Pillow's antialiased bicubic resize, bit for bit, uint8 `[B, height, width, C]`."""
+    image_BHWC = _pillow_pass(image_BHWC, width, dim=2)
+    return _pillow_pass(image_BHWC, height, dim=1)
+
+
+def resize_lanczos3(image_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """TensorFlow's antialiased Lanczos-3 resize, rounded and clipped, uint8 `[B, height, width, C]`."""
+    out = image_BHWC.float()
+    for dim, size in ((1, height), (2, width)):
+        taps = antialiased_taps(image_BHWC.shape[dim], size, lanczos3, 3.0)
+        out = _apply(out, taps, dim)
+    return out.round().clamp(0, 255).to(torch.uint8)
+
+
+def crop_center(image_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """The central `CROP_AREA` of each image, bilinearly stretched to `[B, height, width, C]`, uint8.
+
+    As `tf.image.crop_and_resize` on floats in [0, 1], then times 255.5 and truncated.
+    """
+    out = image_BHWC.float() / 255.0
+    for dim, size in ((2, width), (1, height)):
+        first, second, mix = crop_rows(image_BHWC.shape[dim], size)
+        shape = [1] * out.ndim
+        shape[dim] = -1
+        low = out.index_select(dim, first.to(out.device))
+        high = out.index_select(dim, second.to(out.device))
+        out = low + (high - low) * mix.to(out.device).view(shape)
+    return (out.clamp(0.0, 1.0) * 255.5).to(torch.uint8)
+
+
+def pad_to_square(image_BHWC: Tensor, fill: tuple[int, int, int]) -> Tensor:
+    """Equal borders of colour `fill` around the shorter side; the odd pixel goes right or below."""
+    batch, height, width, _ = image_BHWC.shape
+    side = max(height, width)
+    colour = torch.tensor(fill, dtype=torch.uint8, device=image_BHWC.device)
+    square = colour.expand(batch, side, side, 3).clone()
+    top, left = (side - height) // 2, (side - width) // 2
+    square[:, top : top + height, left : left + width] = image_BHWC
+    return square
+
+
+def bicubic(x: float) -> float:
+    """Keys' cubic kernel with a = -0.5."""
+    x = abs(x)
+    if x < 1.0:
+        return (1.5 * x - 2.5) * x * x + 1.0
+    return ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0 if x < 2.0 else 0.0
+
+
+def lanczos3(x: float) -> float:
+    """sinc(x) sinc(x / 3) on |x| < 3."""
+    if abs(x) >= 3.0:
+        return 0.0
+    if abs(x) < 1e-6:
+        return 1.0
+    return 3.0 * math.sin(math.pi * x) * math.sin(math.pi * x / 3.0) / (math.pi * x) ** 2
+
+
+@lru_cache(maxsize=64)
+def antialiased_taps(size_in: int, size_out: int, kernel: Callable[[float], float], support: float) -> Taps:
+    """Taps of a resize whose kernel is widened by the scale when shrinking; weights sum to 1."""
+    scale = size_in / size_out
+    widened = max(scale, 1.0)
+    reach = support * widened
+    rows = []
+    for i in range(size_out):
+        centre = (i + 0.5) * scale
+        first = max(0, int(centre - reach + 0.5))
+        last = min(size_in, int(centre + reach + 0.5))
+        weights = [kernel((j + 0.5 - centre) / widened) for j in range(first, last)]
+        total = sum(weights)
+        rows.append((first, [weight / total for weight in weights]))
+    return _taps(rows, size_in)
+
+
+@lru_cache(maxsize=64)
+def crop_rows(size_in: int, size_out: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows on both sides of each output row of the central crop, and the share of the second.
+
+    In float32 throughout, as TensorFlow does it: a share that differs in its last bit moves a grey level.
+    """
+    side = torch.tensor(CROP_AREA, dtype=torch.float32).sqrt()
+    begin = (1 - side) / 2
+    step = (begin + side - begin) * (size_in - 1) / max(size_out - 1, 1)
+    place = begin * (size_in - 1) + torch.arange(size_out, dtype=torch.float32) * step
+    first = place.floor()
+    return first.long(), place.ceil().long().clamp(max=size_in - 1), place - first
+
+
+def _taps(rows: list[tuple[int, list[float]]], size_in: int) -> Taps:
+    count = max(len(weights) for _, weights in rows)
+    weight = torch.zeros(len(rows), count, dtype=torch.float64)
+    index = torch.zeros(len(rows), count, dtype=torch.int64)
+    for i, (first, weights) in enumerate(rows):
+        weight[i, : len(weights)] = torch.tensor(weights, dtype=torch.float64)
+        index[i] = (first + torch.arange(count)).clamp(max=size_in - 1)
+    return Taps(index, weight)
+
+
+def _pillow_pass(image_BHWC: Tensor, size: int, dim: int) -> Tensor:
+    """One pass of Pillow's 8-bit resampling: integer weights, rounded back to uint8."""
+    if image_BHWC.shape[dim] == size:
+        return image_BHWC
+    taps = antialiased_taps(image_BHWC.shape[dim], size, bicubic, 2.0)
+    scaled = taps.weight * (1 << _PILLOW_BITS)
+    whole = (scaled + torch.where(scaled < 0, -0.5, 0.5)).trunc().to(torch.int32)
+    total = _apply(image_BHWC.to(torch.int32), Taps(taps.index, whole), dim)
+    rounded = (total + (1 << (_PILLOW_BITS - 1))) >> _PILLOW_BITS
+    return rounded.clamp(0, 255).to(torch.uint8)
+
+
+def _apply(x: Tensor, taps: Taps, dim: int) -> Tensor:
+    """Weighted sum of shifted copies along `dim`, in the dtype of `x`."""
+    shape = [1] * x.ndim
+    shape[dim] = -1
+    weight = taps.weight.to(x.device, x.dtype)
+    index = taps.index.to(x.device)
+    out = x.index_select(dim, index[:, 0]) * weight[:, 0].view(shape)
+    for t in range(1, index.shape[1]):
+        out += x.index_select(dim, index[:, t]) * weight[:, t].view(shape)
+    return out

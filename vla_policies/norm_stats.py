@@ -1,0 +1,93 @@
+"""Statistics of the data a checkpoint was trained on: which there are, which one is meant, and what they do.
+
+The layout is that of OpenVLA's `norm_stats` and `dataset_statistics.json`: data set -> "action" and "proprio"
+-> mean, std, min, max, q01, q99 and (for actions) mask. All arithmetic is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from vla_gym.errors import BadValue, unknown_name
+
+NO_NOOPS = "_no_noops"
+"""Suffix of data sets from which standing still was filtered; asked for without it, they are found too."""
+
+Bounds = Literal["q01_q99", "min_max"]
+"""Which pair of statistics becomes -1 and 1: quantiles, or the extremes (ALOHA)."""
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """The affine map between a data set's units and [-1, 1]."""
+
+    low_A: np.ndarray
+    """Becomes -1, float64."""
+    high_A: np.ndarray
+    """Becomes 1, float64."""
+    mask_A: np.ndarray
+    """Bool; where False, numbers pass unchanged."""
+    epsilon: float
+    """Added to the width: 0 in OpenVLA, 1e-8 in OpenVLA-OFT."""
+
+    def normalise(self, x: np.ndarray) -> np.ndarray:
+        """Data units `[..., A]` to [-1, 1], clipped, float64."""
+        scaled = 2.0 * (x - self.low_A) / (self.high_A - self.low_A + 1e-8) - 1.0
+        return np.clip(np.where(self.mask_A, scaled, x), -1.0, 1.0)
+
+    def unnormalise(self, x: np.ndarray) -> np.ndarray:
+        """[-1, 1] `[..., A]` to data units, float64."""
+        width = self.high_A - self.low_A + self.epsilon
+        return np.where(self.mask_A, 0.5 * (np.asarray(x, np.float64) + 1.0) * width + self.low_A, x)
+
+
+def identity(dims: int) -> Normaliser:
+    """Leaves numbers in [-1, 1] as they are."""
+    return Normaliser(-np.ones(dims), np.ones(dims), np.zeros(dims, dtype=bool), 0.0)
+
+
+def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str) -> str | None:
+    """The data set meant by `unnorm_key`; None when there are no statistics and none were asked for.
+
+    A key may leave out `_no_noops`. Without a key there must be exactly one data set. Raises `UnknownName`
+    listing the right ones, or `BadValue`.
+    """
+    if wanted is None:
+        if len(statistics) > 1:
+            raise BadValue(
+                f"{where} has action statistics of {len(statistics)} data sets; "
+                f"choose one with unnorm_key: {', '.join(sorted(statistics))}"
+            )
+        return next(iter(statistics), None)
+    for key in (wanted, wanted + NO_NOOPS):
+        if key in statistics:
+            return key
+    raise unknown_name(f"unnorm_key in {where}", wanted, statistics)
+
+
+def normaliser(
+    statistics: Mapping[str, Any], key: str, part: str, where: str, *, bounds: Bounds, epsilon: float
+) -> Normaliser:
+    """The map for `part` ("action" or "proprio") of data set `key`; what is absent or ragged raises."""
+    entry = statistics[key].get(part)
+    if not isinstance(entry, Mapping):
+        raise BadValue(f"statistics '{key}' of {where} have no '{part}'")
+    low_name, high_name = ("q01", "q99") if bounds == "q01_q99" else ("min", "max")
+    arrays = []
+    for name in (low_name, high_name):
+        try:
+            arrays.append(np.asarray(entry[name], dtype=np.float64))
+        except (KeyError, ValueError, TypeError) as error:
+            raise BadValue(f"statistics '{key}' of {where} lack numbers '{part}.{name}'") from error
+    low_A, high_A = arrays
+    mask_A = np.asarray(entry.get("mask", [True] * low_A.size), dtype=bool)
+    if low_A.ndim != 1 or low_A.shape != high_A.shape or low_A.shape != mask_A.shape:
+        raise BadValue(
+            f"statistics '{key}' of {where}: {low_name}, {high_name} and mask of '{part}' are not of one "
+            f"length ({low_A.shape}, {high_A.shape}, {mask_A.shape})"
+        )
+    return Normaliser(low_A, high_A, mask_A, epsilon)

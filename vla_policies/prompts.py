@@ -1,0 +1,79 @@
+"""Instruction -> token ids, as OpenVLA and its fine-tunes were trained to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_gym import text
+from vla_gym.errors import BadValue
+
+BOS = 1
+SPACE = 29871
+"""Llama's piece for a lone space: what stands between "Out:" and the first action in the training text."""
+_FIRST_BYTE = 3
+"""Id of the byte 0 in Llama's vocabulary."""
+
+
+def openvla_prompt(instruction: str) -> str:
+    """The sentence OpenVLA is asked."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+class PromptTokenizer:
+    """Prompts to ids, BOS first and `SPACE` last; each distinct sentence is tokenised once.
+
+    :param source: contents of a `tokenizer.json`; "" spells prompts in Llama's byte tokens, for networks
+        that were never trained and so have no words to know.
+    :param where: names the source in errors.
+    """
+
+    def __init__(self, source: str, where: str = "tokenizer.json") -> None:
+        self._tokenizer = _open(source, where) if source else None
+        self._ids_of = lru_cache(maxsize=4096)(self._encode)
+
+    def ids(self, instruction: str) -> tuple[int, ...]:
+        """Token ids of the prompt for one instruction."""
+        return self._ids_of(instruction)
+
+    def batch(self, instructions: Sequence[str], pad: int) -> tuple[Tensor, Tensor]:
+        """Ids int64 `[B, L]`, right padded with `pad`, and the bool mask of real ones."""
+        rows = [self.ids(one) for one in instructions]
+        length = max(len(row) for row in rows)
+        ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
+        mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            ids_BL[i, : len(row)] = torch.tensor(row)
+            mask_BL[i, : len(row)] = True
+        return ids_BL, mask_BL
+
+    def _encode(self, instruction: str) -> tuple[int, ...]:
+        if not instruction.strip():
+            raise BadValue(f"the instruction {instruction!r} holds no word")
+        prompt = openvla_prompt(instruction)
+        if self._tokenizer is None:
+            ids = [BOS, *(byte + _FIRST_BYTE for byte in prompt.encode("utf-8"))]
+        else:
+            ids = self._tokenizer.encode(prompt).ids
+        return tuple(ids) if ids[-1] == SPACE else (*ids, SPACE)
+
+
+def decode_instructions(bytes_BL: Tensor) -> list[str]:
+    """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
+    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != text.MAX_BYTES:
+        raise BadValue(f"'instruction' must be bytes [B, {text.MAX_BYTES}], got {tuple(bytes_BL.shape)}")
+    try:
+        return [text.decode(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
+    except UnicodeDecodeError as error:
+        raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
+
+
+def _open(source: str, where: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(source)
+    except Exception as error:  # `tokenizers` raises bare Exception for every fault of the file
+        raise BadValue(f"'{where}' cannot be read as a tokenizer: {error}") from error
