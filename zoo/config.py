@@ -120,6 +120,12 @@ def check_arithmetic(config: RunConfig) -> None:
         )
 
 
+def family_options(config: RunConfig) -> dict[str, Any]:
+    """The part of `env_options` that `vla_gym.find_benchmark` takes: `split` and the family's own options."""
+    own = {name: value for name, value in config.env_options.items() if name not in ENV_SETTINGS}
+    return own | {name: value for name, value in config.env_options.items() if name == "split"}
+
+
 def to_plain(config: RunConfig) -> dict[str, Any]:
     """As a dict of plain values, for `config.yml`."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import yaml
 
 from vla_gym.benchmarks import find_benchmark
-from zoo.config import RunConfig, to_plain
+from zoo.config import RunConfig, family_options, to_plain
 from zoo.runs import ResumePoint
 
 
@@ -20,20 +22,28 @@ def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
 
 
 def arithmetic_lines(config: RunConfig) -> list[str]:
-    """Decisions, steps, minibatches and updates of the run, one line each."""
-    tasks = find_benchmark(config.env).tasks
-    decisions = config.num_envs * int(config.algo_kwargs["n_steps"])
-    steps = decisions * config.chunk
-    batch = min(int(config.algo_kwargs["batch_size"]), decisions)
-    epochs = int(config.algo_kwargs["n_epochs"])
-    minibatches = -(-decisions // batch)
-    updates = -(-config.n_timesteps // steps)
+    """Decisions, steps, minibatches and updates of the run, one line each; "at most" where episodes may end early."""
+    tasks = find_benchmark(config.env, **family_options(config)).tasks
     trials = sum(task.num_trials for task in tasks)
+    settings = config.algo_kwargs
+    if config.algo == "grpo":
+        rounds = int(settings.get("rollouts_per_update", 1))
+        episodes = config.num_envs * rounds
+        decisions = episodes * math.ceil(max(task.horizon for task in tasks) / config.chunk)
+        steps = episodes * max(task.horizon for task in tasks)
+        rollout = f"{episodes // config.group_size} groups of {config.group_size} episodes"
+    else:
+        per_env = int(settings.get("n_steps", 2048))
+        decisions = config.num_envs * per_env
+        steps = decisions * config.chunk
+        rollout = f"{config.num_envs} envs x {per_env} decisions"
+    batch = min(int(settings.get("batch_size", 64)), decisions)
+    epochs = int(settings.get("n_epochs", 1))
+    minibatches = -(-decisions // batch)
     return [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
         f"decision     up to {config.chunk} simulator steps",
-        f"rollout      {config.num_envs} envs x {config.algo_kwargs['n_steps']} decisions = {decisions} decisions, "
-        f"at most {steps} simulator steps",
-        f"update       {epochs} epochs x {minibatches} minibatches of {batch} = {epochs * minibatches} gradient steps",
-        f"run          {config.n_timesteps} simulator steps: at least {updates} updates",
+        f"rollout      {rollout}: at most {decisions} decisions, {steps} simulator steps",
+        f"update       {epochs} epochs x at most {minibatches} minibatches of {batch} decisions",
+        f"run          {config.n_timesteps} simulator steps: at least {-(-config.n_timesteps // steps)} updates",
     ]

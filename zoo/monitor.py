@@ -97,18 +97,14 @@ class EvaluationFile:
         self.timesteps: list[int] = []
         self._results: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
-        self.successes: list[np.ndarray] = []
+        self._successes: list[np.ndarray] = []
         if keep_until is not None and self._path.is_file():
             with np.load(self._path) as old:
                 keep = old["timesteps"] <= keep_until
                 self.timesteps = [int(step) for step in old["timesteps"][keep]]
                 self._results = list(old["results"][keep])
                 self._lengths = list(old["ep_lengths"][keep])
-                self.successes = list(old["successes"][keep])
-
-    def best_success(self) -> float | None:
-        """Highest mean success so far; None before the first evaluation."""
-        return max((float(np.mean(row)) for row in self.successes), default=None)
+                self._successes = list(old["successes"][keep])
 
     def add(
         self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]
@@ -117,13 +113,13 @@ class EvaluationFile:
         self.timesteps.append(num_timesteps)
         self._results.append(np.asarray(results, dtype=np.float64))
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
-        self.successes.append(np.asarray(successes, dtype=bool))
+        self._successes.append(np.asarray(successes, dtype=bool))
         partial = self._path.with_name("evaluations.partial.npz")
         np.savez(
             partial,
             timesteps=np.asarray(self.timesteps),
             results=np.stack(self._results),
             ep_lengths=np.stack(self._lengths),
-            successes=np.stack(self.successes),
+            successes=np.stack(self._successes),
         )
         partial.replace(self._path)

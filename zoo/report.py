@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vla_gym.specs import Task
+from zoo.config import RunConfig
 from zoo.evaluation import Episode, Rate, overall_rate, rates_by_suite, rates_by_task, task_weighted_mean
 
 _LABEL_WIDTH = 60
@@ -93,3 +95,26 @@ def _rate_values(rate: Rate) -> dict[str, Any]:
 
 def _shorten(label: str) -> str:
     return label if len(label) <= _LABEL_WIDTH else label[: _LABEL_WIDTH - 3] + "..."
+
+
+def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) -> str:
+    """What starts, where its files go, and from where it goes on."""
+    start = f", going on at {done}" if done else ""
+    return (
+        f"{config.algo.upper()} on {config.env} with {config.policy} ({num_parameters / 1e6:.1f} M parameters), "
+        f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> {run_path}"
+    )
+
+
+def closing_lines(run_path: Path, video: Path | None, n_timesteps: int) -> str:
+    """Where everything is, and what to do next."""
+    lines = [f"run folder  {run_path}"]
+    if video is not None:
+        lines.append(f"video       {video}")
+    lines += [
+        "next:",
+        f"  evaluate on every start state   python -m zoo.evaluate -i {run_path} -P",
+        f"  train on                        python -m zoo.train -i {run_path} -n {2 * n_timesteps}",
+        f"  curves                          tensorboard --logdir {run_path}",
+    ]
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from typing import Any
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue, unknown_name
 from zoo.arguments import key_values
-from zoo.config import RunConfig, build_config, check_arithmetic
+from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
 from zoo.runs import ResumePoint
 from zoo.settings import check_algorithm, check_settings
@@ -89,7 +89,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         num_threads=args.num_threads,
         entry=hyperparams.entry,
     )
-    check_benchmark_options(config, family_options=values.get("env_kwargs", {}))
+    check_benchmark_options(config)
     return config
 
 
@@ -163,12 +163,9 @@ def resolve_policy(name: str) -> PolicyChoice:
     return PolicyChoice(name=str(folder), family=family, env_options=options)
 
 
-def check_benchmark_options(config: RunConfig, *, family_options: Mapping[str, Any]) -> None:
+def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them shows here."""
-    options = dict(family_options)
-    if "split" in config.env_options:
-        options["split"] = config.env_options["split"]
-    benchmark = find_benchmark(config.env, **options)
+    benchmark = find_benchmark(config.env, **family_options(config))
     grid = sum(task.num_trials for task in benchmark.tasks)
     if config.eval_episodes > grid:
         raise BadValue(

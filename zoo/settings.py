@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 
-KindName = Literal["int", "float", "bool", "str", "mapping", "schedule"]
+KindName = Literal["int", "float", "bool", "str", "mapping", "schedule", "pair"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Kind:
     """What one setting takes."""
 
     name: KindName
-    """`schedule` is a number or a mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`."""
+    """`schedule` is a number or a mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`;
+    `pair` is two numbers, `[low, high]`."""
     optional: bool = False
     """May it be null?"""
 
@@ -52,23 +53,38 @@ ENV_SETTINGS: Mapping[str, Kind] = {
 }
 """Keyword arguments of `vla_gym.make_vec`; `env_kwargs` holds the benchmark family's own options."""
 
-_PPO: Mapping[str, Kind] = {
+_SHARED: Mapping[str, Kind] = {
     "learning_rate": _SCHEDULE,
-    "n_steps": _INT,
     "batch_size": _INT,
     "n_epochs": _INT,
-    "gamma": _FLOAT,
-    "gae_lambda": _FLOAT,
     "clip_range": _SCHEDULE,
-    "clip_range_vf": Kind("schedule", optional=True),
-    "normalize_advantage": _BOOL,
+    "clip_range_high": Kind("float", optional=True),
     "ent_coef": _FLOAT,
-    "vf_coef": _FLOAT,
     "max_grad_norm": _FLOAT,
     "target_kl": Kind("float", optional=True),
+    "dual_clip": Kind("float", optional=True),
+    "logprob_level": _STR,
+    "recompute_logprobs": _BOOL,
+}
+_PPO: Mapping[str, Kind] = {
+    "n_steps": _INT,
+    "gamma": _FLOAT,
+    "gae_lambda": _FLOAT,
+    "clip_range_vf": Kind("schedule", optional=True),
+    "normalize_advantage": _BOOL,
+    "vf_coef": _FLOAT,
+    "value_clip": _STR,
+    "huber_delta": Kind("float", optional=True),
+}
+_GRPO: Mapping[str, Kind] = {
+    "rollouts_per_update": _INT,
+    "score_bounds": Kind("pair", optional=True),
 }
 
-ALGORITHM_SETTINGS: Mapping[str, Mapping[str, Kind]] = {"ppo": _PPO, "grpo": _PPO}
+ALGORITHM_SETTINGS: Mapping[str, Mapping[str, Kind]] = {
+    "ppo": {**_SHARED, **_PPO},
+    "grpo": {**_SHARED, **_GRPO},
+}
 """Algorithm -> the keyword arguments of its class that a run may set."""
 
 ALGORITHMS: Mapping[str, str] = {"ppo": "zoo.ppo:PPO", "grpo": "zoo.grpo:GRPO"}
@@ -116,6 +132,10 @@ def _coerce(kind: Kind, value: object, where: str) -> Any:
         if isinstance(value, str):
             return value
         raise BadValue(f"{where} must be a word, got {value!r}")
+    if kind.name == "pair":
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return [_number(one, where) for one in value]
+        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {value!r}")
     number = _number(value, where)
     if kind.name != "int":
         return number

@@ -96,7 +96,8 @@ def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
     # Only now: torch and the simulators take seconds to import, a typo should not.
-    from zoo.training import TrainingRequest, train
+    from zoo.session import TrainingRequest
+    from zoo.training import train
 
     default = point.run.path.parent.parent if point else Path("logs")
     request = TrainingRequest(

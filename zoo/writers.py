@@ -7,41 +7,49 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
 
-_COLUMNS: tuple[tuple[str, str, str], ...] = (
+_FIRST = (
     ("success", "rollout/success_once", ".1%"),
-    ("eval", "eval/success_once", ".1%"),
     ("return", "env/return", ".3f"),
     ("length", "env/episode_len", ".0f"),
-    ("groups", "rollout/groups_kept", ".2f"),
+)
+_ACTOR = (
     ("kl", "train/actor/approx_kl", ".1e"),
     ("clip", "train/actor/clip_fraction", ".1%"),
     ("entropy", "train/actor/entropy", ".2f"),
+)
+_CRITIC = (
     ("value", "train/critic/value_loss", ".1e"),
     ("expl var", "train/critic/explained_variance", ".2f"),
-    ("steps/s", "time/sim_steps_per_second", ".0f"),
 )
-"""Heading, key and format of each column of the screen's table."""
+_GROUPS = (("groups", "rollout/groups_kept", ".0%"),)
+_LAST = (("steps/s", "time/sim_steps_per_second", ".0f"),)
+
+COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "ppo": _FIRST + _ACTOR + _CRITIC + _LAST,
+    "grpo": _FIRST + _GROUPS + _ACTOR + _LAST,
+}
+"""Algorithm -> heading, key and format of each column of the screen's table."""
 _WIDTH = 9
 _ROWS_PER_HEADING = 20
 
 
-class ScreenTable(KVWriter):
+class ScreenTable(KVWriter, SeqWriter):
     """One row per update, headings every 20 rows; a number that an update does not have stays blank."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, algo: str, say: Callable[[str], None]) -> None:
         self._say = say
+        self._columns = COLUMNS[algo]
         self._rows = 0
-        self._columns: tuple[tuple[str, str, str], ...] = ()
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
@@ -50,12 +58,14 @@ class ScreenTable(KVWriter):
         if not any(key.startswith("train/") for key in key_values):
             return
         if self._rows % _ROWS_PER_HEADING == 0:
-            # An algorithm without a critic has no such columns.
-            self._columns = tuple(c for c in _COLUMNS if _belongs(c[1], key_values))
             self._say(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
         self._rows += 1
         cells = [f"{_cell(key_values.get(key), form):>{_WIDTH}}" for _, key, form in self._columns]
         self._say(" ".join([f"{step:>10}", *cells]).rstrip())
+
+    def write_sequence(self, sequence: Sequence[str]) -> None:
+        """Print a line of `logger.info`."""
+        self._say(" ".join(sequence))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -117,12 +127,6 @@ def _lines_until(path: Path, step: int) -> list[str]:
         if entry["step"] <= step:
             kept.append(line)
     return kept
-
-
-def _belongs(key: str, values: Mapping[str, Any]) -> bool:
-    """A success rate may be missing from one update for lack of a finished episode; its column stays."""
-    always = ("rollout/success_once", "eval/success_once", "env/return", "env/episode_len")
-    return key in values or key in always
 
 
 def _cell(value: Any, form: str) -> str:

@@ -1,0 +1,166 @@
+"""What happens around training, as Stable-Baselines3 callbacks: the monitor, and evaluations.
+
+Evaluations happen at update boundaries (before a rollout), where the weights are those of a finished
+update; they leave every random generator of the run as they found it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+
+from zoo.checkpoint_callback import CheckpointCallback
+from zoo.evaluation import Episode, Rate, overall_rate
+from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.progress import Progress
+
+
+class Stopped(Exception):
+    """Training was asked to stop while an evaluation was running."""
+
+
+class EvaluationCallback(BaseCallback):
+    """Evaluates at the first update boundary past every multiple of `every` simulator steps, and at the end.
+
+    Always the same start states. Keeps `evaluations.npz`, and the policy that solved the most in `best/`.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        *,
+        acted_at: int,
+        evaluate: Callable[[], list[Episode]],
+        log: EvaluationFile,
+        checkpoints: CheckpointCallback,
+        say: Callable[[str], None],
+    ) -> None:
+        """`every` 0 evaluates at the end only; `acted_at` is where the run was evaluated last, 0 for never.
+
+        `evaluate` raises `Stopped` when `checkpoints.stopping`; a resumed run then makes up for it.
+        """
+        super().__init__()
+        self.last: list[Episode] | None = None
+        """Episodes of the latest evaluation."""
+        self._every = every
+        self._acted_at = acted_at
+        self._evaluate = evaluate
+        self._file = log
+        self._checkpoints = checkpoints
+        self._say = say
+
+    def _on_rollout_start(self) -> None:
+        now = self.model.num_timesteps
+        if self._every and now // self._every > self._acted_at // self._every:
+            self._act(now)
+
+    def _on_training_end(self) -> None:
+        if not self._checkpoints.stopping and self.model.num_timesteps != self._acted_at:
+            self._act(self.model.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _act(self, now: int) -> None:
+        """Evaluate the present weights at `now` simulator steps."""
+        model: Any = self.model
+        try:
+            with untouched_generators(), model.clock.phase("evaluation"):
+                episodes = self._evaluate()
+        except Stopped:
+            return
+        self._acted_at = now
+        self.last = episodes
+        self._file.add(
+            now,
+            [one.total_reward for one in episodes],
+            [one.length for one in episodes],
+            [one.success_once for one in episodes],
+        )
+        rate = overall_rate(episodes)
+        self._log(now, episodes, rate)
+        best = self._checkpoints.offer_best(rate.mean)
+        low, high = rate.interval
+        self._say(
+            f"{now:>10} evaluated: success {rate.mean:.1%} [{low:.1%}, {high:.1%}], "
+            f"{rate.successes} of {rate.episodes}{', kept as best/' if best else ''}"
+        )
+
+    def _log(self, now: int, episodes: list[Episode], rate: Rate) -> None:
+        self.logger.record("eval/success_once", rate.mean)
+        self.logger.record("eval/success_at_end", float(np.mean([one.success_at_end for one in episodes])))
+        self.logger.record("eval/return", float(np.mean([one.total_reward for one in episodes])))
+        self.logger.record("eval/episode_len", float(np.mean([one.length for one in episodes])))
+        self.logger.record("eval/num_trajectories", rate.episodes)
+        self.logger.dump(now)
+
+
+class MonitorCallback(BaseCallback):
+    """Writes every finished training episode to `monitor.csv` and moves the progress bar."""
+
+    def __init__(self, file: MonitorFile, progress: Progress) -> None:
+        super().__init__()
+        self._file = file
+        self._progress = progress
+        self._tasks: set[int] = set()
+
+    @property
+    def tasks_seen(self) -> int:
+        """Number of different tasks of which at least one step was trained on."""
+        return len(self._tasks)
+
+    def _on_step(self) -> bool:
+        self._tasks.update(int(info["task_id"]) for info in self.locals["infos"])
+        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+            if done and "success_once" in info.get("episode", {}) and not info.get("lost", False):
+                stats = info["episode"]
+                self._file.add(
+                    MonitorRow(
+                        total_reward=float(stats["return"]),
+                        length=int(stats["length"]),
+                        success=bool(stats["success_once"]),
+                        task_id=int(info["task_id"]),
+                        num_timesteps=self.model.num_timesteps,
+                    )
+                )
+        self._progress.to(self.model.num_timesteps)
+        return True
+
+    def _on_rollout_end(self) -> None:
+        recent = self.model.ep_success_buffer
+        if recent:
+            self._progress.note(f"success {np.mean(recent):.1%}")
+
+
+@contextmanager
+def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` when SIGTERM comes; the former handler comes back after."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        act()
+
+    former = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+@contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Give torch's, NumPy's and Python's global generators back as they were."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

@@ -1,0 +1,210 @@
+"""A training run while it trains: files, callbacks, the end, and how it ends early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.logger import Logger
+
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import VLAZooError
+from zoo.algorithm import VLAOnPolicyAlgorithm
+from zoo.callbacks import EvaluationCallback, MonitorCallback, Stopped, on_sigterm
+from zoo.checkpoint import save_checkpoint
+from zoo.checkpoint_callback import CheckpointCallback
+from zoo.config import RunConfig
+from zoo.evaluation import Episode, Frame, choose_cells, evaluate
+from zoo.monitor import EvaluationFile, MonitorFile
+from zoo.progress import Progress
+from zoo.report import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
+from zoo.runs import ResumePoint, RunFolder
+from zoo.video import VideoRecorder
+from zoo.writers import JsonLines, ScreenTable, TensorBoard
+
+_FILMED_EPISODES = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """Everything a training run is told."""
+
+    config: RunConfig
+    """What to compute."""
+    log_folder: Path
+    """Where a new run folder goes."""
+    command: Sequence[str]
+    """The command line, for `command.txt`."""
+    args: Mapping[str, Any]
+    """Its parsed flags, for `args.yml`."""
+    resume: ResumePoint | None = None
+    """Where to go on from."""
+    tensorboard_log: Path | None = None
+    """Parent of the TensorBoard folder; None puts events into the run folder."""
+    progress: bool = False
+    """Show a progress bar."""
+
+
+class Session:
+    """Trains `model` into `run`; `say` gets each line for the screen."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        model: VLAOnPolicyAlgorithm,
+        envs: VLAVectorEnv,
+        run: RunFolder,
+        say: Callable[[str], None],
+    ) -> None:
+        self._request = request
+        self._config = request.config
+        self._model = model
+        self._envs = envs
+        self._run = run
+        self._say = say
+        self._done = model.num_timesteps
+        in_place = request.resume is not None and request.resume.in_place
+        # Files of a run that goes on lose what its last checkpoint does not know.
+        self._keep_until = self._done if in_place else None
+
+    def learn(self) -> None:
+        """Train to the end or to SIGTERM, save, and say what came of it."""
+        with ExitStack() as cleanup:
+            progress = Progress(self._config.n_timesteps, done=self._done, on=self._request.progress)
+            cleanup.callback(progress.close)
+            self._say = progress.wrap(self._say)
+            logger = self._logger()
+            cleanup.callback(logger.close)
+            self._model.set_logger(logger)
+            monitor_file = MonitorFile(self._run.path, self._config.env, keep_until=self._keep_until)
+            cleanup.callback(monitor_file.close)
+            monitor = MonitorCallback(monitor_file, progress)
+            checkpoints = CheckpointCallback(self._run.path, save_freq=self._config.save_freq)
+            cleanup.enter_context(on_sigterm(checkpoints.stop))
+            evaluation = self._evaluation(checkpoints, cleanup) if self._config.eval_episodes else None
+            # Saving first: a kill during an evaluation then loses nothing.
+            callbacks = [monitor, checkpoints, *([evaluation] if evaluation else [])]
+            size = sum(parameter.numel() for parameter in self._model.policy.parameters())
+            self._say(headline(self._config, self._run.path, size, self._done))
+            self._learn_guarded(CallbackList(callbacks))
+            if checkpoints.stopping:
+                self._say(
+                    f"stopped by SIGTERM and saved; go on with: python -m zoo.train -i {self._run.path}"
+                )
+                return
+        self._close(monitor.tasks_seen, evaluation)
+
+    def _learn_guarded(self, callbacks: CallbackList) -> None:
+        """`model.learn`; Ctrl-C and a lost simulator save what the last update left."""
+        try:
+            self._model.learn(
+                self._config.n_timesteps - self._done,
+                callback=callbacks,
+                reset_num_timesteps=self._request.resume is None,
+            )
+        except (KeyboardInterrupt, VLAZooError):
+            boundary = self._model.boundary
+            if boundary is not None and boundary.num_timesteps > self._done:
+                save_checkpoint(self._model, self._run.checkpoints)
+                self._say(f"saved; go on with: python -m zoo.train -i {self._run.path}")
+            raise
+
+    def _logger(self) -> Logger:
+        parent = self._request.tensorboard_log
+        events = self._run.path if parent is None else parent / self._config.algo / self._run.path.name
+        formats = [
+            ScreenTable(self._config.algo, self._say),
+            JsonLines(self._run.path, keep_until=self._keep_until),
+            TensorBoard(events, keep_until=self._keep_until),
+        ]
+        return Logger(folder=str(self._run.path), output_formats=formats)
+
+    def _evaluation(self, checkpoints: CheckpointCallback, cleanup: ExitStack) -> EvaluationCallback:
+        self._evaluator = Evaluator(self._config, self._envs, self._model.policy, checkpoints)
+        cleanup.callback(self._evaluator.close)
+        log = EvaluationFile(self._run.path, keep_until=self._keep_until)
+        fresh = 0 if self._keep_until is not None else self._done
+        return EvaluationCallback(
+            self._config.eval_freq,
+            acted_at=log.timesteps[-1] if log.timesteps else fresh,
+            evaluate=self._evaluator,
+            log=log,
+            checkpoints=checkpoints,
+            say=self._say,
+        )
+
+    def _close(self, tasks_seen: int, evaluation: EvaluationCallback | None) -> None:
+        """The evaluation's table, its film, and what to do next."""
+        tasks = self._envs.benchmark.tasks
+        self._say(
+            f"trained for {self._model.num_timesteps} simulator steps on {tasks_seen} of {len(tasks)} tasks"
+        )
+        video = None
+        if evaluation is not None and evaluation.last is not None:
+            episodes = evaluation.last
+            line = protocol_line(
+                self._config.env, episodes, tasks, chunk=self._config.chunk, deterministic=True
+            )
+            self._say(evaluation_table(episodes, tasks, line))
+            record = evaluation_record(
+                episodes,
+                tasks,
+                env_id=self._config.env,
+                protocol=self._envs.protocol(),
+                num_timesteps=self._model.num_timesteps,
+                deterministic=True,
+            )
+            (self._run.path / "evaluation.json").write_text(
+                json.dumps(record, indent=2) + "\n", encoding="utf-8"
+            )
+            name = f"step_{self._model.num_timesteps}.mp4"
+            fps = float(self._envs.metadata["render_fps"])
+            video = self._evaluator.video.write(self._run.videos / name, fps=fps)
+        self._say(closing_lines(self._run.path, video, self._config.n_timesteps))
+
+
+class Evaluator:
+    """Evaluates the run's policy on its fixed start states; the simulators start at the first call."""
+
+    def __init__(
+        self, config: RunConfig, envs: VLAVectorEnv, policy: Any, checkpoints: CheckpointCallback
+    ) -> None:
+        tasks = envs.benchmark.tasks
+        self._config = config
+        self._policy = policy
+        self._checkpoints = checkpoints
+        self._cells = choose_cells(tasks, config.eval_episodes)
+        self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
+        self._envs: VLAVectorEnv | None = None
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        """Film of the latest evaluation."""
+
+    def __call__(self) -> list[Episode]:
+        """Evaluate the likeliest actions; raises `Stopped` when training is asked to stop."""
+        if self._envs is None:
+            self._envs = self._make()
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+
+        def on_frame(frame: Frame) -> None:
+            if self._checkpoints.stopping:
+                raise Stopped
+            self.video.add(frame)
+
+        return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
+
+    def close(self) -> None:
+        """End the evaluation's simulators."""
+        if self._envs is not None:
+            self._envs.close()
+
+    def _make(self) -> VLAVectorEnv:
+        num_envs = min(self._config.num_envs, len(self._cells))
+        options = {**self._config.env_options, "group_size": 1}
+        if "num_workers" in options:
+            options["num_workers"] = min(options["num_workers"], num_envs)
+        return make_vec(self._config.env, num_envs, autoreset_mode="disabled", **options)

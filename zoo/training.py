@@ -1,0 +1,107 @@
+"""One training run: environments, algorithm, run folder; `zoo.session` then trains."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import TextIO
+
+import torch
+
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import VLAZooError
+from zoo.alarms import TrainingWarning
+from zoo.algorithm import VLAOnPolicyAlgorithm
+from zoo.checkpoint import load_checkpoint
+from zoo.config import RunConfig
+from zoo.devices import check_device
+from zoo.runs import RunFolder, create_run_folder, describe_run
+from zoo.schedules import build_schedule
+from zoo.session import Session, TrainingRequest
+from zoo.settings import ALGORITHM_SETTINGS, ALGORITHMS
+
+
+def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
+    """Run it; `say` gets each line for the screen. Returns the run folder.
+
+    A user's mistake that shows only while starting leaves no run folder behind. SIGTERM, Ctrl-C and the
+    loss of a simulator leave a checkpoint to resume from.
+    """
+    config = request.config
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = check_device(config.device)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(warnings_as_lines(say))
+        envs = make_vec(config.env, config.num_envs, seed=config.seed, **config.env_options)
+        cleanup.callback(envs.close)
+        model = make_model(config, envs, device)
+        if request.resume is not None:
+            load_checkpoint(model, request.resume.checkpoint)
+        run = open_run_folder(request, envs)
+        try:
+            Session(request, model, envs, run, say).learn()
+        except VLAZooError:
+            if request.resume is None and not run.saved_steps():
+                shutil.rmtree(run.path)
+            raise
+    return run
+
+
+def make_model(config: RunConfig, envs: VLAVectorEnv, device: torch.device) -> VLAOnPolicyAlgorithm:
+    """The algorithm with its policy, seeded."""
+    module, _, name = ALGORITHMS[config.algo].partition(":")
+    algorithm = getattr(import_module(module), name)
+    kinds = ALGORITHM_SETTINGS[config.algo]
+    settings = {
+        name: build_schedule(value, name) if kinds[name].name == "schedule" and value is not None else value
+        for name, value in config.algo_kwargs.items()
+    }
+    policy_kwargs = {
+        "backbone": config.policy,
+        "action_spec": envs.benchmark.action_spec,
+        **config.policy_kwargs,
+    }
+    model: VLAOnPolicyAlgorithm = algorithm(
+        "VLAPolicy", envs, seed=config.seed, device=device, policy_kwargs=policy_kwargs, **settings
+    )
+    return model
+
+
+def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
+    """A new folder, or the resumed run's own; described either way."""
+    config = request.config
+    if request.resume is not None and request.resume.in_place:
+        run = request.resume.run
+    else:
+        run = create_run_folder(request.log_folder, config.algo, config.env)
+    describe_run(run, config=config, args=request.args, command=request.command, protocol=envs.protocol())
+    return run
+
+
+@contextmanager
+def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
+    """Show a training warning as one line instead of a source position."""
+    former = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, TrainingWarning):
+            say(f"warning: {message}")
+        else:
+            former(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        # The alarms limit their own rate.
+        warnings.simplefilter("always", TrainingWarning)
+        warnings.showwarning = show
+        yield
