@@ -1,0 +1,245 @@
+"""Meta-World's tasks, sentences, difficulty buckets and published protocols as data; loads no simulator.
+
+Sources: Metaworld 3.1.1 (names, task sets), the instruction table that LeRobot's `metaworld_mt50` data set and
+RLinf a3816b59 share (sentences and their order), the difficulty buckets of "Masked World Models for Visual
+Control" (28 easy, 11 medium, 6 hard, 5 very hard), lerobot 0.4.4 and RLinf (horizons, settling, trials).
+Three orders of the 50 tasks are in use upstream, so tasks are known by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.specs import ActionSpec, Benchmark, Task
+
+RenderQuality = Literal["full", "fast"]
+TaskReward = Literal["success", "dense"]
+
+TASKS: dict[str, tuple[str, str]] = {
+    "assembly": ("hard", "Pick up a nut and place it onto a peg"),
+    "basketball": ("medium", "Dunk the basketball into the basket"),
+    "bin-picking": ("medium", "Grasp the puck from one bin and place it into another bin"),
+    "box-close": ("medium", "Grasp the cover and close the box with it"),
+    "button-press-topdown": ("easy", "Press a button from the top"),
+    "button-press-topdown-wall": ("easy", "Bypass a wall and press a button from the top"),
+    "button-press": ("easy", "Press a button"),
+    "button-press-wall": ("easy", "Bypass a wall and press a button"),
+    "coffee-button": ("easy", "Push a button on the coffee machine"),
+    "coffee-pull": ("medium", "Pull a mug from a coffee machine"),
+    "coffee-push": ("medium", "Push a mug under a coffee machine"),
+    "dial-turn": ("easy", "Rotate a dial 180 degrees"),
+    "disassemble": ("very_hard", "Pick a nut out of a peg"),
+    "door-close": ("easy", "Close a door with a revolving joint"),
+    "door-lock": ("easy", "Lock the door by rotating the lock clockwise"),
+    "door-open": ("easy", "Open a door with a revolving joint"),
+    "door-unlock": ("easy", "Unlock the door by rotating the lock counter-clockwise"),
+    "hand-insert": ("hard", "Insert the gripper into a hole"),
+    "drawer-close": ("easy", "Push and close a drawer"),
+    "drawer-open": ("easy", "Open a drawer"),
+    "faucet-open": ("easy", "Rotate the faucet counter-clockwise"),
+    "faucet-close": ("easy", "Rotate the faucet clockwise"),
+    "hammer": ("medium", "Hammer a screw on the wall"),
+    "handle-press-side": ("easy", "Press a handle down sideways"),
+    "handle-press": ("easy", "Press a handle down"),
+    "handle-pull-side": ("easy", "Pull a handle up sideways"),
+    "handle-pull": ("easy", "Pull a handle up"),
+    "lever-pull": ("easy", "Pull a lever down 90 degrees"),
+    "peg-insert-side": ("medium", "Insert a peg sideways"),
+    "pick-place-wall": ("very_hard", "Pick a puck, bypass a wall and place the puck"),
+    "pick-out-of-hole": ("hard", "Pick up a puck from a hole"),
+    "reach": ("easy", "Reach a goal position"),
+    "push-back": ("hard", "Push the puck to a goal"),
+    "push": ("hard", "Push the puck to a goal"),
+    "pick-place": ("hard", "Pick and place a puck to a goal"),
+    "plate-slide": ("easy", "Slide a plate into a cabinet"),
+    "plate-slide-side": ("easy", "Slide a plate into a cabinet sideways"),
+    "plate-slide-back": ("easy", "Get a plate from the cabinet"),
+    "plate-slide-back-side": ("easy", "Get a plate from the cabinet sideways"),
+    "peg-unplug-side": ("easy", "Unplug a peg sideways"),
+    "soccer": ("medium", "Kick a soccer into the goal"),
+    "stick-push": ("very_hard", "Grasp a stick and push a box using the stick"),
+    "stick-pull": ("very_hard", "Grasp a stick and pull a box with the stick"),
+    "push-wall": ("medium", "Bypass a wall and push a puck to a goal"),
+    "reach-wall": ("easy", "Bypass a wall and reach a goal"),
+    "shelf-place": ("very_hard", "Pick and place a puck onto a shelf"),
+    "sweep-into": ("medium", "Sweep a puck into a hole"),
+    "sweep": ("medium", "Sweep a puck off the table"),
+    "window-open": ("easy", "Push and open a window"),
+    "window-close": ("easy", "Push and close a window"),
+}
+"""Task -> (difficulty bucket, sentence), in the order of the instruction table (RLinf's task ids of MT50)."""
+BUCKETS = ("easy", "medium", "hard", "very_hard")
+
+MT10 = (
+    "reach",
+    "push",
+    "pick-place",
+    "door-open",
+    "drawer-open",
+    "drawer-close",
+    "button-press-topdown",
+    "peg-insert-side",
+    "window-open",
+    "window-close",
+)
+"""Order of the package's MT10."""
+ML45_TEST = ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
+"""Order of the package's ML45 test set, and of RLinf's."""
+
+TASK_SETS: dict[str, tuple[str, ...]] = {
+    "MetaWorld-MT50": tuple(TASKS),
+    "MetaWorld-MT10": MT10,
+    "MetaWorld-ML45": tuple(name for name in TASKS if name not in ML45_TEST),
+    "MetaWorld-ML45-test": ML45_TEST,
+    **{f"MetaWorld/{name}": (name,) for name in TASKS},
+}
+"""Public id -> tasks."""
+NUM_TASKS = {env_id: len(names) for env_id, names in TASK_SETS.items()}
+
+TRIALS = 50
+"""Frozen start states per task: what `metaworld.MT1` makes."""
+TASK_SEED = 42
+"""Default seed of `MT1`; lerobot's too."""
+SPLITS = {"train": 0, "test": 1}
+"""Split -> what is added to the seed; the package's ML1 seeds its test goals the same way."""
+CAMERA = "corner4"
+"""`corner2` moved to (0.75, 0.075, 0.7), which RLinf and lerobot do by hand, under its name in metaworld >= 3.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaWorldProtocol:
+    """What decides whether two Meta-World success rates may be compared."""
+
+    horizon: int
+    """Policy steps per episode; settle steps come on top."""
+    settle_steps: int
+    """Zero actions after the reset, before the policy sees anything."""
+    published_trials: int
+    """Episodes per task behind the published rates."""
+    source: str
+    """Where the numbers are published, and how that run differs from ours."""
+
+
+PROTOCOLS: dict[str, MetaWorldProtocol] = {
+    "rlinf": MetaWorldProtocol(
+        horizon=100,
+        settle_steps=15,
+        published_trials=10,
+        source="RLinf a3816b59, MT50 recipes (500 environments); its goals are drawn unseeded",
+    ),
+    "rlinf-ml45": MetaWorldProtocol(
+        horizon=160,
+        settle_steps=15,
+        published_trials=20,
+        source="RLinf a3816b59, ML45 evaluation (100 environments on the 5 test tasks); goals unseeded",
+    ),
+    "lerobot": MetaWorldProtocol(
+        horizon=500,
+        settle_steps=0,
+        published_trials=10,
+        source="lerobot 0.4.4 envs/metaworld.py: MT1(seed=42), then goals from the global NumPy state",
+    ),
+}
+"""Success at any step counts in all of them, and ends the episode here."""
+
+
+def metaworld_ids() -> tuple[str, ...]:
+    """Ids of this family."""
+    return tuple(TASK_SETS)
+
+
+def default_protocol(env_id: str) -> str:
+    """RLinf's: its ML45 numbers are for episodes of 160 steps, all others for 100."""
+    return "rlinf-ml45" if env_id.startswith("MetaWorld-ML45") else "rlinf"
+
+
+def metaworld_benchmark(
+    env_id: str,
+    *,
+    protocol: str | None = None,
+    split: str = "train",
+    task_seed: int = TASK_SEED,
+    render_quality: RenderQuality = "full",
+    task_reward: TaskReward = "success",
+) -> Benchmark:
+    """Describe a set of Meta-World tasks (`MetaWorld-MT50`) or one of them (`MetaWorld/reach`).
+
+    Args:
+        env_id: a key of `TASK_SETS`.
+        protocol: a key of `PROTOCOLS`; sets horizon and settling. Default: `default_protocol`.
+        split: "train" is `MT1(name, seed=task_seed)`, trial k its k-th task; "test" the same of `task_seed + 1`.
+        task_seed: seed of the frozen start states, >= 0.
+        render_quality: "full" is upstream's picture; "fast" leaves out shadows and reflections, which is
+            3-4 times faster in software. Policies see the difference: results are not comparable.
+        task_reward: "success" pays 1 in a solved state, else 0; "dense" pays Meta-World's own, 0 .. 10.
+
+    Raises:
+        UnknownName: no such id, protocol, split, quality or reward.
+        BadValue: `task_seed` is no integer >= 0.
+    """
+    if env_id not in TASK_SETS:
+        raise unknown_name("Meta-World id", env_id, TASK_SETS)
+    protocol = default_protocol(env_id) if protocol is None else protocol
+    for kind, got, known in (
+        ("Meta-World protocol", protocol, PROTOCOLS),
+        ("split", split, SPLITS),
+        ("render quality", render_quality, get_args(RenderQuality)),
+        ("task reward", task_reward, get_args(TaskReward)),
+    ):
+        if got not in known:
+            raise unknown_name(kind, str(got), known)
+    if isinstance(task_seed, bool) or not isinstance(task_seed, int) or task_seed < 0:
+        raise BadValue(f"task_seed must be an integer >= 0, got {task_seed!r}")
+    rules = PROTOCOLS[protocol]
+    return Benchmark(
+        id=env_id,
+        tasks=tuple(_task(name, rules.horizon) for name in TASK_SETS[env_id]),
+        action_dim=4,
+        action_spec=ActionSpec(rotation="none", gripper="plus_one_closes", frame="delta_target"),
+        state_dim=4,
+        cameras=("image",),
+        default_image_size=480,
+        control_hz=80.0,
+        simulator="vla_gym.adapters.metaworld:MetaWorldSimulator",
+        simulator_kwargs={
+            "task_seed": task_seed + SPLITS[split],
+            "settle_steps": rules.settle_steps,
+            "render_quality": render_quality,
+            "task_reward": task_reward,
+        },
+        extra="metaworld",
+        requires=("metaworld", "mujoco"),
+        protocol=_protocol_record(protocol, rules, render_quality, task_reward),
+    )
+
+
+def expert_name(task: str) -> str:
+    """Class of `metaworld.policies` that solves `task`, e.g. "SawyerReachV3Policy"."""
+    if task not in TASKS:
+        raise unknown_name("Meta-World task", task, TASKS)
+    stem = {"peg-insert-side": "peg-insertion-side"}.get(task, task)
+    return "Sawyer" + "".join(word.capitalize() for word in stem.split("-")) + "V3Policy"
+
+
+def _task(name: str, horizon: int) -> Task:
+    bucket, sentence = TASKS[name]
+    return Task(name=name, instruction=sentence, horizon=horizon, num_trials=TRIALS, suite=bucket)
+
+
+def _protocol_record(
+    name: str, rules: MetaWorldProtocol, render_quality: str, task_reward: str
+) -> dict[str, object]:
+    return {
+        "name": name,
+        **asdict(rules),
+        "start_states": "metaworld.MT1(task, seed=task_seed).train_tasks[trial], frozen",
+        "camera": f"{CAMERA}, both image axes reversed",
+        "render_quality": render_quality,
+        "task_reward": task_reward,
+        "state": "hand position 3, gripper opening 1 (0 closed, 1 open)",
+        "action": "delta xyz * 0.01 m of the hand's target, gripper effort (+1 closes); 80 Hz",
+        "success": "info['success'] at any step; the episode ends there",
+        "suites": "difficulty buckets; published averages are the unweighted mean of the four buckets",
+    }
