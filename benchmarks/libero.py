@@ -8,6 +8,7 @@ a process of its own, alternating, so a drift of the machine's speed hits both; 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -44,18 +45,17 @@ def measure_ours(steps: int) -> dict[str, float]:
         num_workers=SLOTS,
         autoreset_mode="disabled",
     )
-    for task in (*TASKS, TASKS[0]):
+    for task in (*TASKS, 2, 3, TASKS[0]):  # compiles what is not in the cache yet
         restart(envs, task)
     same = [seconds(lambda: restart(envs, TASKS[0])) for _ in range(5)]
-    switch = [seconds(lambda: restart(envs, 2)), seconds(lambda: restart(envs, 3))]
-    switch = [seconds(lambda task=task: restart(envs, task)) for task in (TASKS[1], 2, 3, TASKS[0])]
+    switch = [seconds(functools.partial(restart, envs, task)) for task in (2, 3, *TASKS)]
     chunks = actions(steps).reshape(-1, CHUNK, SLOTS, 7).swapaxes(1, 2)
     start, executed = time.perf_counter(), 0
     for chunk in chunks:
         *_, infos = envs.step(chunk)
         executed += int(infos["executed"].sum())
     rate = executed / (time.perf_counter() - start)
-    memory = max(resident(pid) for pid in envs.pids())
+    memory = max(resident(pid) for pid in envs.worker_pids)
     envs.close()
     return {
         "steps/s": rate,
@@ -135,10 +135,12 @@ SIDES = {"ours": (measure_ours, 400), "upstream": (measure_upstream, 48)}
 
 def run_side(side: str) -> dict[str, float]:
     """Measure one side in a fresh process with the environment variables a worker gets."""
-    from vla_gym.rendering import worker_environment
+    from vla_gym.adapters.libero_tasks import libero_benchmark
+    from vla_gym.worker_environment import worker_environment
 
     command = [sys.executable, "-m", "benchmarks.libero", "--side", side]
-    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
+    environment = worker_environment(libero_benchmark(SUITE), os.environ, worker=0, num_workers=SLOTS)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

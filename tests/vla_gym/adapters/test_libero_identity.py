@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from vla_gym.rendering import worker_environment
+
+from vla_gym.adapters.libero_tasks import libero_benchmark
+from vla_gym.worker_environment import worker_environment
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 RECORDER = Path(__file__).with_name("libero_recorder.py")
@@ -17,7 +20,8 @@ STEPS = 40
 
 def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, np.ndarray]:
     command = [sys.executable, str(RECORDER), who, suite, str(task), str(trial), str(STEPS), str(out)]
-    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True)
+    environment = worker_environment(libero_benchmark(suite), os.environ, worker=0, num_workers=1)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with np.load(out) as log:
         return dict(log)
