@@ -91,6 +91,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         (such episodes are not taken from the schedule).
         """
         self._require_open()
+        if seed is not None:
+            seed = check_seed(seed)
         super().reset(seed=seed)
         mask_N, cells = read_reset_options(options, self.num_envs, self.benchmark.tasks)
         if mask_N is None:
@@ -100,7 +102,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
-            self._schedule = self._schedule.reseeded(check_seed(seed))
+            self._schedule = self._schedule.reseeded(seed)
             self._table.episodes[mask_N] = 0
         slots = np.flatnonzero(mask_N).tolist()
         self._run(self._begin_commands(slots, cells))

@@ -1,0 +1,47 @@
+"""`scripted_simulator` must be importable here and in worker processes, which inherit `sys.path`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted_simulator import scripted_benchmark  # noqa: E402
+
+from vla_gym import VLAVectorEnv, make_vec  # noqa: E402
+from vla_gym.specs import Benchmark  # noqa: E402
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., VLAVectorEnv]]:
+    """`make(benchmark or id, num_envs, **options)`, closed at the test's end; the scripted one by default."""
+    made: list[VLAVectorEnv] = []
+
+    def build(env: str | Benchmark | None = None, num_envs: int = 3, **options: Any) -> VLAVectorEnv:
+        envs = make_vec(scripted_benchmark() if env is None else env, num_envs, **options)
+        made.append(envs)
+        return envs
+
+    yield build
+    for envs in made:
+        envs.close()
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Is there a process of this id?"""
+
+    def look(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    return look

@@ -1,0 +1,291 @@
+"""Autoreset sequences are written out: three slots, tasks of 3, 7 and 12 steps, K = 5, two trials each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import BadValue, VLAVectorEnv
+from vla_gym.errors import UnknownName
+
+Make = Callable[..., VLAVectorEnv]
+ACTION = np.zeros((3, 5, 2), dtype=np.float32)
+
+
+def scripted(make: Make, mode: str, **options: Any) -> VLAVectorEnv:
+    return make(None, 3, chunk=5, schedule="grid", autoreset_mode=mode, **options)
+
+
+def seen(envs: VLAVectorEnv, action: np.ndarray = ACTION) -> dict[str, Any]:
+    """One step, as lists: steps done in each picture, reward, flags, and the infos that matter here."""
+    obs, reward, terminated, truncated, infos = envs.step(action)
+    assert obs in envs.observation_space
+    assert (obs["image"] == obs["image"][:, :1, :1]).all()
+    return {
+        "count": obs["image"][:, 0, 0, 0].tolist(),
+        "reward": reward.tolist(),
+        "terminated": terminated.tolist(),
+        "truncated": truncated.tolist(),
+        **{key: infos[key].tolist() for key in ("executed", "trial_id", "success", "idle")},
+        "ended": infos["_episode"].tolist() if "episode" in infos else [False] * 3,
+        "infos": infos,
+        "told": obs["instruction"],
+    }
+
+
+def expect(got: dict[str, Any], **wanted: list[Any]) -> None:
+    assert {key: got[key] for key in wanted} == wanted
+
+
+def test_reset(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    obs, infos = envs.reset()
+    assert obs["instruction"] == ("do thing 0", "do thing 1", "do thing 2")
+    assert obs["state"].tolist() == [[0.0], [0.0], [0.0]]
+    assert infos["task_id"].tolist() == [0, 1, 2]
+    assert infos["trial_id"].tolist() == [0, 0, 0]
+    assert infos["start_state"].tolist() == ["0000", "0100", "0200"]
+    assert infos["executed"].tolist() == [0, 0, 0]
+    assert "episode" not in infos
+    assert all(infos[f"_{key}"].all() for key in ("task_id", "start_state", "executed", "success"))
+
+
+def test_next_step(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    envs.reset()
+    got = seen(envs)
+    expect(got, count=[3, 5, 5], reward=[1, 0, 0], terminated=[True, False, False], executed=[3, 5, 5])
+    expect(got, ended=[True, False, False], success=[True, False, False], trial_id=[0, 0, 0])
+    got = seen(envs)  # slot 0 begins anew and ignores its action; slot 1 ends
+    expect(got, count=[0, 7, 10], reward=[0, 1, 0], terminated=[False, True, False], executed=[0, 2, 5])
+    expect(got, ended=[False, True, False], success=[False, True, False], trial_id=[1, 0, 0])
+    got = seen(envs)
+    expect(got, count=[3, 0, 12], reward=[1, 0, 1], terminated=[True, False, True], executed=[3, 0, 2])
+    expect(got, ended=[True, False, True], trial_id=[1, 1, 0])
+    got = seen(envs)  # slot 0 has used up its two cells
+    expect(got, count=[3, 5, 0], reward=[0, 0, 0], terminated=[False] * 3, executed=[0, 5, 0])
+    expect(got, idle=[True, False, False], trial_id=[-1, 1, 1], ended=[False] * 3)
+    assert got["told"] == ("idle", "do thing 1", "do thing 2")
+    assert got["infos"]["start_state"].tolist() == [None, "0101", "0201"]
+
+
+def test_same_step(make: Make) -> None:
+    envs = scripted(make, "same_step")
+    envs.reset()
+    got = seen(envs)
+    expect(got, count=[0, 5, 5], reward=[1, 0, 0], terminated=[True, False, False], executed=[0, 5, 5])
+    expect(got, trial_id=[1, 0, 0], success=[False] * 3, ended=[False] * 3)
+    infos = got["infos"]
+    assert infos["_final_obs"].tolist() == infos["_final_info"].tolist() == [True, False, False]
+    assert infos["final_obs"][1] is None
+    assert infos["final_obs"][0] in envs.single_observation_space
+    assert (infos["final_obs"][0]["image"] == 3).all()
+    final = infos["final_info"]
+    assert final["executed"].tolist() == [3, 0, 0]
+    assert final["_executed"].tolist() == [True, False, False]
+    assert final["start_state"].tolist() == ["0000", None, None]
+    assert final["step_rewards"][0].tolist() == [0, 0, 1, 0, 0]
+    assert final["episode"]["length"].tolist() == [3, 0, 0]
+    assert final["_episode"].tolist() == [True, False, False]
+
+    got = seen(envs)
+    expect(got, count=[3, 0, 10], reward=[1, 1, 0], terminated=[True, True, False], executed=[0, 0, 5])
+    expect(got, trial_id=[-1, 1, 0], idle=[True, False, False])
+    assert got["infos"]["final_info"]["executed"].tolist() == [3, 2, 0]
+    assert got["infos"]["final_info"]["trial_id"].tolist() == [1, 0, 0]
+    got = seen(envs)
+    expect(got, reward=[0, 0, 1], terminated=[False, False, True], executed=[0, 5, 0])
+    got = seen(envs)
+    expect(got, reward=[0, 1, 0], terminated=[False, True, False], executed=[0, 0, 5])
+    expect(got, trial_id=[-1, -1, 1], idle=[True, True, False])
+    assert got["infos"]["final_info"]["executed"].tolist() == [0, 2, 0]
+    assert "final_obs" not in seen(envs)["infos"]  # slot 2: step 10 of 12
+
+
+def test_disabled_holds_what_has_ended(make: Make) -> None:
+    envs = scripted(make, "disabled")
+    envs.reset()
+    expect(seen(envs), count=[3, 5, 5], terminated=[True, False, False], executed=[3, 5, 5])
+    got = seen(envs)
+    expect(got, count=[3, 7, 10], reward=[0, 1, 0], terminated=[True, True, False], executed=[0, 2, 5])
+    expect(got, ended=[False, True, False], success=[True, True, False])
+    expect(seen(envs), count=[3, 7, 12], reward=[0, 0, 1], terminated=[True] * 3, executed=[0, 0, 2])
+    expect(seen(envs), count=[3, 7, 12], reward=[0, 0, 0], terminated=[True] * 3, executed=[0, 0, 0])
+    assert envs.finished.all()
+
+    obs, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert obs["image"][:, 0, 0, 0].tolist() == [3, 0, 12]
+    assert infos["trial_id"].tolist() == [0, 1, 0]
+    assert envs.finished.tolist() == [True, False, True]
+    expect(seen(envs), count=[3, 5, 12], executed=[0, 5, 0], terminated=[True, False, True])
+
+
+def test_disabled_resets_to_chosen_cells(make: Make) -> None:
+    envs = scripted(make, "disabled")
+    envs.reset()
+    mask = np.array([True, False, True])
+    options = {"reset_mask": mask, "task_id": np.array([2, 0, 2]), "trial_id": np.array([1, 0, 1])}
+    obs, infos = envs.reset(options=options)
+    assert infos["start_state"].tolist() == ["0201", "0100", "0201"]
+    assert obs["instruction"] == ("do thing 2", "do thing 1", "do thing 2")
+    assert set(options) == {"reset_mask", "task_id", "trial_id"}
+    assert mask.tolist() == [True, False, True]
+    # Chosen cells are not taken from the schedule: the grid goes on where it was.
+    _, infos = envs.reset(options={"reset_mask": mask})
+    assert infos["start_state"].tolist() == ["0001", "0100", "0201"]
+
+
+def test_more_slots_than_cells_are_idle_from_the_start(make: Make) -> None:
+    envs = make(scripted_benchmark((1,), num_trials=2), 3, schedule="grid", autoreset_mode="disabled")
+    obs, infos = envs.reset()
+    assert infos["idle"].tolist() == [True, False, False]
+    assert obs in envs.observation_space
+    _, _, terminated, _, infos = envs.step(np.zeros((3, 2)))
+    assert infos["executed"].tolist() == [0, 1, 1]
+    assert terminated.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_grid_walk_ends_with_every_cell_seen_once(make: Make, num_workers: int) -> None:
+    envs = make(None, 4, chunk=5, schedule="grid", num_workers=num_workers, autoreset_mode="same_step")
+    _, infos = envs.reset()
+    starts = infos["start_state"].tolist()
+    lengths = []
+    while not envs.idle.all():
+        *_, infos = envs.step(np.zeros((4, 5, 2)))
+        ended = infos.get("_final_info", np.zeros(4, dtype=bool))
+        starts += infos["start_state"][ended & ~infos["idle"]].tolist()
+        if ended.any():
+            lengths += infos["final_info"]["episode"]["length"][ended].tolist()
+    assert sorted(starts) == ["0000", "0001", "0100", "0101", "0200", "0201"]
+    assert sorted(lengths) == [3, 3, 7, 7, 12, 12]
+
+
+def test_a_full_reset_starts_the_grid_again(make: Make) -> None:
+    envs = scripted(make, "disabled")
+    first = envs.reset()[1]["start_state"].tolist()
+    assert envs.reset()[1]["start_state"].tolist() == first
+
+
+def test_groups_share_start_states_whatever_their_timing(make: Make) -> None:
+    envs = make(scripted_benchmark((0,), num_trials=40, horizon=6), 4, group_size=2, seed=5)
+    begun: list[list[str]] = [[], [], [], []]
+    _, infos = envs.reset()
+    for _ in range(40):
+        for slot, (start, executed) in enumerate(zip(infos["start_state"], infos["executed"])):
+            if executed == 0:
+                begun[slot].append(start)
+        *_, infos = envs.step(np.zeros((4, 2)))
+    assert begun[0] == begun[1]
+    assert begun[2] == begun[3]
+    assert begun[0] != begun[2]
+    assert len(set(begun[0])) > 1
+
+
+def test_seeds(make: Make) -> None:
+    envs = make(scripted_benchmark((1,), num_trials=1000), 2, seed=3)
+
+    def starts(count: int) -> list[list[str]]:
+        return [envs.reset()[1]["start_state"].tolist() for _ in range(count)]
+
+    first = starts(4)
+    assert first[0] != first[1]
+    assert [envs.reset(seed=3)[1]["start_state"].tolist(), *starts(3)] == first
+    assert [envs.reset(seed=4)[1]["start_state"].tolist(), *starts(3)] != first
+    assert envs.np_random_seed == 4
+
+
+def test_reward_options_reach_the_slots(make: Make) -> None:
+    envs = make(None, 3, chunk=5, schedule="grid", reward="step_penalty", reward_scale=2.0)
+    envs.reset()
+    _, reward, *_, infos = envs.step(ACTION)
+    assert reward.tolist() == [-1.0, -5.0, -5.0]  # slot 0: 2 * 1 - 3
+    assert infos["step_rewards"][0].tolist() == [-1, -1, 1, 0, 0]
+    assert infos["episode"]["return"].tolist() == [-1.0, 0.0, 0.0]
+
+
+def test_observations_are_fresh_arrays(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    first, _ = envs.reset()
+    kept = first["image"].copy()
+    second, *_ = envs.step(ACTION)
+    assert np.array_equal(first["image"], kept)
+    assert not np.shares_memory(first["image"], second["image"])
+    frames = envs.render()
+    assert len(frames) == 3
+    assert np.array_equal(np.stack(frames), second["image"])
+    frames[0][:] = 99
+    assert np.array_equal(np.stack(envs.render()), second["image"])
+
+
+def test_actions_are_checked_before_anything_moves(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    envs.reset()
+    bad = ACTION.copy()
+    bad[1, 2, 0] = np.nan
+    with pytest.raises(BadValue, match=r"actions\[1, 2, 0\] is nan"):
+        envs.step(bad)
+    expect(seen(envs), count=[3, 5, 5])
+
+
+def test_a_chunk_of_one_takes_plain_actions(make: Make) -> None:
+    envs = make(None, 3, schedule="grid")
+    envs.reset()
+    assert envs.step(np.zeros((3, 2)))[4]["executed"].tolist() == [1, 1, 1]
+    assert envs.step(np.zeros((3, 1, 2)))[4]["executed"].tolist() == [1, 1, 1]
+
+
+def test_order_of_calls(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step(ACTION)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.reset(options={"reset_mask": np.array([True, False, False])})
+    envs.close()
+    envs.close()
+    with pytest.raises(gym.error.ClosedEnvironmentError):
+        envs.reset()
+
+
+def test_wrong_reset_options(make: Make) -> None:
+    envs = scripted(make, "next_step")
+    with pytest.raises(UnknownName, match="Did you mean 'trial_id'"):
+        envs.reset(options={"trail_id": 1})
+    with pytest.raises(BadValue, match="seed"):
+        envs.reset(seed=-1)
+
+
+def test_metadata_is_each_instance_own(make: Make) -> None:
+    one, other = scripted(make, "next_step"), scripted(make, "disabled")
+    assert one.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert other.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    assert one.metadata["render_fps"] == 2.0  # 10 Hz, five steps a decision
+
+
+def test_garbage_collection_ends_the_workers(alive: Callable[[int], bool]) -> None:
+    from vla_gym import make_vec
+
+    envs = make_vec(scripted_benchmark(), 2, num_workers=2)
+    pids = envs.worker_pids
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    del envs
+    gc.collect()
+    assert not any(map(alive, pids))
+
+
+def test_gymnasium_wrappers_understand_the_mode(make: Make) -> None:
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(scripted(make, "next_step"), stats_key="stats")
+    envs.reset()
+    for _ in range(3):
+        *_, infos = envs.step(ACTION)
+    assert list(envs.return_queue) == [1.0, 1.0, 1.0, 1.0]  # slot 0 twice, slots 1 and 2
+    assert list(envs.length_queue) == [1, 2, 1, 3]  # in decisions

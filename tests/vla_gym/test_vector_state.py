@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import BadValue, VLAVectorEnv
+
+Make = Callable[..., VLAVectorEnv]
+
+
+def drive(envs: VLAVectorEnv, decisions: int, seed: int) -> list[Any]:
+    """Bytes of everything that `decisions` random steps give."""
+    rng = np.random.default_rng(seed)
+    trace: list[Any] = []
+    for _ in range(decisions):
+        shape = (envs.num_envs, *envs.single_action_space.shape)
+        obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 1, shape))
+        trace += [value.tobytes() if isinstance(value, np.ndarray) else value for value in obs.values()]
+        trace += [reward.tolist(), terminated.tolist(), truncated.tolist()]
+        trace += [infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")]
+        if "episode" in infos:
+            trace += [infos["episode"][key].tolist() for key in ("return", "length", "success_once")]
+    return trace
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loaded_state_continues_bit_for_bit(make: Make, mode: str, num_workers: int) -> None:
+    options: dict[str, Any] = {"chunk": 3, "autoreset_mode": mode, "reward": "differenced", "seed": 5}
+    envs = make("Toy-Reach", 4, num_workers=num_workers, **options)
+    envs.reset()
+    drive(envs, 7, seed=1)
+    state = json.loads(json.dumps(envs.state_dict()))
+    straight = drive(envs, 9, seed=2)
+    assert any(entry["actions"] for entry in state["slots"])
+
+    other = make("Toy-Reach", 4, **{**options, "seed": 99})
+    other.load_state_dict(state)
+    assert drive(other, 9, seed=2) == straight
+    envs.load_state_dict(state)  # and back, in the environment that had gone on
+    assert drive(envs, 9, seed=2) == straight
+
+
+def test_the_observation_comes_with_loading(make: Make) -> None:
+    envs = make(None, 3, chunk=5, schedule="grid", autoreset_mode="disabled")
+    envs.reset()
+    obs, *_ = envs.step(np.zeros((3, 5, 2)))
+    state = envs.state_dict()
+    envs.reset()
+    loaded, infos = envs.load_state_dict(state)
+    assert loaded["image"].tobytes() == obs["image"].tobytes()
+    assert loaded["instruction"] == obs["instruction"]
+    assert infos["task_id"].tolist() == [0, 1, 2]
+    assert envs.finished.tolist() == [True, False, False]
+
+
+def test_idle_slots_stay_idle(make: Make) -> None:
+    options = {"chunk": 100, "schedule": "grid"}
+    envs = make(None, 3, **options)
+    envs.reset()
+    for _ in range(4):
+        envs.step(np.zeros((3, 100, 2)))
+    assert envs.idle.all()
+    other = make(None, 3, **options)
+    other.load_state_dict(envs.state_dict())
+    assert other.idle.all()
+
+
+def test_a_state_needs_no_worker(make: Make) -> None:
+    envs = make("Toy-Reach", 2)
+    envs.reset()
+    before = envs.state_dict()
+    envs.close()
+    assert envs.state_dict() == before
+
+
+def test_states_of_others_are_refused(make: Make) -> None:
+    envs = make(None, 3)
+    envs.reset()
+    state = envs.state_dict()
+    with pytest.raises(BadValue, match="env_id='Scripted'.*'Toy-Reach'"):
+        make("Toy-Reach", 3).load_state_dict(state)
+    with pytest.raises(BadValue, match="3 slots, this one 2"):
+        make(None, 2).load_state_dict(state)
+    with pytest.raises(BadValue, match="schedule='random'.*'grid'"):
+        make(None, 3, schedule="grid").load_state_dict(state)
+    with pytest.raises(BadValue, match="version"):
+        envs.load_state_dict({**state, "version": 0})
+
+
+def test_another_simulator_is_noticed(make: Make) -> None:
+    envs = make(None, 3)
+    envs.reset()
+    changed = make(scripted_benchmark(stamp="ff"), 3)
+    with pytest.raises(BadValue, match="began in state ff.*differ"):
+        changed.load_state_dict(envs.state_dict())
