@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.cli import COMMANDS, guarded, main
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+
+
+def test_a_typo_is_one_line_exit_code_2_and_fast() -> None:
+    began = time.perf_counter()
+    done = run("zoo.train", "--algo", "ppo", "--env", "LIBERO-Spatal")
+    seconds = time.perf_counter() - began
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "Did you mean 'LIBERO-Spatial'?" in done.stderr
+    # Importing torch alone takes longer than this on the machines CI runs on.
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: {COMMANDS[name][0]}" in capsys.readouterr().out
+
+
+def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "evaluate" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "Did you mean 'train'" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    flags = "-n 6400 --num-envs 8 -params chunk:4 n_steps:10 batch_size:32 n_epochs:3"
+    assert main(["train", "--env", "Toy-Reach", "--dry-run", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    # 8 x 10 = 80 decisions of up to 4 steps = 320 steps; 80 / 32 -> 3 minibatches; 6400 / 320 = 20 updates.
+    assert "8 envs x 10 decisions: at most 80 decisions, 320 simulator steps" in printed
+    assert "3 epochs x at most 3 minibatches of 32" in printed
+    assert "at least 20 updates" in printed
+    assert (
+        main(["train", "--algo", "grpo", "--env", "Toy-Reach", "--dry-run", "-params", "group_size:4"]) == 0
+    )
+    assert "groups of 4 episodes" in capsys.readouterr().out
+    import os
+
+    assert os.listdir() == []
+
+
+def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    def mistake(argv: Sequence[str]) -> int:
+        raise BadValue("two\n  lines")
+
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    def fault(argv: Sequence[str]) -> int:
+        raise ZeroDivisionError
+
+    assert guarded(mistake, []) == 2
+    assert capsys.readouterr().err == "error: two lines\n"
+    assert guarded(interrupted, []) == 130
+    with pytest.raises(ZeroDivisionError):
+        guarded(fault, [])

@@ -1,0 +1,284 @@
+"""Whole runs on Toy-Reach, in this process: files, resuming, errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from vla_gym.errors import BadValue, WorkerFailed
+from zoo import evaluate, record_video
+from zoo import train as train_command
+from zoo.algorithm import VLAOnPolicyAlgorithm
+from zoo.cli import guarded
+
+TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
+
+
+def train(folder: Path, algo: str, flags: str, *params: str) -> Path:
+    extra = ["n_steps:4"] if algo == "ppo" else ["group_size:2"]
+    pairs = ["num_envs:4", "eval_episodes:4", "batch_size:16", "n_epochs:1", *extra, *params]
+    argv = ["--algo", algo, *TINY.split(), *flags.split(), "-f", str(folder), "-params", *pairs]
+    assert train_command.run(argv) == 0
+    return folder / algo / "Toy-Reach_1"
+
+
+def resume(run: Path, flags: str = "") -> None:
+    assert train_command.run(["-i", str(run), "--num-threads", "1", *flags.split()]) == 0
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without what a clock measured."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def episodes(run: Path) -> list[list[str]]:
+    """Every row of monitor.csv without its seconds."""
+    with (run / "monitor.csv").open(newline="") as file:
+        return [row[:2] + row[3:] for row in list(csv.reader(file))[2:]]
+
+
+@pytest.fixture(scope="module")
+def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs"), "ppo", "-n 300 --eval-freq 100 --save-freq 100")
+
+
+def test_a_run_leaves_every_file_of_the_contract(ppo_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {path.name for path in ppo_run.iterdir()}
+    assert names >= {
+        "args.yml",
+        "config.yml",
+        "command.txt",
+        "protocol.json",
+        "monitor.csv",
+        "evaluations.npz",
+        "metrics.jsonl",
+        "checkpoints",
+        "best",
+        "videos",
+    }
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert yaml.safe_load((ppo_run / "config.yml").read_text())["algo"] == "ppo"
+    assert json.loads((ppo_run / "protocol.json").read_text())["env_id"] == "Toy-Reach"
+    assert len(list((ppo_run / "checkpoints").iterdir())) >= 3
+    assert (ppo_run / "best" / "model.safetensors").is_file()
+    assert len(list((ppo_run / "videos").glob("*.mp4"))) == 1
+    assert not list(ppo_run.rglob("*.pkl"))
+
+
+def test_metrics_have_the_contracts_names(ppo_run: Path) -> None:
+    keys = set().union(*metrics(ppo_run))
+    assert keys >= {
+        "rollout/success_once",
+        "rollout/rewards",
+        "env/success_once",
+        "env/success_at_end",
+        "env/return",
+        "env/episode_len",
+        "env/reward",
+        "eval/success_once",
+        "train/loss",
+        "train/actor/policy_loss",
+        "train/actor/approx_kl",
+        "train/actor/clip_fraction",
+        "train/actor/clipped_ratio",
+        "train/actor/ratio",
+        "train/actor/grad_norm",
+        "train/actor/lr",
+        "train/actor/entropy",
+        "train/critic/value_loss",
+        "train/critic/explained_variance",
+    }
+
+
+def test_evaluations_are_always_on_the_same_start_states(ppo_run: Path) -> None:
+    with np.load(ppo_run / "evaluations.npz") as file:
+        assert file["successes"].shape == (len(file["timesteps"]), 4)
+        assert list(file["timesteps"]) == sorted(set(file["timesteps"]))
+    stored = json.loads((ppo_run / "evaluation.json").read_text())
+    assert [(e["task_id"], e["trial_id"]) for e in stored["episodes"]] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_terminated_run_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    flags = "-n 400 --eval-freq 100 --save-freq 1000"
+    whole = train(tmp_path / "whole", algo, flags)
+    # SIGTERM in the middle of a rollout, past the second update.
+    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+
+    def terminate(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        nonlocal decisions
+        decisions += 1
+        if decisions == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return after_decision(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "after_decision", terminate)
+        broken = train(tmp_path / "broken", algo, flags)
+    assert len(metrics(broken)) < len(metrics(whole))
+    resume(broken)
+    assert metrics(broken) == metrics(whole)
+    assert episodes(broken) == episodes(whole)
+    weights = [run / "best" / "model.safetensors" for run in (broken, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", "ppo", "-n 400 --save-freq 100")
+    # What a kill leaves: files written past the last checkpoint, and no final one.
+    killed = train(tmp_path / "killed", "ppo", "-n 400 --save-freq 100")
+    newest = max((killed / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    (killed / "evaluations.npz").unlink()
+    resume(killed)
+    assert metrics(killed) == metrics(whole)
+    assert episodes(killed) == episodes(whole)
+
+
+@pytest.mark.slow
+def test_sigkill_loses_nothing_but_time(tmp_path: Path) -> None:
+    flags = "-n 1200 --save-freq 100"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    config = yaml.safe_load((whole / "config.yml").read_text())
+    argv = ["--algo", "ppo", *TINY.split(), *flags.split(), "-f", str(tmp_path / "killed"), "-params"]
+    argv += [f"{name}:{config['algo_kwargs'][name]}" for name in ("n_steps", "batch_size", "n_epochs")]
+    argv += ["num_envs:4", "eval_episodes:4"]
+    process = subprocess.Popen([sys.executable, "-m", "zoo.train", *argv], stdout=subprocess.DEVNULL)
+    killed = tmp_path / "killed" / "ppo" / "Toy-Reach_1"
+    deadline = time.monotonic() + 120
+    while len(list((killed / "checkpoints").glob("step_*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    resume(killed)
+    assert metrics(killed) == metrics(whole)
+    assert episodes(killed) == episodes(whole)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    run = train(tmp_path, "ppo", "-n 150")
+    before = metrics(run)
+    resume(run, "-n 300")
+    assert metrics(run)[: len(before)] == before
+    assert metrics(run)[-1]["step"] >= 300
+    assert len((run / "command.txt").read_text().splitlines()) == 2
+
+
+def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path) -> None:
+    before = (ppo_run / "metrics.jsonl").read_bytes()
+    first = min((ppo_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    resume(first, f"-f {tmp_path} -n 200")
+    branch = tmp_path / "ppo" / "Toy-Reach_1"
+    assert metrics(branch)[0]["step"] > int(first.name.removeprefix("step_"))
+    assert (ppo_run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
+    for params in (["policy_kwargs:{temperature: -1}"], ["dual_clip:0.5"], ["reward:gold"], ["image_size:3"]):
+        assert guarded(train_command.run, [*argv, "-params", *params]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4
+    assert all(line.startswith("error: ") for line in errors)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulator_lost_at_the_start_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise WorkerFailed("Toy-Reach, task 0, trial 0: no GL library")
+
+    monkeypatch.setattr("vla_gym.vector.VLAVectorEnv.reset", fail)
+    with pytest.raises(WorkerFailed):
+        train(tmp_path, "ppo", "-n 100")
+    assert list((tmp_path / "ppo").iterdir()) == []
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+
+    def interrupt(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        nonlocal decisions
+        decisions += 1
+        if decisions == 10:
+            raise KeyboardInterrupt
+        return after_decision(self, *args, **kwargs)
+
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, "ppo", "-n 400 --save-freq 0")
+    assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
+
+
+def test_evaluate_reads_a_run(ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "result.json"
+    argv = ["-i", str(ppo_run), "--eval-episodes", "6", "-o", str(output), "--num-threads", "1"]
+    assert evaluate.run(argv) == 0
+    assert "task-weighted mean of 3 tasks" in capsys.readouterr().out
+    first = json.loads(output.read_text())
+    assert first["success"]["episodes"] == 6
+    assert first["policy"].endswith("best")
+    assert evaluate.run([*argv, "--num-envs", "2"]) == 0
+    second = json.loads(output.read_text())
+    starts = [[e["start_state"] for e in one["episodes"]] for one in (first, second)]
+    assert starts[0] == starts[1]
+
+
+def test_evaluate_takes_all_start_states_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "r.json"
+    argv = [
+        "--policy",
+        "nano",
+        "--env",
+        "Toy-Reach/1",
+        "--num-envs",
+        "50",
+        "-o",
+        str(output),
+        "--num-threads",
+        "1",
+    ]
+    assert evaluate.run(argv) == 0
+    result = json.loads(output.read_text())
+    assert sorted(e["trial_id"] for e in result["episodes"]) == list(range(50))
+
+
+def test_record_video_films_a_run(ppo_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "film.mp4"
+    argv = ["-i", str(ppo_run), "--episodes", "3", "-o", str(output), "--stochastic", "--num-threads", "1"]
+    assert record_video.run(argv) == 0
+    assert output.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "either -i RUN"),
+        ("--policy nano", "--env is missing"),
+        ("--policy nano --env Toy-Reech", "Did you mean 'Toy-Reach'"),
+        ("--policy nano --env Toy-Reach --eval-episodes 151", r"1 \.\. 150"),
+        ("-i nowhere", "no folder 'nowhere'"),
+    ],
+)
+def test_evaluate_names_what_is_wrong(flags: str, message: str) -> None:
+    with pytest.raises(BadValue if "Reech" not in flags else ValueError, match=message):
+        evaluate.run(flags.split())
