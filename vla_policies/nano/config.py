@@ -33,15 +33,17 @@ class NanoConfig:
     """A picture becomes grid x grid tokens whatever its size; the image side is a multiple of 4 * grid."""
     mlp_ratio: int = 3
     """Hidden features of a block's MLP, over `width`."""
+    points: int = 32
+    """Places in each picture that are read out as coordinates and given to every query."""
     bin_features: int = 48
     """Features in which an action head and the bins meet; even."""
-    bin_smoothness: float = 0.2
+    bin_smoothness: float = 0.6
     """Reach, in action units, over which neighbouring bins share what is learned at the start."""
-    initial_std: float = 0.5
+    initial_std: float = 1.0
     """Spread of the first actions: a Gaussian of this standard deviation around 0, cut at -1 and 1."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "depth", "readers", "grid", "mlp_ratio", "bin_features"):
+        for name in ("width", "heads", "depth", "readers", "grid", "points", "mlp_ratio", "bin_features"):
             if getattr(self, name) < 1:
                 raise BadValue(f"nano's {name} must be >= 1, got {getattr(self, name)}")
         if self.width % self.heads or self.width % 4:

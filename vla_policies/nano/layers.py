@@ -76,10 +76,11 @@ class VisionStem(nn.Module):
 
     The first stride makes every image size arrive at the same grid, so the cost hardly depends on it.
     Conditioning on the sentence this early (FiLM, Perez et al. 2018; RT-1) spares the blocks from having to
-    learn by attention alone which words belong to which pixels, which RL from scratch learns slowly.
+    learn by attention alone which words belong to which pixels, which RL from scratch learns slowly. For the
+    same reason some channels are read out as places: "where is it" is what most tasks ask first.
     """
 
-    def __init__(self, width: int, grid: int, image_size: int) -> None:
+    def __init__(self, width: int, grid: int, points: int, image_size: int) -> None:
         super().__init__()
         stride = image_size // (4 * grid)
         kernel = max(3, 2 * stride - 1)
@@ -93,14 +94,16 @@ class VisionStem(nn.Module):
         self.film2 = nn.Linear(width, 2 * second)
         self.film3 = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
-        self.place = nn.Parameter(place_codes(grid, width), requires_grad=True)
+        self.place = nn.Parameter(place_codes(grid, width))
+        self.points = nn.Conv2d(second, points, 1)
 
-    def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> Tensor:
-        """Pixels in [-1, 1] and the pooled sentence to tokens `[B, grid * grid, width]`."""
+    def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels in [-1, 1] and the pooled sentence to tokens `[B, grid * grid, width]`, points `[B, 2 * points]`."""
         x = functional.gelu(self.norm1(self.conv1(pixels_BCHW)), approximate="tanh")
         x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
+        points_BP = spatial_softmax(self.points(x))
         x = functional.gelu(_film(self.norm3(self.conv3(x)), self.film3(sentence_BD)), approximate="tanh")
-        return self.proj(x.flatten(2).transpose(1, 2)) + self.place
+        return self.proj(x.flatten(2).transpose(1, 2)) + self.place, points_BP
 
 
 class ActionHead(nn.Module):
@@ -176,6 +179,23 @@ def bin_codes(centres_V: Tensor, features: int, smoothness: float) -> Tensor:
     angle = 0.5 * torch.pi * mode * centres_V[:, None]
     code = torch.cat([weight * torch.sin(angle), weight * torch.cos(angle)], dim=1)
     return code / weight.square().sum().sqrt()
+
+
+def spatial_softmax(score_BCHW: Tensor, sharpness: float = 5.0) -> Tensor:
+    """Where each channel looks: the mean place under its softmax, x and y in [-1, 1], `[B, 2 * C]`.
+
+    Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 4.1. `sharpness` multiplies
+    the scores: fresh ones are so flat that every channel would look at the middle.
+    """
+    height, width = score_BCHW.shape[2:]
+    weight = (sharpness * score_BCHW.float()).flatten(2).softmax(dim=-1).unflatten(-1, (height, width))
+    xs, ys = _centres(width, weight), _centres(height, weight)
+    points_BP = torch.cat([(weight.sum(dim=2) * xs).sum(-1), (weight.sum(dim=3) * ys).sum(-1)], dim=1)
+    return points_BP.to(score_BCHW.dtype)
+
+
+def _centres(side: int, like: Tensor) -> Tensor:
+    return (2.0 * torch.arange(side, device=like.device, dtype=like.dtype) + 1.0) / side - 1.0
 
 
 def state_codes(state_BS: Tensor, octaves: int = 4) -> Tensor:

@@ -37,7 +37,8 @@ class NanoBackbone(TokenBackbone):
     )
 
     def __init__(self, conventions: Conventions, config: NanoConfig) -> None:
-        super().__init__(conventions, UniformBins())
+        codec = UniformBins()
+        super().__init__(conventions, codec)
         if conventions.image_size % (4 * config.grid):
             raise BadValue(
                 f"nano with grid {config.grid} needs an image size that divides by {4 * config.grid}, "
@@ -47,8 +48,9 @@ class NanoBackbone(TokenBackbone):
         width, cameras = config.width, len(conventions.cameras)
         self.words = WordEmbedding(width)
         self.sentence_norm = nn.LayerNorm(width)
-        self.vision = VisionStem(width, config.grid, conventions.image_size)
+        self.vision = VisionStem(width, config.grid, config.points, conventions.image_size)
         self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
+        self.points = nn.Linear(2 * config.points * cameras, width)
         self.state = _state_mlp(conventions.state_dim, width) if conventions.state_dim else None
         self.action_queries = nn.Parameter(0.02 * torch.randn(conventions.chunk, width))
         shape = (width, config.heads, config.mlp_ratio)
@@ -57,7 +59,7 @@ class NanoBackbone(TokenBackbone):
         self.action_head = ActionHead(
             width,
             conventions.action_dim,
-            self.codec,
+            codec,
             features=config.bin_features,
             smoothness=config.bin_smoothness,
             initial_std=config.initial_std,
@@ -87,7 +89,9 @@ class NanoBackbone(TokenBackbone):
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         text_BL, text_mask_BL = _drop_empty_columns(inputs.text_BL, inputs.text_mask_BL)
         words_BLD = self.words(text_BL)
-        tokens = [words_BLD, *self._see(inputs.pixels_BMCHW, words_BLD, text_mask_BL)]
+        sentence_BD = self._sentence(words_BLD, text_mask_BL)
+        pictures, points_BP = self._see(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
+        tokens = [words_BLD, *pictures]
         if self.state is not None:
             assert inputs.state_BS is not None
             tokens.append(self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))[:, None])
@@ -98,17 +102,22 @@ class NanoBackbone(TokenBackbone):
         context_mask = None if mask_B11L is None else mask_B11L[..., len(queries_QD) :]
         for block in self.blocks:
             context_BLD = block(context_BLD, context_mask)
-        x_BQD = queries_QD.expand(len(text_BL), -1, -1)
+        x_BQD = queries_QD + self.points(points_BP)[:, None]
         for reader in self.readers:
             x_BQD = reader(x_BQD, context_BLD, mask_B11L)
         return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
 
-    def _see(self, pixels_BMCHW: Tensor, words_BLD: Tensor, text_mask_BL: Tensor) -> list[Tensor]:
-        """Tokens of each camera, through the same stem, conditioned on the mean word."""
-        weight = text_mask_BL[..., None].to(words_BLD.dtype)
-        sentence_BD = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
-        pixels = pixels_BMCHW.to(words_BLD.dtype)
-        return [self.vision(pixels[:, m], sentence_BD) + camera for m, camera in enumerate(self.camera)]
+    def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+        """The mean word, normalised, `[B, width]`."""
+        weight = mask_BL[..., None].to(words_BLD.dtype)
+        sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
+        return sentence_BD
+
+    def _see(self, pixels_BMCHW: Tensor, sentence_BD: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Tokens of each camera and the points of all, through one stem."""
+        seen = [self.vision(pixels_BMCHW[:, m], sentence_BD) for m in range(pixels_BMCHW.shape[1])]
+        tokens = [tokens_BLD + camera for (tokens_BLD, _), camera in zip(seen, self.camera, strict=True)]
+        return tokens, torch.cat([points_BP for _, points_BP in seen], dim=1)
 
 
 def _state_mlp(state_dim: int, width: int) -> nn.Module:

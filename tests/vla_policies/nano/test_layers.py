@@ -13,6 +13,7 @@ from vla_policies.nano.layers import (
     WordEmbedding,
     bin_codes,
     place_codes,
+    spatial_softmax,
     state_codes,
 )
 
@@ -21,15 +22,25 @@ from vla_policies.nano.layers import (
     ("image_size", "grid"), [(16, 4), (32, 4), (32, 8), (64, 8), (96, 8), (224, 7), (256, 8)]
 )
 def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> None:
-    stem = VisionStem(width=16, grid=grid, image_size=image_size)
-    tokens = stem(torch.randn(2, 3, image_size, image_size), torch.randn(2, 16))
+    stem = VisionStem(width=16, grid=grid, points=3, image_size=image_size)
+    tokens, points = stem(torch.randn(2, 3, image_size, image_size), torch.randn(2, 16))
     assert tokens.shape == (2, grid * grid, 16)
+    assert points.shape == (2, 6)
 
 
 def test_the_sentence_changes_what_is_seen() -> None:
-    stem = VisionStem(width=16, grid=4, image_size=16)
+    stem = VisionStem(width=16, grid=4, points=3, image_size=16)
     pixels = torch.randn(1, 3, 16, 16)
-    assert not torch.allclose(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)))
+    for one, other in zip(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)), strict=True):
+        assert not torch.allclose(one, other)
+
+
+def test_points_by_hand() -> None:
+    score = torch.zeros(1, 3, 2, 4)
+    score[0, 1, 1, 0] = 100.0  # lower left cell: x -0.75, y 0.5
+    score[0, 2, 0, 3] = 100.0  # upper right cell: x 0.75, y -0.5
+    points = spatial_softmax(score)
+    assert points[0].tolist() == pytest.approx([0.0, -0.75, 0.75, 0.0, 0.5, -0.5], abs=1e-6)
 
 
 def test_the_bins_share_what_they_learn_with_their_neighbours() -> None:
