@@ -103,6 +103,17 @@ class Backbone(nn.Module, ABC):
         """Header of a folder that is not in our layout but in the one its makers publish."""
         raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
 
+    @classmethod
+    def with_options(
+        cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str
+    ) -> Mapping[str, Any]:
+        """Settings of a checkpoint in our layout with the user's `backbone_kwargs` over them."""
+        if options:
+            raise BadValue(
+                f"backbone_kwargs are for fresh weights; '{where}' is a checkpoint (got {sorted(options)})"
+            )
+        return model
+
     def load(self, folder: Path) -> None:
         """Read the weights of a checkpoint folder; what is missing, left over or misshapen raises."""
         load_weights(folder, self)

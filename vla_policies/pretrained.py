@@ -68,7 +68,7 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
     config = read_config(folder)
     if "format_version" in config or "family" in config:
         return _own_header(folder, config, request)
-    kind = str(config.get("model_type", config.get("type")))
+    kind = _layout(config)
     if kind not in PUBLISHED_LAYOUTS:
         raise BadValue(
             f"'{folder / CONFIG_FILE}' is neither ours (it lacks {', '.join(_CONFIG_KEYS)}) nor of a known "
@@ -125,16 +125,19 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
         raise BadValue(
             f"family '{family}' keeps no action statistics; unnorm_key must be None, got '{request.unnorm_key}'"
         )
-    if request.options:
-        raise BadValue(
-            f"backbone_kwargs are for fresh weights; '{folder}' is a checkpoint (got {sorted(request.options)})"
-        )
     return Header(
         family=family,
         conventions=conventions_from_json(config["conventions"], f"conventions of {where}"),
         sampling=from_json(Sampling, config["sampling"], f"sampling of {where}"),
-        model=config["model"],
+        model=family_class(family).with_options(config["model"], request.options, str(folder)),
     )
+
+
+def _layout(config: Mapping[str, Any]) -> str:
+    """Key of `PUBLISHED_LAYOUTS`; openpi's conversions do not name theirs."""
+    if "type" not in config and "action_horizon" in config:
+        return "openpi"
+    return str(config.get("model_type", config.get("type")))
 
 
 def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, Any]) -> Backbone:
