@@ -44,13 +44,13 @@ def check_task(task: str) -> None:
 
     from vla_gym.adapters.metaworld_env import make_env, start_vectors
 
+    env: Any = make_env(task)
     generator_before = np.random.get_state()[1].tolist()
-    vectors = start_vectors(task, 42)
+    vectors = start_vectors(env, 42)
     assert np.random.get_state()[1].tolist() == generator_before
     benchmark = metaworld.MT1(f"{task}-v3", seed=42)
     for vector, upstream_task in zip(vectors, benchmark.train_tasks, strict=True):
         np.testing.assert_array_equal(vector, pickle.loads(upstream_task.data)["rand_vec"])  # noqa: S301
-    env: Any = make_env(task)
     upstream = benchmark.train_classes[f"{task}-v3"]()
     scripted = expert(task)
     rng = np.random.default_rng(0)
