@@ -46,11 +46,11 @@ def check_vla_env(
         chunk: K, for all but the time limit's check.
         num_decisions: decisions driven with random actions.
         to_the_end: also run one episode to its time limit (in one chunk).
-        options: further arguments of `make_vec`.
+        options: further arguments of `make_vec`; the autoreset mode is the check's own.
 
     Raises `AssertionError` with the broken promise.
     """
-    envs = make_vec(env_id, 2, chunk=chunk, group_size=2, **options)
+    envs = make_vec(env_id, 2, chunk=chunk, group_size=2, autoreset_mode="next_step", **options)
     try:
         check_spaces(envs)
         check_reset(envs)

@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scripted_simulator import scripted_benchmark  # noqa: E402
+from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv, make_vec  # noqa: E402
-from vla_gym.specs import Benchmark  # noqa: E402
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.specs import Benchmark
 
 
 @pytest.fixture

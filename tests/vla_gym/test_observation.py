@@ -21,7 +21,7 @@ def test_no_state_no_key() -> None:
 
 def test_instructions_are_sentences() -> None:
     space = ObservationLayout(cameras=("image",), image_size=16, state_dim=0).space()["instruction"]
-    assert space.contains("Put the robot’s bowl on the plate, please.")
+    assert space.contains("Put the robot\u2019s bowl on the plate, please.")
     assert not space.contains("")
     assert not space.contains("naïve")
 

@@ -79,7 +79,7 @@ def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) 
     envs = doomed(make, "die")
     envs.reset()
     pids = envs.worker_pids
-    with pytest.raises(WorkerFailed, match="killed by SIGKILL.*slot 1.*slot 2.*about to die"):
+    with pytest.raises(WorkerFailed, match=r"killed by SIGKILL.*slot 1.*slot 2.*about to die"):
         envs.step(trigger(1))
     assert not any(map(alive, pids))
 
@@ -97,12 +97,12 @@ def test_a_worker_killed_from_outside(make: Make) -> None:
     envs = doomed(make, "")
     envs.reset()
     os.kill(envs.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerFailed, match="worker 0 .* killed by SIGKILL"):
+    with pytest.raises(WorkerFailed, match=r"worker 0 .* killed by SIGKILL"):
         envs.step(QUIET)
 
 
 def test_a_simulator_that_cannot_be_built(make: Make) -> None:
-    with pytest.raises(WorkerFailed, match="RuntimeError: cannot be built.*Scripted, starting"):
+    with pytest.raises(WorkerFailed, match=r"RuntimeError: cannot be built.*Scripted, starting"):
         doomed(make, "unbuildable")
 
 
@@ -141,7 +141,7 @@ def test_restart_in_this_process(make: Make) -> None:
 def test_raise_in_this_process(make: Make) -> None:
     envs = make(scripted_benchmark((9, 9, 9), fate="raise"), 3, chunk=5)
     envs.reset()
-    with pytest.raises(WorkerFailed, match="slot 1.*ZeroDivisionError: the arm fell off"):
+    with pytest.raises(WorkerFailed, match=r"slot 1.*ZeroDivisionError: the arm fell off"):
         envs.step(trigger(1))
     assert envs.closed
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_arrays_do_not_overlap_and_are_aligned() -> None:
         assert offsets[name] % 64 == 0
         spans.append((offsets[name], offsets[name] + int(np.prod(shape)) * dtype.itemsize))
     spans.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert spans[-1][1] <= size
 
 

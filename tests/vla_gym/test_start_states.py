@@ -71,9 +71,7 @@ def test_grid_over_ranks_covers_each_cell_once() -> None:
 
 
 def test_tasks_may_have_different_numbers_of_trials() -> None:
-    schedule = Schedule(
-        kind="grid", num_trials=(1, 3), seed=0, group_size=1, group_offset=0, num_groups=1
-    )
+    schedule = Schedule(kind="grid", num_trials=(1, 3), seed=0, group_size=1, group_offset=0, num_groups=1)
     assert walk(schedule, 0) == [(0, 0), (1, 0), (1, 1), (1, 2)]
 
 

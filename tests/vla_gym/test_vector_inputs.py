@@ -67,9 +67,7 @@ def test_mask_and_cells() -> None:
     assert cells == {1: StartState(task_id=1, trial_id=3)}
 
 
-@pytest.mark.parametrize(
-    "mask", [[True, True], np.array([1, 0]), np.array([True]), np.array([False, False])]
-)
+@pytest.mark.parametrize("mask", [[True, True], np.array([1, 0]), np.array([True]), np.array([False, False])])
 def test_wrong_masks(mask: object) -> None:
     with pytest.raises(BadValue, match="reset_mask"):
         read_reset_options({"reset_mask": mask}, 2, TASKS)

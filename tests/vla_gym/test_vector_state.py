@@ -22,7 +22,9 @@ def drive(envs: VLAVectorEnv, decisions: int, seed: int) -> list[Any]:
         obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 1, shape))
         trace += [value.tobytes() if isinstance(value, np.ndarray) else value for value in obs.values()]
         trace += [reward.tolist(), terminated.tolist(), truncated.tolist()]
-        trace += [infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")]
+        trace += [
+            infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")
+        ]
         if "episode" in infos:
             trace += [infos["episode"][key].tolist() for key in ("return", "length", "success_once")]
     return trace
@@ -83,11 +85,11 @@ def test_states_of_others_are_refused(make: Make) -> None:
     envs = make(None, 3)
     envs.reset()
     state = envs.state_dict()
-    with pytest.raises(BadValue, match="env_id='Scripted'.*'Toy-Reach'"):
+    with pytest.raises(BadValue, match=r"env_id='Scripted'.*'Toy-Reach'"):
         make("Toy-Reach", 3).load_state_dict(state)
     with pytest.raises(BadValue, match="3 slots, this one 2"):
         make(None, 2).load_state_dict(state)
-    with pytest.raises(BadValue, match="schedule='random'.*'grid'"):
+    with pytest.raises(BadValue, match=r"schedule='random'.*'grid'"):
         make(None, 3, schedule="grid").load_state_dict(state)
     with pytest.raises(BadValue, match="version"):
         envs.load_state_dict({**state, "version": 0})
@@ -97,5 +99,5 @@ def test_another_simulator_is_noticed(make: Make) -> None:
     envs = make(None, 3)
     envs.reset()
     changed = make(scripted_benchmark(stamp="ff"), 3)
-    with pytest.raises(BadValue, match="began in state ff.*differ"):
+    with pytest.raises(BadValue, match=r"began in state ff.*differ"):
         changed.load_state_dict(envs.state_dict())

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_gym import UnknownName, make_vec
+from vla_gym.adapters import toy
+from vla_gym.adapters.toy import COLOURS, STEP, ToyReach, toy_benchmark
+from vla_gym.specs import StartState
+
+CELLS = [StartState(task_id=task, trial_id=trial) for task in range(3) for trial in range(50)]
+
+
+def make_toy(split: str = "train", cameras: tuple[str, ...] = ("image",), size: int = 32) -> ToyReach:
+    return ToyReach(toy_benchmark("Toy-Reach").tasks, size, cameras, split=split)
+
+
+def block_in_picture(image: np.ndarray, colour: str) -> np.ndarray:
+    """Centre (x, y) of the block of a colour, in table sides, by looking."""
+    rows, columns = np.nonzero((image == COLOURS[colour]).all(axis=2))
+    return (np.array([columns.mean(), rows.mean()]) + 0.5) / len(image)
+
+
+def towards(obs: Mapping[str, Any], slot: int, colour: str) -> np.ndarray:
+    """Action `[1, 2]` that goes straight to the block of `colour`, by picture and state alone."""
+    gripper = (obs["state"][slot] + 1.0) / 2.0
+    return np.clip((block_in_picture(obs["image"][slot], colour) - gripper) / STEP, -1, 1)[None]
+
+
+def success_rate(choose: Any) -> float:
+    """Over all 150 start states; `choose(obs, slot)` gives an action `[1, 2]`."""
+    envs = make_vec("Toy-Reach", 6, schedule="grid", autoreset_mode="disabled", seed=1)
+    obs, _ = envs.reset()
+    solved: list[bool] = []
+    while not envs.idle.all():
+        idle_N = envs.idle
+        action = [[[0, 0]] if idle_N[slot] else choose(obs, slot) for slot in range(6)]
+        obs, _, terminated, truncated, infos = envs.step(action)
+        if "episode" in infos:
+            solved += infos["episode"]["success_once"][infos["_episode"]].tolist()
+        if (terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": terminated | truncated})
+    assert len(solved) == 150
+    return float(np.mean(solved))
+
+
+def test_reading_picture_and_sentence_solves_every_episode() -> None:
+    assert success_rate(lambda obs, slot: towards(obs, slot, obs["instruction"][slot].split()[2])) == 1.0
+
+
+def test_the_picture_without_the_sentence_is_not_enough() -> None:
+    assert success_rate(lambda obs, slot: towards(obs, slot, "red")) == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_the_sentence_without_the_picture_is_not_enough() -> None:
+    directions = {"red": (1, 0), "green": (-1, 1), "blue": (-1, -1)}
+    rate = success_rate(lambda obs, slot: [directions[obs["instruction"][slot].split()[2]]])
+    assert rate < 0.5
+
+
+def test_chance_succeeds_now_and_then() -> None:
+    rng = np.random.default_rng(0)
+    assert 0.1 < success_rate(lambda obs, slot: rng.uniform(-1, 1, (1, 2))) < 0.3
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_no_two_episodes_begin_alike(split: str) -> None:
+    simulator = make_toy(split)
+    assert len({simulator.reset(cell) for cell in CELLS}) == 150
+
+
+def test_splits_share_no_start_state() -> None:
+    train, test = make_toy("train"), make_toy("test")
+    assert not {train.reset(cell) for cell in CELLS} & {test.reset(cell) for cell in CELLS}
+    with pytest.raises(UnknownName, match="split"):
+        toy_benchmark("Toy-Reach", split="val")
+
+
+def test_an_episode_is_fully_determined_by_its_cell() -> None:
+    one, other = make_toy(), make_toy()
+    other.reset(CELLS[3])
+    other.step(np.array([1.0, -1.0], dtype=np.float32))
+    assert one.reset(CELLS[77]) == other.reset(CELLS[77])
+    action_A = np.array([0.3, -0.6], dtype=np.float32)
+    for _ in range(3):
+        assert one.step(action_A) == other.step(action_A)
+        for key, value in one.observe().items():
+            assert np.array_equal(value, other.observe()[key])
+
+
+def test_no_episode_begins_on_a_block_or_in_the_way_of_another() -> None:
+    simulator = make_toy()
+    for cell in CELLS:
+        simulator.reset(cell)
+        place = np.array([simulator._x, simulator._y])
+        blocks = np.array(simulator._blocks)
+        for target in range(3):
+            way = place + np.linspace(0, 1, 20)[:, None] * (blocks[target] - place)
+            others = np.delete(blocks, target, axis=0)
+            distance = np.linalg.norm(way[:, None] - others[None], axis=2).min()
+            assert distance > toy.TOUCH
+        assert ((blocks > toy.BLOCK) & (blocks < 1 - toy.BLOCK)).all()  # whole, inside the picture
+
+
+def test_touching_the_named_block_solves_and_touching_another_ends() -> None:
+    simulator = make_toy()
+    for colour, solved in (("green", True), ("blue", False)):
+        simulator.reset(StartState(task_id=1, trial_id=0))
+        x, y = simulator._blocks[list(COLOURS).index(colour)]
+        for _ in range(toy.HORIZON):
+            to = np.array([x - simulator._x, y - simulator._y]) / STEP
+            outcome = simulator.step(np.clip(to, -1, 1).astype(np.float32))
+            if outcome.terminated:
+                break
+        assert (outcome.success, outcome.reward, outcome.terminated) == (solved, float(solved), True)
+
+
+def test_actions_move_the_gripper_and_the_table_has_edges() -> None:
+    simulator = make_toy()
+    simulator.reset(CELLS[0])
+    simulator._blocks = [(9.0, 9.0)] * 3  # out of reach
+    x, y = simulator._x, simulator._y
+    assert not simulator.step(np.array([1.0, -0.5], dtype=np.float32)).terminated
+    assert (simulator._x, simulator._y) == (pytest.approx(x + 0.15), pytest.approx(y - 0.075))
+    for _ in range(10):
+        simulator.step(np.array([-1.0, 1.0], dtype=np.float32))
+    assert (simulator._x, simulator._y) == (0.0, 1.0)
+    assert simulator.observe()["state"].tolist() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [8, 32, 224])
+def test_pictures(size: int) -> None:
+    simulator = make_toy(cameras=("image", "wrist_image"), size=size)
+    for cell in CELLS[::10]:
+        simulator.reset(cell)
+        views = simulator.observe()
+        assert set(views) == {"image", "wrist_image", "state"}
+        for name in ("image", "wrist_image"):
+            assert views[name].shape == (size, size, 3)
+            assert views[name].dtype == np.uint8
+        for (x, y), colour in zip(simulator._blocks, COLOURS):
+            assert block_in_picture(views["image"], colour) == pytest.approx([x, y], abs=1.0 / size)
+        middle = views["wrist_image"][size // 2, size // 2]
+        assert middle.tolist() == [20, 20, 20]  # the gripper is always in the middle of its own picture
+
+
+def test_only_the_asked_cameras_are_drawn() -> None:
+    simulator = make_toy(cameras=("wrist_image",))
+    simulator.reset(CELLS[0])
+    assert set(simulator.observe()) == {"wrist_image", "state"}

@@ -1,0 +1,65 @@
+"""The contract's test passes what keeps it, and catches what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_gym.adapters.toy import ToyReach, toy_benchmark
+from vla_gym.checks import check_vla_env
+from vla_gym.simulator import SimStep
+from vla_gym.specs import StartState
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"wrist_camera": True, "image_size": 24}])
+def test_toy_reach_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_vla_env("Toy-Reach", num_decisions=6, **options)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:
+    monkeypatch.setattr(ToyReach, name, method)
+    check_vla_env(toy_benchmark("Toy-Reach"))
+
+
+def test_black_pictures_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(self: ToyReach) -> Mapping[str, np.ndarray]:
+        return {"image": np.zeros((32, 32, 3), np.uint8), "state": np.zeros(2, np.float32)}
+
+    with pytest.raises(AssertionError, match="pictures show something"):
+        broken(monkeypatch, "observe", observe)
+
+
+def test_differing_start_states_in_a_group_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.reset
+    count = iter(range(1000))
+
+    def reset(self: ToyReach, start: StartState) -> str:
+        return original(self, start) + f"{next(count):04x}"
+
+    with pytest.raises(AssertionError, match="share their start_state"):
+        broken(monkeypatch, "reset", reset)
+
+
+def test_chance_in_a_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.step
+    rng = np.random.default_rng(0)
+
+    def step(self: ToyReach, action_A: np.ndarray) -> SimStep:
+        return original(self, action_A + rng.normal(0, 0.3, 2))
+
+    with pytest.raises(AssertionError, match="the same seed and actions give the same"):
+        broken(monkeypatch, "step", step)
+
+
+def test_a_memory_of_the_last_episode_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.step
+
+    def step(self: ToyReach, action_A: np.ndarray) -> SimStep:
+        self.ever = getattr(self, "ever", 0) + 1  # type: ignore[attr-defined]
+        return original(self, action_A * (1 + self.ever))  # type: ignore[attr-defined]
+
+    with pytest.raises(AssertionError, match=r"same observations|continues bit for bit"):
+        broken(monkeypatch, "step", step)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gymnasium.vector import AutoresetMode
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
+from vla_gym.worker_environment import num_cores
+
+Make = Callable[..., VLAVectorEnv]
+
+
+def test_defaults(make: Make) -> None:
+    envs = make("Toy-Reach", 1)
+    assert envs.chunk == 1
+    assert envs.single_observation_space["image"].shape == (32, 32, 3)
+    assert set(envs.single_observation_space.spaces) == {"image", "state", "instruction"}
+    assert envs.autoreset_mode is AutoresetMode.NEXT_STEP
+    assert envs.config.num_workers == 0
+    assert envs.worker_pids == []
+
+
+def test_options(make: Make) -> None:
+    envs = make("Toy-Reach", 4, image_size=20, wrist_camera=True, autoreset_mode=AutoresetMode.DISABLED)
+    assert envs.single_observation_space["wrist_image"].shape == (20, 20, 3)
+    assert envs.autoreset_mode is AutoresetMode.DISABLED
+
+
+def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
+    envs = make(scripted_benchmark(in_process=False), 3)
+    assert len(envs.worker_pids) == min(3, num_cores())
+    assert make(scripted_benchmark(in_process=False), 3, num_workers=0).worker_pids == []
+    assert make(scripted_benchmark(), 2, num_workers=9).config.num_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_envs": 0}, BadValue, "num_envs must be an integer >= 1, got 0"),
+        ({"num_envs": 2.0}, BadValue, "num_envs"),
+        ({"chunk": 0}, BadValue, "chunk"),
+        ({"num_envs": 6, "group_size": 4}, BadValue, "num_envs=6 is not a multiple of group_size=4"),
+        ({"image_size": 4}, BadValue, r"image_size must be an integer in 8 \.\. 2048"),
+        ({"image_size": 64.0}, BadValue, "image_size"),
+        ({"num_workers": -1}, BadValue, "num_workers"),
+        ({"seed": -1}, BadValue, "seed"),
+        ({"step_timeout": 0}, BadValue, "step_timeout"),
+        ({"reset_timeout": float("nan")}, BadValue, "reset_timeout"),
+        ({"reward_scale": 0}, BadValue, "reward_scale"),
+        ({"reward": "dense"}, UnknownName, "no reward 'dense'"),
+        ({"schedule": "girds"}, UnknownName, "Did you mean 'grid'"),
+        ({"autoreset_mode": "nextstep"}, UnknownName, "Did you mean 'next_step'"),
+        ({"on_worker_error": "resart"}, UnknownName, "Did you mean 'restart'"),
+        ({"render_mode": "human"}, UnknownName, "rgb_array"),
+        ({"protocl": "x"}, UnknownName, "no option of Toy-Reach 'protocl'"),
+    ],
+)
+def test_mistakes_are_one_line(options: dict[str, Any], error: type[VLAZooError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        make_vec("Toy-Reach", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_benchmark_of_one_s_own() -> None:
+    with pytest.raises(BadValue, match="takes no protocol"):
+        make_vec(scripted_benchmark(), protocol="x")
+    only_main = dataclasses.replace(scripted_benchmark(), cameras=("image",))
+    with pytest.raises(BadValue, match="has no wrist camera"):
+        make_vec(only_main, wrist_camera=True)
+    silent = dataclasses.replace(only_main.tasks[0], instruction="")
+    with pytest.raises(BadValue, match="instruction ''"):
+        make_vec(dataclasses.replace(only_main, tasks=(silent,)))
+    missing = dataclasses.replace(only_main, requires=("no_such_simulator",), extra="libero")
+    with pytest.raises(MissingDependency, match="vla-zoo"):
+        make_vec(missing)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+
+from vla_gym import VLAVectorEnv, text
+
+Make = Callable[..., VLAVectorEnv]
+ACTION = np.zeros((3, 5, 2), dtype=np.float32)
+
+
+def view(make: Make, **options: Any) -> Any:
+    return make(None, 3, chunk=5, schedule="grid", **options).as_sb3()
+
+
+def test_spaces_hold_arrays_only(make: Make) -> None:
+    env = view(make)
+    assert isinstance(env, VecEnv)
+    assert env.envs.autoreset_mode is AutoresetMode.DISABLED
+    obs = env.reset()
+    assert obs["instruction"].shape == (3, text.MAX_BYTES)
+    assert [text.decode(row) for row in obs["instruction"]] == ["do thing 0", "do thing 1", "do thing 2"]
+    for slot in range(3):
+        assert env.observation_space.contains({key: value[slot] for key, value in obs.items()})
+    assert env.action_space.shape == (5, 2)
+    assert [info["start_state"] for info in env.reset_infos] == ["0000", "0100", "0200"]
+
+
+def test_an_ended_episode_resets_in_the_same_step(make: Make) -> None:
+    env = view(make)
+    env.reset()
+    obs, reward, done, infos = env.step(ACTION)
+    assert obs["state"].tolist() == [[0], [5], [5]]
+    assert reward.dtype == np.float32
+    assert reward.tolist() == [1, 0, 0]
+    assert done.tolist() == [True, False, False]
+    last = infos[0]
+    assert (last["executed"], last["trial_id"], last["is_success"]) == (3, 0, True)
+    assert last["step_rewards"].tolist() == [0, 0, 1, 0, 0]
+    assert last["terminal_observation"]["state"].tolist() == [3]
+    assert text.decode(last["terminal_observation"]["instruction"]) == "do thing 0"
+    assert (last["episode"]["r"], last["episode"]["l"]) == (1.0, 3)
+    assert last["episode"]["t"] > 0
+    assert last["episode"]["success_once"] is True
+    assert env.reset_infos[0]["start_state"] == "0001"
+    assert "episode" not in infos[1]
+    assert "is_success" not in infos[1]
+    assert [info["TimeLimit.truncated"] for info in infos] == [False, False, False]
+    kept = {key: value.copy() for key, value in last["terminal_observation"].items()}
+    env.step(ACTION)
+    assert all(np.array_equal(kept[key], last["terminal_observation"][key]) for key in kept)
+
+
+def test_used_up_slots_are_idle_and_never_done(make: Make) -> None:
+    env = view(make)
+    env.reset()
+    for _ in range(3):
+        _, _, done, infos = env.step(ACTION)
+    assert infos[0]["idle"]
+    assert not done[0]
+    assert infos[0]["task_id"] == -1
+
+
+def test_the_time_limit_is_told(make: Make) -> None:
+    env = make("Toy-Reach", 2, chunk=12).as_sb3()
+    env.reset()
+    _, _, done, infos = env.step(np.zeros((2, 12, 2), dtype=np.float32))
+    assert done.all()
+    assert all(info["TimeLimit.truncated"] for info in infos)
+    assert not any(info["is_success"] for info in infos)
+
+
+def test_seed_and_options_are_used_once(make: Make) -> None:
+    env = make("Toy-Reach", 3).as_sb3()
+
+    def starts() -> list[str]:
+        env.reset()
+        return [info["start_state"] for info in env.reset_infos]
+
+    env.seed(4)
+    first, second = starts(), starts()
+    assert first != second
+    env.seed(4)
+    assert [starts(), starts()] == [first, second]
+    env.set_options({"task_id": 1, "trial_id": 2})
+    env.reset()
+    assert [(info["task_id"], info["trial_id"]) for info in env.reset_infos] == [(1, 2)] * 3
+    assert starts() != [starts()[0]] * 3
+
+
+def test_attributes_and_methods_reach_the_environment_beneath(make: Make) -> None:
+    env = view(make)
+    env.reset()
+    assert env.get_attr("chunk") == [5, 5, 5]
+    assert env.get_attr("chunk", indices=[0]) == [5]
+    assert env.env_method("state_dict", indices=0)[0]["env_id"] == "Scripted"
+    env.set_attr("render_mode", "rgb_array")
+    assert not env.has_attr("no_such_thing")
+    assert env.env_is_wrapped(Monitor) == [True] * 3
+    assert env.env_is_wrapped(VecMonitor, indices=[1]) == [False]
+    assert len(env.get_images()) == 3
+    assert env.render("rgb_array").shape == (16, 16, 3)  # a grid of four 8 px pictures
+    env.close()
+    assert env.envs.closed
+
+
+class Expert:
+    """Goes to the named block, as SB3's `evaluate_policy` wants its models."""
+
+    def predict(self, obs: dict[str, np.ndarray], **_: Any) -> tuple[np.ndarray, None]:
+        from vla_gym.adapters.toy import COLOURS, STEP
+
+        actions = []
+        for image, state, data in zip(obs["image"], obs["state"], obs["instruction"]):
+            colour = COLOURS[text.decode(data).split()[2]]
+            rows, columns = np.nonzero((image == colour).all(axis=2))
+            target = (np.array([columns.mean(), rows.mean()]) + 0.5) / len(image)
+            actions.append(np.clip((target - (state + 1) / 2) / STEP, -1, 1)[None])
+        return np.stack(actions), None
+
+
+def test_evaluate_policy_counts_episodes_in_simulator_steps(make: Make) -> None:
+    env = make("Toy-Reach", 3).as_sb3()
+    returns, lengths = evaluate_policy(Expert(), env, n_eval_episodes=6, return_episode_rewards=True)  # type: ignore[arg-type]
+    assert returns == [1.0] * 6
+    assert all(1 <= length <= 4 for length in lengths)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_unmodified_ppo_learns_a_step(make: Make) -> None:
+    torch.set_num_threads(1)
+    env = make("Toy-Reach", 2, chunk=2, image_size=40).as_sb3()
+    model = PPO("MultiInputPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0)
+    model.learn(128)
+    assert model.num_timesteps == 128
+    assert len(model.ep_success_buffer) > 5  # type: ignore[arg-type]
+    assert all(1 <= record["l"] <= 12 for record in model.ep_info_buffer)  # type: ignore[union-attr]
