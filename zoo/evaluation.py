@@ -215,6 +215,14 @@ def task_weighted_mean(rates: Sequence[Rate]) -> float:
     return statistics.fmean(rate.mean for rate in rates)
 
 
+def suite_weighted_mean(rates: Sequence[Rate]) -> float:
+    """Mean of the suites' rates, as LIBERO's and Meta-World's published averages are taken.
+
+    Meta-World's suites are its four difficulty buckets of 28, 11, 6 and 5 tasks, so this is not the mean over tasks.
+    """
+    return statistics.fmean(rate.mean for rate in rates)
+
+
 def _rate(label: str, episodes: Sequence[Episode]) -> Rate:
     return Rate(label=label, successes=sum(e.success_once for e in episodes), episodes=len(episodes))
 

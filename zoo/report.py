@@ -9,7 +9,15 @@ from typing import Any
 
 from vla_gym.specs import Task
 from zoo.config import RunConfig
-from zoo.evaluation import Episode, Rate, overall_rate, rates_by_suite, rates_by_task, task_weighted_mean
+from zoo.evaluation import (
+    Episode,
+    Rate,
+    overall_rate,
+    rates_by_suite,
+    rates_by_task,
+    suite_weighted_mean,
+    task_weighted_mean,
+)
 
 _LABEL_WIDTH = 60
 _MOST_ROWS = 40
@@ -31,9 +39,9 @@ def evaluation_table(episodes: Sequence[Episode], tasks: Sequence[Task], protoco
     if len(suites) > 1:
         lines += [_row(rate, rate.label) for rate in suites]
     lines.append(_row(overall_rate(episodes), "all episodes"))
-    lines.append(
-        f"{task_weighted_mean(by_task):>7.1%}    {'':<15}  {'':>7}    task-weighted mean of {len(by_task)} tasks"
-    )
+    lines.append(_mean_row(task_weighted_mean(by_task), f"task-weighted mean of {len(by_task)} tasks"))
+    if len(suites) > 1:
+        lines.append(_mean_row(suite_weighted_mean(suites), f"suite-weighted mean of {len(suites)} suites"))
     lines.append(f"protocol: {protocol_line}")
     return "\n".join(lines)
 
@@ -48,12 +56,14 @@ def evaluation_record(
 ) -> dict[str, Any]:
     """Everything of an evaluation as JSON values; `facts` say what was evaluated."""
     by_task = rates_by_task(episodes, tasks)
+    by_suite = rates_by_suite(episodes, tasks)
     return {
         "env": env_id,
         **facts,
         "success": _rate_values(overall_rate(episodes)),
         "task_weighted_mean": task_weighted_mean(by_task),
-        "suites": [_rate_values(rate) for rate in rates_by_suite(episodes, tasks)],
+        "suite_weighted_mean": suite_weighted_mean(by_suite),
+        "suites": [_rate_values(rate) for rate in by_suite],
         "tasks": [_rate_values(rate) for rate in by_task],
         "episodes": [dataclasses.asdict(episode) for episode in episodes],
         "protocol": dict(protocol),
@@ -79,6 +89,10 @@ def _row(rate: Rate, label: str) -> str:
     low, high = rate.interval
     interval = f"[{low:.1%}, {high:.1%}]"
     return f"{rate.mean:>7.1%}    {interval:<15}  {f'{rate.successes}/{rate.episodes}':>7}    {label}"
+
+
+def _mean_row(mean: float, label: str) -> str:
+    return f"{mean:>7.1%}    {'':<15}  {'':>7}    {label}"
 
 
 def _rate_values(rate: Rate) -> dict[str, Any]:

@@ -18,7 +18,22 @@ def test_the_table_has_counts_intervals_suites_and_both_means() -> None:
     assert lines[6].endswith("all episodes")
     assert lines[7].split()[0] == "25.0%"
     assert "task-weighted" in lines[7]
-    assert lines[8] == "protocol: the protocol"
+    assert lines[8].split() == ["25.0%", "suite-weighted", "mean", "of", "2", "suites"]
+    assert lines[9] == "protocol: the protocol"
+
+
+def test_suites_count_once_whatever_their_number_of_tasks() -> None:
+    # three easy tasks solved, one hard task failed: 3/4 over tasks, (1 + 0) / 2 over suites
+    tasks = [
+        task("a", suite="easy"),
+        task("b", suite="easy"),
+        task("c", suite="easy"),
+        task("d", suite="hard"),
+    ]
+    episodes = [episode(0, 0, True), episode(1, 0, True), episode(2, 0, True), episode(3, 0, False)]
+    record = evaluation_record(episodes, tasks, env_id="E", protocol={})
+    assert record["task_weighted_mean"] == 0.75
+    assert record["suite_weighted_mean"] == 0.5
 
 
 def test_a_long_benchmark_is_cut_and_says_so() -> None:
