@@ -1,0 +1,37 @@
+"""Every benchmark, through the contract's own test, in worker processes as users run it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from vla_gym import find_benchmark
+from vla_gym.benchmarks import FAMILIES
+from vla_gym.checks import check_vla_env
+
+ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
+    "vla_gym.adapters.toy:toy_benchmark": ("Toy-Reach", {"num_workers": 2}),
+    "vla_gym.adapters.libero_tasks:libero_benchmark": (
+        "LIBERO-Goal/1",
+        {"wrist_camera": True, "image_size": 64},
+    ),
+    "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": ("MetaWorld/reach", {"image_size": 64}),
+}
+"""Family's builder -> (id, options of `make_vec`)."""
+
+
+def test_no_family_is_left_out() -> None:
+    assert {family.build for family in FAMILIES} == set(ONE_OF_EACH)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("build", ONE_OF_EACH)
+def test_contract(build: str) -> None:
+    env_id, options = ONE_OF_EACH[build]
+    extra = build.partition(":")[0].rpartition(".")[2].removesuffix("_tasks")
+    if extra != "toy" and importlib.util.find_spec(extra) is None:
+        pytest.skip(f"{extra} is not installed")
+    assert find_benchmark(env_id).tasks
+    check_vla_env(env_id, **options)
