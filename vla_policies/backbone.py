@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
@@ -73,6 +74,8 @@ class Backbone(nn.Module, ABC):
     """What fresh weights read and write when no environment is given."""
     published: ClassVar[str | None] = None
     """Hub id that the bare family name stands for; None = the name stands for fresh weights."""
+    source: str | None = None
+    """Folder or Hub id the weights came from; None when fresh."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()
@@ -122,6 +125,18 @@ class Backbone(nn.Module, ABC):
         """Write a folder that `load` reads; `config` is what `config.json` says in our own layout."""
         write_checkpoint(folder, config, self)
 
+    def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
+        """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""
+        raise BadValue(f"family '{self.family}' has no adapters; use save_pretrained")
+
+    def load_adapter(self, folder: Path) -> None:
+        """Attach the adapter of a folder to the weights that are there."""
+        raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
+
+    def merge_adapter(self) -> None:
+        """Add the adapter to the weights and take it away."""
+        raise BadValue(f"family '{self.family}' has no adapters to merge")
+
     @abstractmethod
     def config_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_config` builds this very network."""
@@ -146,7 +161,7 @@ class Backbone(nn.Module, ABC):
     def value(self, inputs: PolicyInputs) -> Tensor:
         """State values, float32 `[B]`."""
 
-    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> Distribution:
         """The distribution over chunks, where the family has one in closed form."""
         raise BadValue(f"'{self.family}' has no closed-form action distribution; use zoo.PPO or zoo.GRPO")
 

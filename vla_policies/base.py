@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import get_device
@@ -30,10 +31,11 @@ from vla_policies.pretrained import (
     fresh_options,
     load_checkpoint,
     read_header,
+    save_adapter,
     save_checkpoint,
 )
 from vla_policies.registry import FAMILIES, family_class
-from vla_policies.sampling import ActionTokenDistribution, Sampling
+from vla_policies.sampling import Sampling
 from vla_policies.types import ActionSample, Evaluation
 
 
@@ -167,7 +169,7 @@ class VLAPolicy(ActorCriticPolicy):
         """State values `[B, 1]`."""
         return self.backbone.value(self._inputs(_mapping(obs)))[:, None]
 
-    def get_distribution(self, obs: PyTorchObs) -> ActionTokenDistribution:
+    def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """The distribution over action chunks."""
         return self.backbone.distribution(self._inputs(_mapping(obs)), self.sampling)
 
@@ -211,6 +213,18 @@ class VLAPolicy(ActorCriticPolicy):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
         save_checkpoint(Path(folder), self.backbone, self.sampling)
+
+    def save_adapter(self, folder: str | Path, base: str | None = None) -> None:
+        """Write the LoRA adapter and the value head alone, in plain peft's layout; the folder loads again by itself.
+
+        `base` names the model it belongs to, a folder or Hub id; None = where the weights came from.
+        """
+        save_adapter(Path(folder), self.backbone, self.sampling, base)
+
+    def merge_adapter(self) -> None:
+        """Add the LoRA adapter to the weights and take it away; the optimiser is made anew over what then trains."""
+        self.backbone.merge_adapter()
+        self._build(lambda _: self.optimizer.param_groups[0]["lr"])
 
     @classmethod
     def from_pretrained(

@@ -14,6 +14,8 @@ import numpy as np
 
 from vla_gym.errors import BadValue, unknown_name
 
+STATISTICS_FILE = "dataset_statistics.json"
+"""Where fine-tunes keep their own statistics; they go over those of the model they were made from."""
 NO_NOOPS = "_no_noops"
 """Suffix of data sets from which standing still was filtered; asked for without it, they are found too."""
 
@@ -40,9 +42,9 @@ class Normaliser:
         return np.clip(np.where(self.mask_A, scaled, x), -1.0, 1.0)
 
     def unnormalise(self, x: np.ndarray) -> np.ndarray:
-        """[-1, 1] `[..., A]` to data units, float64."""
+        """[-1, 1] `[..., A]` to data units, float64 (float32 numbers are halved as such, as in the original)."""
         width = self.high_A - self.low_A + self.epsilon
-        return np.where(self.mask_A, 0.5 * (np.asarray(x, np.float64) + 1.0) * width + self.low_A, x)
+        return np.where(self.mask_A, 0.5 * (x + 1) * width + self.low_A, x)
 
 
 def identity(dims: int) -> Normaliser:

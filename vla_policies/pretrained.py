@@ -11,6 +11,7 @@ from typing import Any
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
+from vla_policies.norm_stats import STATISTICS_FILE
 from vla_policies.records import from_json, to_json
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
 from vla_policies.sampling import Sampling
@@ -21,6 +22,23 @@ _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 _HUB_FILES = ["*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt"]
 """What a download may bring: no code, and of torch's own files only those read with `weights_only=True`."""
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_SETTINGS = "vla_zoo.json"
+"""Beside an adapter: what goes over its base's `config.json`."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder that holds a LoRA adapter alone."""
+
+    base_name: str
+    """Folder or Hub id of the model it belongs to."""
+    base: Path
+    """That model's folder."""
+    config: Mapping[str, Any]
+    """The model's `config.json` with the adapter's own settings and statistics over it."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +83,16 @@ def find_checkpoint(
 def read_header(folder: Path, request: Request | None = None) -> Header:
     """The folder's `config.json`, ours or a published one, checked; no weights are read."""
     request = request or Request()
+    adapter = _open_adapter(folder)
+    if adapter is not None:
+        return _published_header(adapter.base, adapter.config, request)
     config = read_config(folder)
     if "format_version" in config or "family" in config:
         return _own_header(folder, config, request)
+    return _published_header(folder, config, request)
+
+
+def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
     kind = _layout(config)
     if kind not in PUBLISHED_LAYOUTS:
         raise BadValue(
@@ -89,10 +114,42 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
 def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     """Read a checkpoint folder; anything missing, left over or unknown raises."""
     header = read_header(folder, request)
-    where = f"model of {folder / CONFIG_FILE}"
+    adapter = _open_adapter(folder)
+    base = folder if adapter is None else adapter.base
+    where = f"model of {base / CONFIG_FILE}"
     backbone = family_class(header.family).from_config(header.conventions, header.model, where)
-    backbone.load(folder)
+    backbone.load(base)
+    backbone.source = str(folder) if adapter is None else adapter.base_name
+    if adapter is not None:
+        backbone.load_adapter(folder)
     return Pretrained(backbone, header.sampling)
+
+
+def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str | None) -> None:
+    """Write the adapter alone, naming the model it belongs to."""
+    name = base or backbone.source
+    if name is None:
+        raise BadValue("fresh weights have no name to put on an adapter; save_pretrained writes them whole")
+    backbone.save_adapter(folder, {"sampling": to_json(sampling)}, name)
+
+
+def _open_adapter(folder: Path) -> Adapter | None:
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
+        return None
+    from vla_policies.lora import read_adapter_config  # loads peft, which most policies do without
+
+    name = str(read_adapter_config(folder)["base_model_name_or_path"])
+    base = find_checkpoint(name)
+    if base is None:
+        raise BadValue(
+            f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'"
+        )
+    config = read_config(base)
+    if (folder / ADAPTER_SETTINGS).is_file():
+        config |= read_config(folder, ADAPTER_SETTINGS)
+    if (folder / STATISTICS_FILE).is_file():
+        config["norm_stats"] = {**config.get("norm_stats", {}), **read_config(folder, STATISTICS_FILE)}
+    return Adapter(name, base, config)
 
 
 def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 FAMILIES: dict[str, str] = {
     "nano": "vla_policies.nano.model:NanoBackbone",
+    "openvla": "vla_policies.openvla.policy:OpenVLABackbone",
+    "openvla-oft": "vla_policies.openvla_oft.policy:OpenVLAOFTBackbone",
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
 
-PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {}
+PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
+    "openvla": ("openvla-oft", "openvla"),
+}
 """`model_type` (or `type`) in the `config.json` of published checkpoints -> families that read such folders.
 Unless the user says which, it is the first whose class recognises the folder."""
 

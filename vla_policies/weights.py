@@ -22,9 +22,9 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`; raises `BadValue` naming what the folder lacks."""
-    path = _require(folder, CONFIG_FILE)
+def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
+    """The folder's `config.json` (or another JSON object); raises `BadValue` naming what the folder lacks."""
+    path = _require(folder, name)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -53,7 +53,7 @@ def load_weights(folder: Path, module: nn.Module) -> None:
         tensors = load_file(path)
     except SafetensorError as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-    _check_tensors(path, tensors, module.state_dict())
+    check_tensors(path, tensors, module.state_dict())
     module.load_state_dict(tensors, strict=True)
 
 
@@ -65,7 +65,8 @@ def _require(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise `BadValue` unless both hold the same names and shapes; what differs is named."""
     faults = []
     if missing := sorted(wanted.keys() - got.keys()):
         faults.append(f"missing {_listed(missing)}")

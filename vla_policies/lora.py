@@ -1,0 +1,188 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) through peft: attach, merge, save alone, load.
+
+Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetensors`), so they load with
+`peft.PeftModel.from_pretrained` on the published model, and adapters made elsewhere load here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_gym.errors import BadValue
+from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
+from vla_policies.records import from_json
+from vla_policies.weights import check_tensors
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
+_PREFIX = "base_model.model."
+"""What peft puts before every key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Size and place of the adapters."""
+
+    rank: int = 32
+    """r, inner size."""
+    alpha: int | None = None
+    """Numerator of the scale alpha / r; None = min(rank, 16), as OpenVLA's recipe."""
+    targets: tuple[str, ...] | str = ()
+    """Names of the layers that get one (last parts, or a regular expression over whole names); () = the family's."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or (self.alpha is not None and self.alpha < 1):
+            raise BadValue(f"LoRA's rank and alpha must be >= 1, got {self.rank} and {self.alpha}")
+
+    @property
+    def scale_alpha(self) -> int:
+        """alpha, whether given or not."""
+        return min(self.rank, 16) if self.alpha is None else self.alpha
+
+
+def lora_settings(values: Mapping[str, Any], where: str = "lora") -> LoraSettings:
+    """From a mapping; unknown keys raise."""
+    return from_json(LoraSettings, values, where)
+
+
+def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) -> None:
+    """Put an adapter beside every target layer of `module`, in place, and freeze everything else.
+
+    An adapter starts as no change (B = 0) and is kept in float32 whatever the weights are.
+    """
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.scale_alpha,
+        lora_dropout=0.0,
+        init_lora_weights="gaussian",
+        target_modules=_as_targets(settings.targets or targets),
+    )
+    _inject(module, config)
+
+
+def is_attached(module: nn.Module) -> bool:
+    """Has any layer an adapter?"""
+    return any(isinstance(layer, LoraLayer) for layer in module.modules())
+
+
+def merge(module: nn.Module) -> None:
+    """Add every adapter to its layer's weight and take it away, in place."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, LoraLayer):
+            layer.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, layer.get_base_layer())
+
+
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict as if merged, under the names of the plain module; `module` stays as it is."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+    state = {}
+    for key, tensor in module.state_dict().items():
+        if ".lora_" in key:
+            continue
+        owner = key.split(".base_layer.")[0]
+        if ".base_layer." in key and key.endswith(".weight"):
+            delta = layers[owner].get_delta_weight(_NAME)
+            tensor = (tensor.float() + delta.float()).to(tensor.dtype)
+        state[key.replace(".base_layer.", ".")] = tensor
+    return state
+
+
+def adapter_state(module: nn.Module) -> dict[str, Tensor]:
+    """The adapters' tensors under plain peft's names."""
+    return {
+        _PREFIX + key.replace(f".{_NAME}.", "."): tensor
+        for key, tensor in module.state_dict().items()
+        if ".lora_" in key
+    }
+
+
+def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
+    """Write the adapters alone; `base` is the folder or Hub id of the model they belong to."""
+    config = getattr(module, "peft_config", {}).get(_NAME)
+    if config is None:
+        raise BadValue(
+            "the policy has no LoRA adapter to save; attach one with backbone_kwargs lora: {rank: 32}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {key: _plain(value) for key, value in config.to_dict().items()}
+    values["base_model_name_or_path"] = base
+    values["inference_mode"] = True
+    write_safetensors(folder / ADAPTER_WEIGHTS, adapter_state(module))
+    write_text(folder / ADAPTER_CONFIG, json.dumps(values, indent=2, sort_keys=True) + "\n")
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The folder's `adapter_config.json`; raises unless it is a LoRA's and names its base."""
+    path = folder / ADAPTER_CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadValue(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+        raise BadValue(f"'{path}' describes no LoRA adapter")
+    if not values.get("base_model_name_or_path"):
+        raise BadValue(f"'{path}' does not say base_model_name_or_path, the model the adapter belongs to")
+    return values
+
+
+def load_adapter(module: nn.Module, folder: Path) -> None:
+    """Attach the adapters of a folder to `module`; tensors that do not fit raise and are named."""
+    values = read_adapter_config(folder)
+    known = LoraConfig.__dataclass_fields__
+    _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
+    tensors = read_safetensors(path)
+    wanted = adapter_state(module)
+    check_tensors(path, tensors, wanted)
+    with torch.no_grad():
+        for key, tensor in wanted.items():
+            tensor.copy_(tensors[key])
+
+
+def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:
+    """Outputs `first .. first + count` of a bias-free linear layer, adapter included, float32 `[..., count]`."""
+    rows = slice(first, first + count)
+    if not isinstance(layer, LoraLinear):
+        return functional.linear(x.float(), layer.weight[rows].float())  # type: ignore[index]
+    out = functional.linear(x.float(), layer.get_base_layer().weight[rows].float())
+    inner = functional.linear(x.float(), layer.lora_A[_NAME].weight.float())
+    return out + functional.linear(inner, layer.lora_B[_NAME].weight[rows].float()) * layer.scaling[_NAME]
+
+
+def _inject(module: nn.Module, config: LoraConfig) -> None:
+    if is_attached(module):
+        raise BadValue("the policy has a LoRA adapter already; merge it before attaching another")
+    try:
+        inject_adapter_in_model(config, module, adapter_name=_NAME)
+    except ValueError as error:
+        raise BadValue(f"LoRA finds nothing to attach to: {str(error).splitlines()[0]}") from error
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()
+
+
+def _as_targets(targets: tuple[str, ...] | str) -> list[str] | str:
+    return targets if isinstance(targets, str) else list(targets)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, tuple, frozenset)):
+        return sorted(value)
+    return getattr(value, "value", value)

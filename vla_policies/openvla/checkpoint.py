@@ -1,0 +1,207 @@
+"""OpenVLA's folder layout: which settings a folder asks for, reading its weights, writing it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import ActionSpec
+from vla_policies.checkpoint_files import (
+    fill,
+    read_safetensors,
+    read_tensors,
+    write_safetensors,
+    write_tensors,
+    write_text,
+)
+from vla_policies.conventions import Conventions
+from vla_policies.lora import is_attached, merged_state
+from vla_policies.norm_stats import STATISTICS_FILE, choose_key, normaliser
+from vla_policies.openvla.config import (
+    OURS,
+    PREPROCESSOR_FILE,
+    OpenVLAConfig,
+    Settings,
+    read_official_files,
+    settings_json,
+)
+from vla_policies.openvla.network import PrismaticNetwork
+from vla_policies.records import from_json, to_json
+from vla_policies.sampling import Sampling
+from vla_policies.value_head import ValueHead
+from vla_policies.weights import CONFIG_FILE, check_tensors
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+_VALUE_PREFIX = "value_head."
+_ROTARY = "rotary_emb.inv_freq"
+"""Ending of tensors that old checkpoints carry and that follow from the config."""
+LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta")
+"""How actions are written for LIBERO, which a checkpoint assumes where no environment says otherwise."""
+
+
+def resolve(
+    folder: Path, config: Mapping[str, Any], key: str | None, options: Mapping[str, Any], base: Settings
+) -> tuple[OpenVLAConfig, Conventions]:
+    """Settings and conventions of a folder: what it says itself, over `base`, under the user's `options`."""
+    official, preprocessor, files = read_official_files(folder, config)
+    where = f"'{folder}'"
+    saved = config.get(OURS, {})
+    chosen = choose_key(official["norm_stats"], key or saved.get("unnorm_key"), where)
+    if OURS in config:
+        base = from_json(Settings, saved["settings"], f"{OURS}.settings of '{folder / CONFIG_FILE}'")
+    else:
+        base = replace(base, **_habits(chosen, official["norm_stats"]))
+    settings = from_json(Settings, {**settings_json(base), **options}, "backbone_kwargs")
+    if settings.center_crop or settings.camera_resize != "bicubic":
+        _check_square(official, where)
+    found = OpenVLAConfig(
+        official=official, preprocessor=preprocessor, files=files, unnorm_key=chosen, settings=settings
+    )
+    dims = _dims(found, saved, where)
+    conventions = Conventions(
+        cameras=settings.cameras,
+        image_size=found.image_size,
+        state_dim=dims.get("proprio", 0),
+        chunk=settings.chunk,
+        action_dim=dims["action"],
+        action_spec=None,
+    )
+    return found, conventions
+
+
+def emitted_spec(settings: Settings, wanted: ActionSpec | None) -> ActionSpec | None:
+    """How actions leave the policy: the gripper as the environment wants it, the rest as in the data."""
+    if settings.gripper == "as_is":
+        return wanted
+    if wanted is None or wanted.gripper == "none":
+        return LIBERO_SPEC
+    return replace(LIBERO_SPEC, gripper=wanted.gripper)
+
+
+def saved_spec(config: Mapping[str, Any]) -> ActionSpec | None:
+    """The action spec that a folder written by us was trained for."""
+    spec = config.get(OURS, {}).get("action_spec")
+    return None if spec is None else from_json(ActionSpec, spec, f"{OURS}.action_spec")
+
+
+def saved_sampling(config: Mapping[str, Any]) -> Sampling:
+    """How a folder written by us drew its tokens; the default for others."""
+    return from_json(Sampling, config.get(OURS, {}).get("sampling", {}), f"{OURS}.sampling")
+
+
+def load_weights(
+    folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig
+) -> None:
+    """Fill both; a folder without a critic gets a fresh one."""
+    tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
+    values = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)}
+    if (folder / VALUE_HEAD_FILE).is_file():
+        values = read_safetensors(folder / VALUE_HEAD_FILE)
+    dtype = weight_dtype(config)
+    fill(network, tensors, folder, lambda _: dtype)
+    if values:
+        load_value_head(value_head, values, folder)
+    else:
+        value_head.initialise()
+
+
+def load_value_head(value_head: ValueHead, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Fill the critic from tensors under `value_head.`."""
+    plain = {name.removeprefix(_VALUE_PREFIX): tensor for name, tensor in tensors.items()}
+    check_tensors(where, plain, value_head.state_dict())
+    value_head.load_state_dict({name: tensor.float() for name, tensor in plain.items()})
+
+
+def value_head_state(value_head: ValueHead) -> dict[str, Tensor]:
+    """The critic's tensors as `load_value_head` takes them."""
+    return {_VALUE_PREFIX + name: tensor for name, tensor in value_head.state_dict().items()}
+
+
+def weight_dtype(config: OpenVLAConfig) -> torch.dtype:
+    """Type of the network's weights; the heads are float32 in any case."""
+    name: str = config.settings.dtype
+    if name == "auto":
+        name = str(config.official.get("torch_dtype", "float32")) if torch.cuda.is_available() else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def save_folder(
+    folder: Path,
+    config: OpenVLAConfig,
+    network: PrismaticNetwork,
+    value_head: ValueHead,
+    ours: Mapping[str, Any],
+) -> None:
+    """Write the official layout; what is ours stands under one key of `config.json` and in one file more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder, merged_state(network) if is_attached(network) else network.state_dict())
+    write_safetensors(folder / VALUE_HEAD_FILE, value_head_state(value_head))
+    for name, content in config.files.items():
+        write_text(folder / name, content)
+    write_text(folder / PREPROCESSOR_FILE, _dump(config.preprocessor))
+    write_text(folder / STATISTICS_FILE, _dump(config.statistics))
+    write_text(folder / CONFIG_FILE, _dump({**config.official, OURS: dict(ours)}))
+
+
+def our_settings(
+    family: str, config: OpenVLAConfig, conventions: Conventions, sampling: Any
+) -> dict[str, Any]:
+    """What a folder must say beyond the official layout to be opened the same way again."""
+    spec = conventions.action_spec
+    return {
+        "family": family,
+        "unnorm_key": config.unnorm_key,
+        "action_dim": conventions.action_dim,
+        "settings": settings_json(replace(config.settings, lora=None)),
+        "sampling": sampling,
+        "action_spec": None if spec is None else to_json(spec),
+    }
+
+
+def _dims(config: OpenVLAConfig, saved: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Lengths of an action and of the state that is read, from the statistics; fresh weights have none."""
+    if config.unnorm_key is None:
+        if "action_dim" not in saved:
+            raise BadValue(
+                f"{where} has no action statistics: neither norm_stats in {CONFIG_FILE} nor {STATISTICS_FILE}"
+            )
+        return {"action": int(saved["action_dim"])}
+    parts = ("action", "proprio") if config.settings.use_state else ("action",)
+    bounds = config.settings.bounds
+    return {
+        part: len(
+            normaliser(config.statistics, config.unnorm_key, part, where, bounds=bounds, epsilon=0.0).low_A
+        )
+        for part in parts
+    }
+
+
+def _habits(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that go with a data set; sources: the evaluation scripts of openvla and openvla-oft."""
+    if key is None:
+        return {}
+    mask = statistics[key].get("action", {}).get("mask")
+    habits: dict[str, Any] = {}
+    if mask and len(mask) == 7 and not mask[-1]:
+        habits["gripper"] = "zero_to_one_opens"
+    if key.startswith("libero"):
+        habits |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
+    return habits
+
+
+def _check_square(official: Mapping[str, Any], where: str) -> None:
+    if len(set(official["image_sizes"])) > 1:
+        raise BadValue(
+            f"{where} has towers of different image sizes, for which camera settings are not defined"
+        )
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,183 @@
+"""What a checkpoint in OpenVLA's layout says, and the settings of ours that its makers keep in their scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.norm_stats import STATISTICS_FILE, Bounds
+from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
+from vla_policies.records import from_json, to_json
+from vla_policies.weights import read_config
+
+PREPROCESSOR_FILE = "preprocessor_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+"""Small files of the layout that travel along unread."""
+OURS = "vla_zoo"
+"""Key of `config.json` under which a folder written by us keeps our own settings."""
+
+NUM_BINS = 256
+"""V."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a checkpoint is used; in the original these are flags of the scripts. All but `lora` may be given
+    as `backbone_kwargs`; what is left out follows from the data set the checkpoint was trained on."""
+
+    cameras: tuple[str, ...] = ("image",)
+    """Observation keys of the images it looks at, main camera first."""
+    camera_resize: Literal["bicubic", "lanczos3", "jpeg_lanczos3"] = "bicubic"
+    """How a camera image becomes the network's size: straight to it, by TensorFlow's Lanczos-3, or that
+    after the JPEG round trip (LIBERO)."""
+    center_crop: bool = False
+    """Cut to the central 0.9 of the area and stretch (trained with random crops, as for LIBERO)."""
+    bounds: Bounds = "q01_q99"
+    """Statistics that became -1 and 1 in training."""
+    width_epsilon: float = 0.0
+    """Added to their distance when actions are un-normalised: 1e-8 in OpenVLA-OFT."""
+    gripper: Literal["zero_to_one_opens", "as_is"] = "as_is"
+    """What the last, un-normalised number means: 1 open and 0 closed, or what the environment takes."""
+    binarize_gripper: bool = True
+    """Only ever fully open or closed."""
+    chunk: int = 1
+    """K, actions per decision."""
+    use_state: bool = False
+    """Read the proprioceptive state (OpenVLA-OFT with a proprio projector)."""
+    head: Literal["tokens", "l1"] = "tokens"
+    """Action tokens, or the regression head of OpenVLA-OFT's own fine-tunes (acts, cannot be trained by RL)."""
+    stop_token: bool = True
+    """OpenVLA-OFT: `</s>` after the action slots, as in the original; False for checkpoints by RLinf."""
+    value_outputs: int = 1
+    """1, or the chunk length for checkpoints whose critic has a value per action."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights (heads stay float32): "auto" is the checkpoint's own on CUDA machines, else float32."""
+    recompute: bool = False
+    """Keep only block inputs for the backward pass (gradient checkpointing)."""
+    lora: Mapping[str, Any] | None = None
+    """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVLAConfig:
+    """Everything of which a network and its processor are built."""
+
+    official: Mapping[str, Any]
+    """`config.json` as published; its `norm_stats` with `dataset_statistics.json` merged over them."""
+    preprocessor: Mapping[str, Any]
+    """`preprocessor_config.json`."""
+    files: Mapping[str, str]
+    """Contents of `tokenizer.json` (absent: byte tokens) and of the companion files."""
+    unnorm_key: str | None
+    """Data set in use, a key of `norm_stats`; None when there are none."""
+    settings: Settings
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Data set -> its statistics."""
+        found: Mapping[str, Any] = self.official.get("norm_stats") or {}
+        return found
+
+    @property
+    def towers(self) -> tuple[TowerShape, ...]:
+        """Shapes of the image towers, the main one first."""
+        ids, sizes = self.official["timm_model_ids"], self.official["image_sizes"]
+        overrides = self.official.get("timm_model_kwargs") or [{}] * len(ids)
+        return tuple(
+            tower_shape(one, dict(kw), size) for one, kw, size in zip(ids, overrides, sizes, strict=True)
+        )
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square image the towers see."""
+        return int(self.official["image_sizes"][0])
+
+    @property
+    def num_patches(self) -> int:
+        """P, patches of one image."""
+        return (self.image_size // PATCH) ** 2
+
+    @property
+    def first_action_id(self) -> int:
+        """Token id of action token 0; the next 255 ids are the others, and larger ids mean smaller numbers."""
+        words = int(self.official["text_config"]["vocab_size"]) - int(self.official["pad_to_multiple_of"])
+        return words - NUM_BINS
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of the padding."""
+        return int(self.official["pad_token_id"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; inverse of `config_from_json`."""
+        return {
+            "official": dict(self.official),
+            "preprocessor": dict(self.preprocessor),
+            "files": dict(self.files),
+            "unnorm_key": self.unnorm_key,
+            "settings": settings_json(self.settings),
+        }
+
+
+def settings_json(settings: Settings) -> dict[str, Any]:
+    """The settings as plain JSON values."""
+    return to_json(settings)
+
+
+def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
+    """Inverse of `OpenVLAConfig.to_json`."""
+    settings = from_json(Settings, values["settings"], f"settings of {where}")
+    return from_json(OpenVLAConfig, {**values, "settings": settings}, where)
+
+
+_NEEDED = (
+    "timm_model_ids",
+    "image_sizes",
+    "text_config",
+    "pad_token_id",
+    "pad_to_multiple_of",
+    "n_action_bins",
+)
+
+
+OfficialFiles = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
+
+
+def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFiles:
+    """(config with merged statistics and without our key, preprocessor, files) of a folder; absent ones raise."""
+    where = folder / "config.json"
+    official = {key: value for key, value in config.items() if key != OURS}
+    if lacking := [key for key in _NEEDED if key not in official]:
+        raise BadValue(f"'{where}' lacks {', '.join(lacking)}, which every OpenVLA checkpoint has")
+    if official["n_action_bins"] != NUM_BINS:
+        raise BadValue(f"'{where}' has n_action_bins {official['n_action_bins']}, OpenVLA has {NUM_BINS}")
+    statistics = dict(official.get("norm_stats") or {})
+    if (folder / STATISTICS_FILE).is_file():
+        statistics |= read_config(folder, STATISTICS_FILE)
+    official["norm_stats"] = statistics
+    fresh = OURS in config and config[OURS].get("unnorm_key") is None
+    for name in (PREPROCESSOR_FILE,) if fresh else (TOKENIZER_FILE, PREPROCESSOR_FILE):
+        if not (folder / name).is_file():
+            raise BadValue(f"checkpoint folder '{folder}' lacks {name}, which every OpenVLA checkpoint has")
+    names = [TOKENIZER_FILE, *COMPANIONS]
+    files = {name: _read_text(folder / name) for name in names if (folder / name).is_file()}
+    return official, read_config(folder, PREPROCESSOR_FILE), files
+
+
+def check_options(options: Mapping[str, Any], family: str) -> None:
+    """Raise unless every option is a field of `Settings`."""
+    known = Settings.__dataclass_fields__
+    for key in options:
+        if key not in known:
+            raise unknown_name(f"setting in backbone_kwargs of {family}", key, known)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadValue(f"'{path}' is not text: {error}") from error

@@ -1,0 +1,147 @@
+"""What OpenVLA and OpenVLA-OFT share: network, processor, critic, and the life of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue
+from vla_policies.action_codec import ActionCodec
+from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
+from vla_policies.conventions import Conventions
+from vla_policies.lora import attach, load_adapter, lora_settings, merge, save_adapter
+from vla_policies.openvla import checkpoint
+from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
+from vla_policies.openvla.fresh import fresh_config, initialise
+from vla_policies.openvla.network import LORA_TARGETS, PrismaticNetwork
+from vla_policies.openvla.processor import OpenVLAProcessor
+from vla_policies.pretrained import ADAPTER_SETTINGS
+from vla_policies.types import PolicyInputs
+from vla_policies.value_head import ValueHead
+
+
+class OpenVLAFamily(Backbone):
+    """Base of both families; subclasses decode."""
+
+    default_conventions: ClassVar[Conventions]
+    base_settings: ClassVar[Settings]
+    """Settings of a checkpoint that says nothing of its own."""
+
+    codec: ActionCodec
+
+    def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
+        Backbone.__init__(self, conventions)
+        self.config = config
+        self.processor = OpenVLAProcessor(config, conventions, where)
+        self.codec = self.processor.codec
+        # Seven thousand million random numbers would only be overwritten.
+        with torch.device("meta"):
+            self.network = PrismaticNetwork(config)
+        self.value_head = ValueHead(self.network.width, config.settings.value_outputs)
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        return "size" in options or "official" in options
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        if not cls.wants_fresh(options):
+            raise BadValue(
+                f"fresh weights of {cls.family} need a size, e.g. backbone_kwargs={{'size': 'tiny'}}"
+            )
+        config = fresh_config(conventions, options, cls.base_settings, cls.family)
+        cls.check_chunk(conventions.chunk)
+        state_dim = conventions.state_dim if config.settings.use_state else 0
+        fitted = replace(conventions, image_size=config.image_size, state_dim=state_dim)
+        backbone = cls(fitted, config, f"fresh {cls.family}")
+        backbone.network.to_empty(device="cpu")
+        initialise(backbone.network)
+        backbone.value_head.initialise()
+        backbone.finish()
+        return backbone
+
+    @classmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        return cls(conventions, config_from_json(config, where), where)
+
+    @classmethod
+    def check_chunk(cls, chunk: int) -> None:
+        """Raise when the family cannot decide `chunk` actions at a time."""
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        check_options(request.options, cls.family)
+        base = replace(cls.base_settings, **cls.folder_settings(folder, request.unnorm_key))
+        found, conventions = checkpoint.resolve(folder, config, request.unnorm_key, request.options, base)
+        cls.check_chunk(conventions.chunk)
+        wanted = request.action_spec or checkpoint.saved_spec(config)
+        conventions = replace(conventions, action_spec=checkpoint.emitted_spec(found.settings, wanted))
+        return Header(cls.family, conventions, checkpoint.saved_sampling(config), found.to_json())
+
+    @classmethod
+    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
+        """Settings that follow from the files of a folder."""
+        return {}
+
+    def config_json(self) -> dict[str, Any]:
+        return self.config.to_json()
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        return self.processor.prepare(obs)
+
+    def state_values(self, hidden_BD: Tensor) -> Tensor:
+        """Values `[B]` of the states whose prompts end in `hidden_BD`; with a value per action, the first one's."""
+        value: Tensor = self.value_head(hidden_BD)[:, 0]
+        return value
+
+    # Checkpoints ----------------------------------------------------------------------------------
+
+    def load(self, folder: Path) -> None:
+        checkpoint.load_weights(folder, self.network, self.value_head, self.config)
+        self.load_heads(folder)
+        self.finish()
+
+    def load_heads(self, folder: Path) -> None:
+        """Read what a family keeps beside the common weights."""
+
+    def save_heads(self, folder: Path) -> None:
+        """Write what `load_heads` reads."""
+
+    def finish(self) -> None:
+        """After the weights are there: adapters where asked for, gradients only where they are of use."""
+        if self.config.settings.lora is not None:
+            settings = lora_settings(self.config.settings.lora, f"lora of {self.family}")
+            attach(self.network, settings, LORA_TARGETS)
+        self.network.freeze_unused()
+
+    def save(self, folder: Path, config: Mapping[str, Any]) -> None:
+        ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
+        checkpoint.save_folder(folder, self.config, self.network, self.value_head, ours)
+        self.save_heads(folder)
+
+    def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
+        save_adapter(self.network, folder, base)
+        write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
+        ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
+        write_text(folder / ADAPTER_SETTINGS, json.dumps({OURS: ours}, indent=2) + "\n")
+
+    def load_adapter(self, folder: Path) -> None:
+        load_adapter(self.network, folder)
+        self.network.freeze_unused()
+        path = folder / checkpoint.VALUE_HEAD_FILE
+        if path.is_file():
+            checkpoint.load_value_head(self.value_head, read_safetensors(path), path)
+
+    def merge_adapter(self) -> None:
+        merge(self.network)
+        self.network.freeze_unused()

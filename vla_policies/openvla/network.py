@@ -1,0 +1,103 @@
+"""The network with the checkpoints' key names: two image towers, a projector, Llama-2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_policies.checkpointing import Remember, remember_for
+from vla_policies.lora import linear_rows
+from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
+from vla_policies.openvla.llama import build_llama
+from vla_policies.openvla.vision import TowerShape, VisionTower
+
+LORA_TARGETS = (
+    *("proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
+    *("gate_proj", "up_proj", "down_proj", "lm_head"),
+)
+"""Layers that get a LoRA adapter in RLinf's recipe: every linear one and the patch convolutions."""
+
+
+class VisionBackbone(nn.Module):
+    """Both towers on the same image, their patches joined on the feature axis."""
+
+    def __init__(self, shapes: tuple[TowerShape, ...]) -> None:
+        super().__init__()
+        self.featurizer = VisionTower(shapes[0])
+        self.fused_featurizer = VisionTower(shapes[1]) if len(shapes) > 1 else None
+
+    def forward(self, pixels_BCHW: Tensor, remember: Remember) -> Tensor:
+        """One image, 3 channels for each tower, to patches `[B, P, W]`."""
+        features = [self.featurizer(pixels_BCHW[:, :3], remember)]
+        if self.fused_featurizer is not None:
+            features.append(self.fused_featurizer(pixels_BCHW[:, 3:], remember))
+        return torch.cat(features, dim=-1)
+
+
+class Projector(nn.Module):
+    """Patches into the language model's space; three layers for two towers, two for one."""
+
+    def __init__(self, vision: int, width: int, *, fused: bool) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision, 4 * vision if fused else width)
+        self.fc2 = nn.Linear(4 * vision if fused else width, width)
+        self.fc3 = nn.Linear(width, width) if fused else None
+
+    def forward(self, patch_BPW: Tensor) -> Tensor:
+        """`[B, P, W]` to `[B, P, D]`, exact GELU between the layers."""
+        x = self.fc2(functional.gelu(self.fc1(patch_BPW)))
+        return x if self.fc3 is None else self.fc3(functional.gelu(x))
+
+
+class PrismaticNetwork(nn.Module):
+    """What the checkpoints hold; how its tokens are decoded is up to the families."""
+
+    def __init__(self, config: OpenVLAConfig) -> None:
+        super().__init__()
+        towers = config.towers
+        self.vision_backbone = VisionBackbone(towers)
+        text_config = dict(config.official["text_config"])
+        self.language_model = build_llama(text_config)
+        width = self.language_model.config.hidden_size
+        self.projector = Projector(sum(tower.width for tower in towers), width, fused=len(towers) > 1)
+        self.first_action_id = config.first_action_id
+        self.recompute = config.settings.recompute
+        self.freeze_unused()
+
+    @property
+    def width(self) -> int:
+        """D, features of a token."""
+        return int(self.language_model.config.hidden_size)
+
+    def freeze_unused(self) -> None:
+        """Take the weights that no output depends on out of training."""
+        for tower in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
+            if tower is not None:
+                for parameter in tower.unused_parameters():
+                    parameter.requires_grad_(False)
+
+    def remember(self) -> Remember:
+        """How to run a block, given whether gradients are on."""
+        return remember_for(recompute=self.recompute)
+
+    def see(self, pixels_BMCHW: Tensor) -> Tensor:
+        """Normalised pixels of M images to their projected patches, one after the other, `[B, M * P, D]`."""
+        batch, images = pixels_BMCHW.shape[:2]
+        pixels = pixels_BMCHW.flatten(0, 1).to(self.projector.fc2.weight.dtype)
+        patch_BPD = self.projector(self.vision_backbone(pixels, self.remember()))
+        return patch_BPD.reshape(batch, images * patch_BPD.shape[1], -1)
+
+    def words(self, ids_BL: Tensor) -> Tensor:
+        """Embeddings of token ids, `[B, L, D]`."""
+        out: Tensor = self.language_model.model.embed_tokens(ids_BL)
+        return out
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The language model's last norm, on the positions that are needed."""
+        out: Tensor = self.language_model.model.norm(x)
+        return out
+
+    def action_logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the action tokens, ids ascending: float32 `[..., V]`; no other row is computed."""
+        return linear_rows(self.language_model.lm_head, hidden, self.first_action_id, NUM_BINS)

@@ -1,0 +1,167 @@
+"""OpenVLA: one action of 7 tokens, decoded one after the other with a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies.conventions import Conventions
+from vla_policies.openvla.config import Settings
+from vla_policies.openvla.distribution import GeneratedDistribution
+from vla_policies.openvla.family import OpenVLAFamily
+from vla_policies.openvla.llama import Keys, Segment, decode_after, decode_step, prefill, run_layers
+from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Images and text of B observations as one sequence: BOS, patches, the other words, padding."""
+
+    segment: Segment
+    """Causal, positions counting up; padding stands at the end, where no real token sees it."""
+    last_B: Tensor
+    """Index of each row's last token, from which the first action token is predicted."""
+    padded: bool
+    """Has any row padding?"""
+
+
+class OpenVLABackbone(OpenVLAFamily):
+    """Action tokens one by one: acting generates, scoring reads the tokens that were drawn.
+
+    Log-probabilities come from one place: the drawn tokens read together after the prompt. While acting the
+    prompt's keys are at hand, so this costs one more step; it makes a decision scored again by the same weights
+    give the same bits, which step-by-step logits would not.
+    """
+
+    family: ClassVar[str] = "openvla"
+    published: ClassVar[str | None] = "openvla/openvla-7b"
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=("image",), image_size=224, state_dim=0, chunk=1, action_dim=7
+    )
+    base_settings: ClassVar[Settings] = Settings()
+
+    @classmethod
+    def check_chunk(cls, chunk: int) -> None:
+        if chunk != 1:
+            raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
+
+    @torch.no_grad()
+    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+        prompt = self._prompt(inputs)
+        dims = self.conventions.action_dim
+        x_BLD, keys = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
+        hidden_BD = self._last_hidden(prompt, x_BLD)
+        token_BA = self._generate(prompt, keys, hidden_BD, sampling, deterministic=deterministic)
+        distribution = self._score(prompt, hidden_BD, keys, token_BA, sampling)
+        token_BKA = token_BA[:, None]
+        return ActionSample(
+            action_BKA=self.codec.decode(token_BKA),
+            logprob_BKA=distribution.token_log_prob(token_BKA),
+            value_B=self.state_values(hidden_BD),
+            record={"token": token_BKA},
+        )
+
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        prompt = self._prompt(inputs)
+        token_BKA = record["token"].long()
+        hidden_BD, distribution = self._read(prompt, token_BKA[:, 0], sampling)
+        return Evaluation(
+            logprob_BKA=distribution.token_log_prob(token_BKA),
+            entropy_BKA=distribution.token_entropy(),
+            value_B=self.state_values(hidden_BD),
+        )
+
+    def value(self, inputs: PolicyInputs) -> Tensor:
+        prompt = self._prompt(inputs)
+        x_BLD = run_layers(self.network.language_model.model, prompt.segment, self.network.remember())
+        return self.state_values(self._last_hidden(prompt, x_BLD))
+
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> GeneratedDistribution:
+        return GeneratedDistribution(self, inputs, sampling)
+
+    def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
+        return {"token": self.codec.encode(action_BKA)}
+
+    # Pieces ---------------------------------------------------------------------------------------
+
+    def _prompt(self, inputs: PolicyInputs) -> Prompt:
+        patch_BPD = self.network.see(inputs.pixels_BMCHW)
+        word_BLD = self.network.words(inputs.text_BL)
+        x_BLD = torch.cat([word_BLD[:, :1], patch_BPD, word_BLD[:, 1:]], dim=1)
+        position_BL = torch.arange(x_BLD.shape[1], device=x_BLD.device).expand(len(x_BLD), -1)
+        return Prompt(
+            segment=Segment(x_BLD, position_BL, mask=None, causal=True),
+            last_B=patch_BPD.shape[1] + inputs.text_mask_BL.sum(dim=1) - 1,
+            padded=not bool(inputs.text_mask_BL.all()),
+        )
+
+    def _last_hidden(self, prompt: Prompt, x_BLD: Tensor) -> Tensor:
+        rows = torch.arange(len(x_BLD), device=x_BLD.device)
+        return self.network.final_norm(x_BLD[rows, prompt.last_B])
+
+    def _generate(
+        self, prompt: Prompt, keys: list[Keys], hidden_BD: Tensor, sampling: Sampling, *, deterministic: bool
+    ) -> Tensor:
+        """Tokens `[B, A]`, each drawn given those before it."""
+        tokens: list[Tensor] = []
+        for index in range(self.conventions.action_dim):
+            if tokens:
+                step = self._suffix(prompt, tokens[-1][:, None], after=index - 1)
+                x_BLD = decode_step(self.network.language_model.model, step, keys)
+                hidden_BD = self.network.final_norm(x_BLD[:, -1])
+            logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
+            drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec)
+            tokens.append(drawn.draw(deterministic)[:, 0, 0])
+        return torch.stack(tokens, dim=1)
+
+    def _suffix(self, prompt: Prompt, token_BT: Tensor, after: int) -> Segment:
+        """T drawn tokens that follow the prompt and `after` others, all of which they may see."""
+        count, length = token_BT.shape[1], prompt.segment.x_BLD.shape[1]
+        place = torch.arange(count, device=token_BT.device) + after
+        mask = None
+        if prompt.padded or count > 1:
+            real_BL = prompt.segment.position_BL <= prompt.last_B[:, None]
+            drawn_TS = torch.arange(after + count, device=token_BT.device) <= place[:, None]
+            mask = torch.cat(
+                [
+                    real_BL[:, None, None].expand(-1, 1, count, length),
+                    drawn_TS.expand(len(token_BT), 1, -1, -1),
+                ],
+                dim=-1,
+            )
+        x_BTD = self.network.words(token_BT + self.network.first_action_id)
+        return Segment(x_BTD, prompt.last_B[:, None] + 1 + place, mask)
+
+    def _read(
+        self, prompt: Prompt, token_BA: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, ActionTokenDistribution]:
+        """Hidden state at the prompt's end `[B, D]`, and the distributions the tokens were drawn from."""
+        suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
+        x_BLD, suffix_x = decode_after(
+            self.network.language_model.model, prompt.segment, suffix, None, self.network.remember()
+        )
+        assert x_BLD is not None
+        hidden_BD = self._last_hidden(prompt, x_BLD)
+        return hidden_BD, self._distribution(hidden_BD, suffix_x, sampling)
+
+    def _score(
+        self, prompt: Prompt, hidden_BD: Tensor, keys: list[Keys], token_BA: Tensor, sampling: Sampling
+    ) -> ActionTokenDistribution:
+        """As `_read`, from what acting has kept."""
+        suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
+        model = self.network.language_model.model
+        _, suffix_x = decode_after(model, prompt.segment, suffix, keys, self.network.remember())
+        return self._distribution(hidden_BD, suffix_x, sampling)
+
+    def _distribution(
+        self, hidden_BD: Tensor, suffix_x: Tensor, sampling: Sampling
+    ) -> ActionTokenDistribution:
+        hidden_BAD = torch.cat([hidden_BD[:, None], self.network.final_norm(suffix_x)], dim=1)
+        logits_BKAV = self.network.action_logits(hidden_BAD)[:, None]
+        return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec)

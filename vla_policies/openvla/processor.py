@@ -1,0 +1,162 @@
+"""Observation -> network inputs, action tokens -> environment actions: a pair that nests.
+
+Serves OpenVLA and OpenVLA-OFT; everything that differs between checkpoints stands in `Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import ActionSpec
+from vla_policies.action_codec import TableBins
+from vla_policies.conventions import Conventions
+from vla_policies.images import channels_last, crop_center, pad_to_square, resize_bicubic, resize_lanczos3
+from vla_policies.jpeg import jpeg_round_trip
+from vla_policies.norm_stats import Normaliser, identity, normaliser
+from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
+from vla_policies.prompts import PromptTokenizer, decode_instructions
+from vla_policies.types import PolicyInputs
+
+
+@dataclass(frozen=True)
+class Tones:
+    """What a tower expects of its pixels."""
+
+    mean: tuple[float, ...]
+    """Per channel, of values in [0, 1]."""
+    std: tuple[float, ...]
+    """Per channel."""
+    fill: tuple[int, int, int] | None
+    """Colour of the border that makes an image square; None = stretched instead."""
+
+
+class OpenVLAProcessor:
+    """One per network; holds no weights.
+
+    :param where: names the checkpoint in errors.
+    """
+
+    def __init__(self, config: OpenVLAConfig, conventions: Conventions, where: str) -> None:
+        self.config = config
+        self.conventions = conventions
+        self.tokenizer = PromptTokenizer(config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}")
+        self.tones = tones_of(config, where)
+        self.action_normaliser = _normaliser(config, "action", conventions.action_dim, where)
+        self.state_normaliser = (
+            _normaliser(config, "proprio", conventions.state_dim, where) if conventions.state_dim else None
+        )
+        self.codec = TableBins(
+            environment_actions(
+                self.action_normaliser.unnormalise(bin_centres()[:, None]).T, config, conventions.action_spec
+            )
+        )
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        """Tensors of B observations, on any device; the work is done where the images are."""
+        pixels = [self.pixels(obs[key], key) for key in self.conventions.cameras]
+        text_BL, mask_BL = self.tokenizer.batch(decode_instructions(obs["instruction"]), self.config.pad_id)
+        device = pixels[0].device
+        return PolicyInputs(
+            pixels_BMCHW=torch.stack(pixels, dim=1),
+            text_BL=text_BL.to(device),
+            text_mask_BL=mask_BL.to(device),
+            state_BS=self._state(obs["state"]) if self.state_normaliser is not None else None,
+        )
+
+    def pixels(self, image: Tensor, key: str) -> Tensor:
+        """Uint8 images to float32 `[B, 3 per tower, H, W]`, normalised for each tower."""
+        image_BHWC = self.camera_image(channels_last(image, key))
+        size = self.config.image_size
+        stacked = []
+        for tones in self.tones:
+            seen = image_BHWC if tones.fill is None else pad_to_square(image_BHWC, tones.fill)
+            unit = resize_bicubic(seen, size, size).permute(0, 3, 1, 2).float() / 255.0
+            mean, std = (torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (tones.mean, tones.std))
+            stacked.append((unit - mean) / std)
+        return torch.cat(stacked, dim=1)
+
+    def camera_image(self, image_BHWC: Tensor) -> Tensor:
+        """What the evaluation scripts do to a camera image before the model's own processor, uint8."""
+        settings, size = self.config.settings, self.config.image_size
+        if settings.camera_resize != "bicubic" and tuple(image_BHWC.shape[1:3]) != (size, size):
+            if settings.camera_resize == "jpeg_lanczos3":
+                image_BHWC = jpeg_round_trip(image_BHWC)
+            image_BHWC = resize_lanczos3(image_BHWC, size, size)
+        return crop_center(image_BHWC, size, size) if settings.center_crop else image_BHWC
+
+    def numbers_to_actions(self, number_BKA: Tensor) -> Tensor:
+        """Numbers in [-1, 1] of a regression head to environment actions, float32."""
+        units = self.action_normaliser.unnormalise(number_BKA.float().cpu().numpy())
+        flat = environment_actions(
+            units.reshape(-1, units.shape[-1]).T, self.config, self.conventions.action_spec
+        )
+        return torch.from_numpy(flat.T.reshape(units.shape)).float().to(number_BKA.device)
+
+    def _state(self, state_BS: Tensor) -> Tensor:
+        assert self.state_normaliser is not None
+        numbers = self.state_normaliser.normalise(state_BS.cpu().double().numpy())
+        return torch.from_numpy(numbers).float().to(state_BS.device)
+
+
+def bin_centres() -> np.ndarray:
+    """What each action token means in [-1, 1], ids ascending, float64 `[256]`.
+
+    256 edges make 255 centres; larger ids are smaller numbers, and the two smallest ids share the largest.
+    """
+    edges = np.linspace(-1.0, 1.0, NUM_BINS)
+    centres = (edges[:-1] + edges[1:]) / 2.0
+    return centres[np.clip(NUM_BINS - 1 - np.arange(NUM_BINS), 0, NUM_BINS - 2)]
+
+
+def environment_actions(unit_AX: np.ndarray, config: OpenVLAConfig, spec: ActionSpec | None) -> np.ndarray:
+    """Numbers in the data set's units, dims first, to what the environment takes, clipped to [-1, 1]."""
+    out_AX = unit_AX.copy()
+    if config.settings.gripper == "zero_to_one_opens":
+        opening = 2.0 * out_AX[-1] - 1.0
+        opening = np.sign(opening) if config.settings.binarize_gripper else opening
+        out_AX[-1] = -opening if spec is not None and spec.gripper == "plus_one_closes" else opening
+    return np.clip(out_AX, -1.0, 1.0)
+
+
+def tones_of(config: OpenVLAConfig, where: str) -> tuple[Tones, ...]:
+    """What `preprocessor_config.json` says for each tower; its `tvf_*` lists, where present, have the last word."""
+    values, file = config.preprocessor, f"{PREPROCESSOR_FILE} of {where}"
+    strategy = values.get("image_resize_strategy", "resize-naive")
+    if strategy not in ("resize-naive", "letterbox"):
+        raise BadValue(f"{file}: image_resize_strategy must be resize-naive or letterbox, got '{strategy}'")
+    given: list[Any] = values.get("tvf_normalize_params") or [
+        {"mean": mean, "std": std} for mean, std in zip(values["means"], values["stds"], strict=True)
+    ]
+    if len(given) != len(config.towers):
+        raise BadValue(f"{file} has statistics for {len(given)} towers, the network has {len(config.towers)}")
+    tones = []
+    for index, one in enumerate(given):
+        fill = tuple(int(255 * x) for x in values["means"][index]) if strategy == "letterbox" else None
+        tones.append(Tones(tuple(one["mean"]), tuple(one["std"]), fill))  # type: ignore[arg-type]
+    return tuple(tones)
+
+
+def _normaliser(config: OpenVLAConfig, part: str, dims: int, where: str) -> Normaliser:
+    if config.unnorm_key is None:
+        return identity(dims)
+    settings = config.settings
+    found = normaliser(
+        config.statistics,
+        config.unnorm_key,
+        part,
+        where,
+        bounds=settings.bounds,
+        epsilon=settings.width_epsilon,
+    )
+    if len(found.low_A) != dims:
+        raise BadValue(
+            f"statistics '{config.unnorm_key}' of {where} have {len(found.low_A)} numbers for '{part}', expected {dims}"
+        )
+    return found

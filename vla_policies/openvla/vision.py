@@ -1,0 +1,185 @@
+"""The two image towers, with the key names of the checkpoints (timm's, but `scale_factor` for LayerScale).
+
+Only what OpenVLA uses is computed: the patches of the second-to-last block. The last block, the final norm and
+SigLIP's pooling head exist because the checkpoints hold them, and take no gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_gym.errors import unknown_name
+from vla_policies.checkpointing import Remember
+
+PATCH = 14
+"""Side of a patch, pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerShape:
+    """One vision transformer."""
+
+    width: int
+    """Features of a patch."""
+    depth: int
+    """Blocks."""
+    heads: int
+    """Attention heads."""
+    mlp: int
+    """Hidden features of a block's MLP."""
+    image_size: int
+    """Side of the image, pixels."""
+    prefix: bool
+    """Class token, 4 register tokens and LayerScale (DINOv2)."""
+    pooling: bool
+    """An attention pool that holds weights and is never used (SigLIP)."""
+
+
+_TIMM: dict[str, tuple[dict[str, int], float, bool]] = {
+    "vit_large_patch14_reg4_dinov2.lvd142m": ({"embed_dim": 1024, "depth": 24, "num_heads": 16}, 4.0, True),
+    "vit_so400m_patch14_siglip_224": ({"embed_dim": 1152, "depth": 27, "num_heads": 16}, 3.7362, False),
+}
+"""timm's id -> its shape, the MLP's ratio, and whether it is the DINOv2 kind."""
+
+
+def tower_shape(timm_id: str, overrides: dict[str, int], image_size: int) -> TowerShape:
+    """The shape that timm gives `timm_id`; `overrides` are timm's own keyword arguments."""
+    if timm_id not in _TIMM:
+        raise unknown_name("vision tower", timm_id, _TIMM)
+    defaults, ratio, dino = _TIMM[timm_id]
+    for key in overrides:
+        if key not in defaults:
+            raise unknown_name("setting in timm_model_kwargs", key, defaults)
+    shape = {**defaults, **overrides}
+    return TowerShape(
+        width=shape["embed_dim"],
+        depth=shape["depth"],
+        heads=shape["num_heads"],
+        mlp=int(shape["embed_dim"] * ratio),
+        image_size=image_size,
+        prefix=dino,
+        pooling=not dino,
+    )
+
+
+class VisionTower(nn.Module):
+    """A pre-norm vision transformer with exact GELU, up to its second-to-last block."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        grid = shape.image_size // PATCH
+        self.patch_embed = PatchEmbed(shape.width)
+        self.pos_embed = nn.Parameter(torch.zeros(1, grid * grid, shape.width))
+        if shape.prefix:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
+            self.reg_token = nn.Parameter(torch.zeros(1, 4, shape.width))
+        self.blocks = nn.ModuleList(TowerBlock(shape) for _ in range(shape.depth))
+        self.norm = nn.LayerNorm(shape.width, eps=1e-6)
+        if shape.pooling:
+            self.attn_pool = AttentionPool(shape)
+        self.num_prefix = 5 if shape.prefix else 0
+
+    def forward(self, pixels_BCHW: Tensor, remember: Remember) -> Tensor:
+        """Normalised pixels `[B, 3, H, W]` to patches `[B, P, width]`, row-major."""
+        x = self.patch_embed(pixels_BCHW) + self.pos_embed
+        if self.num_prefix:
+            prefix = torch.cat([self.cls_token, self.reg_token], dim=1)
+            x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
+        for block in self.blocks[:-1]:
+            x = remember(block, x)
+        return x[:, self.num_prefix :]
+
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """Weights that no output depends on."""
+        modules = [self.blocks[-1], self.norm] + ([self.attn_pool] if hasattr(self, "attn_pool") else [])
+        return [parameter for module in modules for parameter in module.parameters()]
+
+
+class PatchEmbed(nn.Module):
+    """Patches to vectors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, PATCH, stride=PATCH)
+
+    def forward(self, pixels_BCHW: Tensor) -> Tensor:
+        """`[B, 3, H, W]` to `[B, P, width]`."""
+        return self.proj(pixels_BCHW).flatten(2).transpose(1, 2)
+
+
+class TowerBlock(nn.Module):
+    """Attention and MLP, each with a residual (scaled in DINOv2)."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        scale = partial(LayerScale, shape.width) if shape.prefix else nn.Identity
+        self.norm1 = nn.LayerNorm(shape.width, eps=1e-6)
+        self.attn = TowerAttention(shape)
+        self.ls1 = scale()
+        self.norm2 = nn.LayerNorm(shape.width, eps=1e-6)
+        self.mlp = TowerMLP(shape.width, shape.mlp)
+        self.ls2 = scale()
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """`[B, L, width]` to the same."""
+        x_BLD = x_BLD + self.ls1(self.attn(self.norm1(x_BLD)))
+        return x_BLD + self.ls2(self.mlp(self.norm2(x_BLD)))
+
+
+class TowerAttention(nn.Module):
+    """Multi-head self-attention, all tokens see all."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.proj = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """`[B, L, width]` to the same."""
+        query, key, value = self.qkv(x_BLD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class TowerMLP(nn.Module):
+    """Two linear layers, exact GELU between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        return self.fc2(functional.gelu(self.fc1(x)))
+
+
+class LayerScale(nn.Module):
+    """A factor per feature. The checkpoints call timm's `gamma` `scale_factor`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        return x * self.scale_factor
+
+
+class AttentionPool(nn.Module):
+    """Holds the weights of SigLIP's pooling head, which OpenVLA's checkpoints carry and never use."""
+
+    def __init__(self, shape: TowerShape) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.zeros(1, 1, shape.width))
+        self.q = nn.Linear(shape.width, shape.width)
+        self.kv = nn.Linear(shape.width, 2 * shape.width)
+        self.proj = nn.Linear(shape.width, shape.width)
+        self.norm = nn.LayerNorm(shape.width, eps=1e-6)
+        self.mlp = TowerMLP(shape.width, shape.mlp)

@@ -1,0 +1,144 @@
+"""OpenVLA-OFT: the whole chunk in one pass, every token seeing every other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue
+from vla_policies.backbone import BackboneOutput, TokenBackbone
+from vla_policies.checkpoint_files import fill, one_file, read_pt, read_safetensors, write_safetensors
+from vla_policies.conventions import Conventions
+from vla_policies.openvla.checkpoint import weight_dtype
+from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings
+from vla_policies.openvla.family import OpenVLAFamily
+from vla_policies.openvla.llama import Segment, run_layers
+from vla_policies.openvla_oft.config import BASE, platform_settings
+from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
+from vla_policies.sampling import ActionTokenDistribution, Sampling
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+STOP = 2
+"""Id of `</s>`."""
+
+
+class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
+    """K x A empty slots after the prompt; the token of a slot is read one position before it.
+
+    With `head: l1` the slots' hidden states go through the regression head of official fine-tunes instead:
+    good for acting and evaluation, but there is no distribution to train.
+    """
+
+    family: ClassVar[str] = "openvla-oft"
+    published: ClassVar[str | None] = "Haozhan72/Openvla-oft-SFT-libero10-traj1"
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7
+    )
+    base_settings: ClassVar[Settings] = BASE
+
+    def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
+        super().__init__(conventions, config, where)
+        width, settings = self.network.width, config.settings
+        self.proprio = ProprioProjector(conventions.state_dim, width) if settings.use_state else None
+        self.regression = RegressionHead(width, conventions.action_dim) if settings.head == "l1" else None
+
+    @classmethod
+    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
+        if OURS in config:
+            return bool(config[OURS].get("family") == cls.family)
+        return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
+
+    @classmethod
+    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
+        return platform_settings(unnorm_key)
+
+    def load_heads(self, folder: Path) -> None:
+        dtype = weight_dtype(self.config)
+        for name, head in self._heads().items():
+            own, official = folder / f"{name}.safetensors", one_file(folder, f"{name}--*.pt")
+            if not own.is_file() and official is None:
+                raise BadValue(
+                    f"checkpoint folder '{folder}' lacks {name}--<step>_checkpoint.pt, which its settings need"
+                )
+            tensors = read_pt(official) if official is not None else read_safetensors(own)
+            fill(head, tensors, official or own, lambda _: dtype)
+
+    def save_heads(self, folder: Path) -> None:
+        for name, head in self._heads().items():
+            write_safetensors(folder / f"{name}.safetensors", head.state_dict())
+
+    def _heads(self) -> dict[str, nn.Module]:
+        heads = {"proprio_projector": self.proprio, "action_head": self.regression}
+        return {name: head for name, head in heads.items() if head is not None}
+
+    def forward(self, inputs: PolicyInputs) -> BackboneOutput:
+        hidden_BSD = self.slot_hidden(inputs)
+        logits_BSV = self.network.action_logits(hidden_BSD)
+        shape = (self.conventions.chunk, self.conventions.action_dim)
+        return BackboneOutput(logits_BSV.unflatten(1, shape), self.state_values(hidden_BSD[:, 0]))
+
+    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+        if self.regression is None:
+            return super().act(inputs, sampling, deterministic=deterministic)
+        hidden_BSD = self.slot_hidden(inputs)
+        number_BKA = self.regression(hidden_BSD).float()
+        return ActionSample(
+            action_BKA=self.processor.numbers_to_actions(number_BKA),
+            logprob_BKA=torch.zeros_like(number_BKA),
+            value_B=self.state_values(hidden_BSD[:, 0]),
+        )
+
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        self._check_tokens()
+        return super().evaluate(inputs, record, sampling)
+
+    def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> ActionTokenDistribution:
+        self._check_tokens()
+        return super().distribution(inputs, sampling)
+
+    def _check_tokens(self) -> None:
+        if self.regression is not None:
+            raise BadValue(
+                "the regression head has no distribution to train or score; open the checkpoint with "
+                "backbone_kwargs head: tokens"
+            )
+
+    def slot_hidden(self, inputs: PolicyInputs) -> Tensor:
+        """Normed hidden states from which the slots are read, `[B, K * A, D]`; the first is the prompt's last."""
+        segment, last_B, first_slot = self.sequence(inputs)
+        x_BLD = run_layers(self.network.language_model.model, segment, self.network.remember())
+        rows = torch.arange(len(x_BLD), device=x_BLD.device)
+        before_last = first_slot + self.conventions.chunk * self.conventions.action_dim - 1
+        read_BSD = torch.cat([x_BLD[rows, last_B][:, None], x_BLD[:, first_slot:before_last]], dim=1)
+        return self.network.final_norm(read_BSD)
+
+    def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:
+        """What enters the layers, the index of each prompt's last token `[B]`, and that of the first slot.
+
+        BOS, patches, (state), the other words, padding, empty slots, `</s>`. Padding is invisible and has no
+        place in the count of positions, so where it stands does not matter.
+        """
+        word_BLD = self.network.words(inputs.text_BL)
+        seen = [self.network.see(inputs.pixels_BMCHW)]
+        if self.proprio is not None:
+            assert inputs.state_BS is not None
+            seen.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))
+        num_seen = sum(part.shape[1] for part in seen)
+        slots = word_BLD.new_zeros(
+            len(word_BLD), self.conventions.chunk * self.conventions.action_dim, word_BLD.shape[2]
+        )
+        parts = [word_BLD[:, :1], *seen, word_BLD[:, 1:], slots]
+        if self.config.settings.stop_token:
+            parts.append(self.network.words(torch.full_like(inputs.text_BL[:, :1], STOP)))
+        x_BLD = torch.cat(parts, dim=1)
+        real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool, device=x_BLD.device)
+        real_BL[:, num_seen + 1 : num_seen + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
+        # Without padding no mask at all, which lets attention take its fastest kernels.
+        mask = None if bool(inputs.text_mask_BL.all()) else real_BL[:, None, None]
+        segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
+        last_B = num_seen + inputs.text_mask_BL.sum(dim=1) - 1
+        return segment, last_B, num_seen + inputs.text_BL.shape[1]
