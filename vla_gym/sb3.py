@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -59,7 +58,7 @@ class SB3VecEnv(VecEnv):
         for slot, info in enumerate(infos):
             info["TimeLimit.truncated"] = bool(truncated_N[slot] and not terminated_N[slot])
             if done_N[slot]:
-                self._finish(info, {key: deepcopy(value[slot]) for key, value in obs.items()})
+                self._finish(info, {key: value[slot].copy() for key, value in obs.items()})
         if done_N.any():
             raw, batched = self.envs.reset(options={"reset_mask": done_N})
             obs = encode_instructions(raw)
