@@ -17,12 +17,7 @@ class OneLineParser(argparse.ArgumentParser):
     """An `ArgumentParser` whose complaints are `BadValue`s of one line, with the nearest flag."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")
@@ -91,9 +86,11 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "-i", "--run", metavar="RUN", help="run folder, best/ or checkpoints/step_<n>/ folder"
     )
     parser.add_argument("--policy", metavar="NAME", help="family name or folder, instead of -i")
-    parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side")
-    parser.add_argument("--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
+    parser.add_argument(
+        "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
+    )
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
-    parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions")
+    parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of the likeliest")
     parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")

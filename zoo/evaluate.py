@@ -14,7 +14,7 @@ from zoo.rollout_setup import plan_rollout
 
 def parser() -> OneLineParser:
     """The flags of `zoo.evaluate`."""
-    p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 %% intervals.")
+    p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
     add_policy_arguments(p)
     p.add_argument(
         "--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)"
@@ -23,7 +23,7 @@ def parser() -> OneLineParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="JSON result (default: in the run folder, else evaluation.json)",
+        help="JSON result (default: results.json in the run folder, or here)",
     )
     return p
 
@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     plan = plan_rollout(args, episodes=args.eval_episodes)
-    output = Path(args.output) if args.output else (plan.run_path or Path()) / "evaluation.json"
+    output = Path(args.output) if args.output else (plan.run_path or Path()) / "results.json"
 
     from zoo.evaluation import Episode, evaluate
     from zoo.report import evaluation_record, evaluation_table, protocol_line

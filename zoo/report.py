@@ -120,15 +120,15 @@ def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) 
     )
 
 
-def closing_lines(run_path: Path, video: Path | None, n_timesteps: int) -> str:
+def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, num_starts: int) -> str:
     """Where everything is, and what to do next."""
     lines = [f"run folder  {run_path}"]
     if video is not None:
         lines.append(f"video       {video}")
     lines += [
         "next:",
-        f"  evaluate on every start state   python -m zoo.evaluate -i {run_path} -P",
-        f"  train on                        python -m zoo.train -i {run_path} -n {2 * n_timesteps}",
-        f"  curves                          tensorboard --logdir {run_path}",
+        f"  python -m zoo.evaluate -i {run_path} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
+        f"  python -m zoo.train -i {run_path} -n {2 * n_timesteps}   (train on)",
+        f"  tensorboard --logdir {run_path}   (curves)",
     ]
     return "\n".join(lines)

@@ -165,7 +165,9 @@ class Session:
             name = f"step_{self._model.num_timesteps}.mp4"
             fps = float(self._envs.metadata["render_fps"])
             video = self._evaluator.video.write(self._run.videos / name, fps=fps)
-        self._say(closing_lines(self._run.path, video, self._config.n_timesteps))
+        starts = sum(task.num_trials for task in tasks)
+        lines = closing_lines(self._run.path, video, n_timesteps=self._config.n_timesteps, num_starts=starts)
+        self._say(lines)
 
 
 class Evaluator:

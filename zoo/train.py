@@ -17,7 +17,7 @@ from zoo.runs import ResumePoint, find_resume_point
 
 def parser() -> OneLineParser:
     """The flags of `zoo.train`: rl_zoo3's grammar."""
-    p = OneLineParser("zoo.train", __doc__.split(":", 1)[1].strip())
+    p = OneLineParser("zoo.train", "Train, evaluate, checkpoint, film, and say what next.")
     p.add_argument("--algo", help="ppo or grpo (default: ppo)")
     p.add_argument(
         "--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3"
