@@ -44,7 +44,6 @@ class ProcessPool:
         self._reset_timeout = reset_timeout
         self._on_worker_error = on_worker_error
         self._closed = False
-        self._owner = os.getpid()
         self._restarts = [0] * len(environments)
         self._bereft: set[int] = set()
         """Slots whose episode went with a worker while nothing was asked of them."""
@@ -74,7 +73,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """See `vla_gym.pool.Pool.close`."""
-        if self._closed or os.getpid() != self._owner:  # a fork of the owner leaves the workers alone
+        if self._closed:
             return
         self._closed = True
         for worker in self._workers:
