@@ -14,11 +14,17 @@ FAMILIES: dict[str, str] = {
     "nano": "vla_policies.nano.model:NanoBackbone",
     "openvla": "vla_policies.openvla.policy:OpenVLABackbone",
     "openvla-oft": "vla_policies.openvla_oft.policy:OpenVLAOFTBackbone",
+    "nano-flow": "vla_policies.nano.flow_model:NanoFlowBackbone",
+    "pi0": "vla_policies.pi0.model:Pi0Backbone",
+    "pi05": "vla_policies.pi0.model:Pi05Backbone",
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
 
 PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
     "openvla": ("openvla-oft", "openvla"),
+    "pi0": ("pi0",),
+    "pi05": ("pi05",),
+    "openpi": ("pi0", "pi05"),
 }
 """`model_type` (or `type`) in the `config.json` of published checkpoints -> families that read such folders.
 Unless the user says which, it is the first whose class recognises the folder."""

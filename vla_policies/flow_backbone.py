@@ -1,0 +1,210 @@
+"""Flow policies as actors: a chain of denoising steps is a decision with a log-probability.
+
+FlowBackbone   act, evaluate and value for any family that gives a velocity
+├── Pi0Backbone, Pi05Backbone
+└── NanoFlowBackbone
+
+`act` stores the whole chain x_0 (noise) ... x_J (action) and, where one step was random, which; `evaluate`
+runs the very same network calls on what is stored, so the ratio before the first update is exactly 1.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies.backbone import Backbone
+from vla_policies.conventions import Conventions
+from vla_policies.flow import (
+    FlowSettings,
+    flow_times,
+    gaussian_entropy,
+    gaussian_log_prob,
+    join_steps,
+    matching_pair,
+    step_law,
+    step_mean,
+)
+from vla_policies.sampling import Sampling
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+FIXED_NOISE_SEED = 0
+"""Seed of the noise that deterministic decisions start from."""
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """One pass of the flow head over B samples."""
+
+    velocity_BHD: Tensor
+    """Noise minus action, float32."""
+    hidden_BHE: Tensor
+    """Hidden state of each predicted action, after the last norm, float32, E features."""
+
+
+class FlowBackbone(Backbone):
+    """Continuous chunks by denoising: subclasses give `read`, `denoise`, `learned_std`, `value_of`, `to_env`.
+
+    `horizon` is H, the actions predicted at once (at least K), and `flow_width` D, the numbers per action
+    that the network knows (at least A). Log-probabilities are those of the first K actions and A dims.
+    """
+
+    def __init__(
+        self, conventions: Conventions, flow: FlowSettings, *, horizon: int, flow_width: int
+    ) -> None:
+        super().__init__(conventions)
+        if conventions.chunk > horizon or conventions.action_dim > flow_width:
+            raise BadValue(
+                f"'{self.family}' predicts {horizon} actions of up to {flow_width} dims; the environment wants "
+                f"chunks of {conventions.chunk} x {conventions.action_dim}"
+            )
+        self.flow = flow
+        self.horizon = horizon
+        self.flow_width = flow_width
+
+    # What a family gives ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, inputs: PolicyInputs) -> Any:
+        """What denoising needs of the observation (images, sentence), computed once per decision."""
+
+    @abstractmethod
+    def denoise(self, context: Any, x_BHD: Tensor, time_B: Tensor) -> Denoised:
+        """The velocity at `x_BHD` and `time_B`, both float32."""
+
+    @abstractmethod
+    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
+        """Standard deviation of a Flow-Noise step, float32 `[B, H, D]`."""
+
+    @abstractmethod
+    def value_of(self, context: Any) -> Tensor:
+        """State values, float32 `[B]`."""
+
+    @abstractmethod
+    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
+        """Denoised chunks to environment actions, float32 `[B, K, A]` in [-1, 1]."""
+
+    # What algorithms call -----------------------------------------------------------------------------
+
+    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+        """Decide; `deterministic` follows the ODE from the noise that `FlowSettings.eval_noise` names."""
+        _refuse_token_settings(sampling)
+        context = self.read(inputs)
+        num_samples, device = len(inputs.pixels_BMCHW), inputs.pixels_BMCHW.device
+        x_BHD = self._first_noise(
+            num_samples, device, fixed=deterministic and self.flow.eval_noise == "fixed"
+        )
+        chosen_B = self._choose_steps(num_samples, device, deterministic=deterministic)
+        chain, logprobs = [x_BHD], []
+        for step, time in enumerate(flow_times(self.flow.num_steps)[:-1].tolist()):
+            time_B = torch.full((num_samples,), time, device=device)
+            denoised = self.denoise(context, x_BHD, time_B)
+            mean_BHD, std_BHD = self._law(x_BHD, denoised, time_B, torch.full_like(chosen_B, step))
+            random_B11 = (chosen_B == step)[:, None, None] | (self.flow.scheme == "flow_noise")
+            x_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, 1.0 / self.flow.num_steps)
+            if not deterministic:
+                x_BHD = torch.where(random_B11, mean_BHD + std_BHD * torch.randn_like(mean_BHD), x_BHD)
+            logprob_BKA = self._executed(gaussian_log_prob(x_BHD, mean_BHD, std_BHD))
+            logprobs.append(torch.where(random_B11, logprob_BKA, 0.0))
+            chain.append(x_BHD)
+        return ActionSample(
+            action_BKA=self.to_env(x_BHD, inputs),
+            logprob_BKA=self._join(logprobs),
+            value_B=self.value_of(context),
+            record={"chain": torch.stack(chain, dim=1), "step": chosen_B},
+        )
+
+    def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        """Score stored chains: one pass of the flow head for Flow-SDE, J for Flow-Noise."""
+        _refuse_token_settings(sampling)
+        context = self.read(inputs)
+        chain_BJHD, chosen_B = record["chain"], record["step"].long()
+        every = self.flow.scheme == "flow_noise"
+        steps = (
+            [torch.full_like(chosen_B, step) for step in range(self.flow.num_steps)] if every else [chosen_B]
+        )
+        times_J = flow_times(self.flow.num_steps).to(chain_BJHD.device)
+        row_B = torch.arange(len(chosen_B), device=chain_BJHD.device)
+        logprobs, entropies = [], []
+        for step_B in steps:
+            x_BHD, next_BHD = chain_BJHD[row_B, step_B], chain_BJHD[row_B, step_B + 1]
+            time_B = times_J[step_B]
+            mean_BHD, std_BHD = self._law(x_BHD, self.denoise(context, x_BHD, time_B), time_B, step_B)
+            logprobs.append(self._executed(gaussian_log_prob(next_BHD, mean_BHD, std_BHD)))
+            entropies.append(self._executed(gaussian_entropy(std_BHD)))
+        return Evaluation(
+            logprob_BKA=self._join(logprobs),
+            entropy_BKA=self._join(entropies),
+            value_B=self.value_of(context),
+        )
+
+    def value(self, inputs: PolicyInputs) -> Tensor:
+        return self.value_of(self.read(inputs))
+
+    def integrate(self, inputs: PolicyInputs, noise_BHD: Tensor, num_steps: int) -> Tensor:
+        """The ODE's chain x_0 ... x_J from `noise_BHD`, `[B, J + 1, H, D]`: the published inference."""
+        context = self.read(inputs)
+        chain = [noise_BHD]
+        for time in flow_times(num_steps)[:-1].tolist():
+            time_B = torch.full((len(noise_BHD),), time, device=noise_BHD.device)
+            velocity_BHD = self.denoise(context, chain[-1], time_B).velocity_BHD
+            chain.append(step_mean(chain[-1], velocity_BHD, time_B, 1.0 / num_steps))
+        return torch.stack(chain, dim=1)
+
+    def matching_loss(
+        self, inputs: PolicyInputs, action_BHD: Tensor, noise_BHD: Tensor, time_B: Tensor
+    ) -> Tensor:
+        """Squared error of the velocity, `[B, H, D]`: what imitation minimises. Actions as the network has them."""
+        x_BHD, target_BHD = matching_pair(noise_BHD, action_BHD, time_B)
+        denoised = self.denoise(self.read(inputs), x_BHD, time_B)
+        return (denoised.velocity_BHD - target_BHD).square()
+
+    # Inside -------------------------------------------------------------------------------------------
+
+    def _law(
+        self, x_BHD: Tensor, denoised: Denoised, time_B: Tensor, step_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the next x where step `step_B` is random, `[B, H, D]` each."""
+        length = 1.0 / self.flow.num_steps
+        if self.flow.scheme == "flow_noise":
+            mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length)
+            return mean_BHD, self.learned_std(denoised.hidden_BHE)
+        std_J, pull_J = (law_J.to(x_BHD.device) for law_J in step_law(self.flow))
+        mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length, pull_J[step_B])
+        return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)
+
+    def _join(self, per_step: list[Tensor]) -> Tensor:
+        """One number per action dim; of Flow-SDE's steps at most one is not zero."""
+        if self.flow.scheme == "flow_noise":
+            return join_steps(torch.stack(per_step, dim=1), self.flow.joint)
+        return torch.stack(per_step, dim=1).sum(dim=1)
+
+    def _executed(self, per_dim_BHD: Tensor) -> Tensor:
+        return per_dim_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
+
+    def _first_noise(self, num_samples: int, device: torch.device, *, fixed: bool) -> Tensor:
+        shape = (self.horizon, self.flow_width)
+        if not fixed:
+            return torch.randn(num_samples, *shape, device=device)
+        generator = torch.Generator().manual_seed(FIXED_NOISE_SEED)
+        return torch.randn(shape, generator=generator).to(device).expand(num_samples, *shape)
+
+    def _choose_steps(self, num_samples: int, device: torch.device, *, deterministic: bool) -> Tensor:
+        """Which step is random, int64 `[B]`, each sample its own; zeros where there is nothing to choose."""
+        if deterministic or self.flow.scheme == "flow_noise":
+            return torch.zeros(num_samples, dtype=torch.int64, device=device)
+        return torch.randint(self.flow.num_random_steps, (num_samples,), device=device)
+
+
+def _refuse_token_settings(sampling: Sampling) -> None:
+    if sampling != Sampling():
+        raise BadValue(
+            "temperature and top_k are for action tokens; a flow policy takes noise_level or noise_std, "
+            f"got temperature={sampling.temperature}, top_k={sampling.top_k}"
+        )

@@ -1,0 +1,172 @@
+"""`nano-flow`: nano's trunk under the flow head of pi0, small enough to train on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.conventions import Conventions
+from vla_policies.flow import FlowSettings, gaussian_velocity
+from vla_policies.flow_backbone import Denoised, FlowBackbone
+from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.layers import Reader, ValueHead
+from vla_policies.nano.model import NanoBackbone
+from vla_policies.nano.processor import prepare_inputs
+from vla_policies.nano.trunk import NanoTrunk, Reading
+from vla_policies.pi0.config import GemmaShape
+from vla_policies.pi0.flow_head import FlowHead
+from vla_policies.pi0.heads import NoiseHead
+from vla_policies.pi0.layers import KeyValue
+from vla_policies.records import from_json
+from vla_policies.types import PolicyInputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanoFlowConfig:
+    """Shape of a nano-flow model, as it stands in a checkpoint's `config.json`."""
+
+    trunk: NanoConfig
+    """Senses and blocks; `readers` is the number of the expert's layers, `initial_std` the spread of the
+    first actions, the fields about bins are not used."""
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    """How it acts."""
+
+
+@dataclass(frozen=True)
+class NanoContext:
+    """What a decision keeps of its observation."""
+
+    reading: Reading
+    """From the trunk."""
+    layers: tuple[KeyValue, ...]
+    """Keys and values for every layer of the expert."""
+    mask_B11L: Tensor | None
+    """Of the K actions and the context; None when nothing is padding."""
+
+
+class NanoFlowBackbone(NanoTrunk, FlowBackbone):
+    """A small flow policy: the horizon is the chunk, and no dimension is padding."""
+
+    family: ClassVar[str] = "nano-flow"
+    default_conventions: ClassVar[Conventions] = NanoBackbone.default_conventions
+
+    def __init__(self, conventions: Conventions, config: NanoFlowConfig) -> None:
+        super().__init__(
+            conventions, config.flow, horizon=conventions.chunk, flow_width=conventions.action_dim
+        )
+        trunk = config.trunk
+        self.config = config
+        self.build_senses(conventions, trunk)
+        self.build_blocks(trunk)
+        shape = GemmaShape(
+            width=trunk.width,
+            mlp_dim=trunk.mlp_ratio * trunk.width,
+            depth=trunk.readers,
+            num_heads=trunk.heads,
+            num_kv_heads=trunk.heads,
+            head_dim=trunk.width // trunk.heads,
+        )
+        self.head = FlowHead(shape, conventions.action_dim, adaptive=False)
+        nn.init.normal_(self.head.action_out_proj.weight, std=0.01 / trunk.width**0.5)
+        nn.init.zeros_(self.head.action_out_proj.bias)
+        self.context_norm = nn.LayerNorm(trunk.width)
+        self.key_values = nn.ModuleList(nn.Linear(trunk.width, 2 * trunk.width) for _ in range(trunk.readers))
+        self.value_reader = Reader(trunk.width, trunk.heads, trunk.mlp_ratio)
+        self.value_head = ValueHead(trunk.width)
+        self.noise_head = (
+            NoiseHead(trunk.width, (64,), conventions.action_dim, config.flow.noise_std)
+            if config.flow.scheme == "flow_noise"
+            else None
+        )
+
+    # Building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """`size` and single fields as for nano, and any setting of `FlowSettings` by name."""
+        if "trunk" in options:
+            return cls.from_config(conventions, options, f"backbone_kwargs of {cls.family}")
+        flow_names = {one.name for one in fields(FlowSettings)}
+        flow = {key: value for key, value in options.items() if key in flow_names}
+        rest = {key: value for key, value in options.items() if key not in flow_names}
+        trunk = config_from_options(rest, conventions.image_size)
+        fitted = replace(conventions, image_size=fit_image_size(conventions.image_size, trunk.grid))
+        where = f"backbone_kwargs of {cls.family}"
+        return cls(fitted, NanoFlowConfig(trunk=trunk, flow=from_json(FlowSettings, flow, where)))
+
+    @classmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        for key in config:
+            if key not in ("trunk", "flow"):
+                raise unknown_name(f"setting in {where}", key, ("trunk", "flow"))
+        if "trunk" not in config or "flow" not in config:
+            raise BadValue(f"{where} must have: trunk, flow")
+        trunk = from_json(NanoConfig, config["trunk"], f"trunk of {where}")
+        return cls(
+            conventions,
+            NanoFlowConfig(trunk=trunk, flow=from_json(FlowSettings, config["flow"], f"flow of {where}")),
+        )
+
+    def config_json(self) -> dict[str, Any]:
+        flow = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self.flow).items()
+        }
+        return {"trunk": asdict(self.config.trunk), "flow": flow}
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.value_reader.parameters()
+        yield from self.value_head.parameters()
+
+    # Deciding -----------------------------------------------------------------------------------------
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        return prepare_inputs(obs, self.conventions)
+
+    def read(self, inputs: PolicyInputs) -> NanoContext:
+        reading = self.read_observation(inputs)
+        normed_BLD = self.context_norm(reading.context_BLD)
+        layers = []
+        for project in self.key_values:
+            key, value = (
+                part.unflatten(-1, (self.config.trunk.heads, -1)).transpose(1, 2)
+                for part in project(normed_BLD).chunk(2, dim=-1)
+            )
+            layers.append(KeyValue(key, value))
+        return NanoContext(reading, tuple(layers), self._mask(reading))
+
+    def denoise(self, context: NanoContext, x_BHD: Tensor, time_B: Tensor) -> Denoised:
+        tokens_BHE, _ = self.head.embed_actions(x_BHD, time_B)
+        tokens_BHE = tokens_BHE + context.reading.points_BD[:, None]
+        position_BH = torch.arange(self.horizon, device=x_BHD.device).expand(len(x_BHD), -1)
+        hidden_BHE = self.head.expert(tokens_BHE, context.layers, position_BH, context.mask_B11L)
+        velocity_BHD = self.head.velocity(hidden_BHE, self.horizon).float()
+        start_BHD = gaussian_velocity(x_BHD, time_B, self.config.trunk.initial_std)
+        return Denoised(start_BHD + velocity_BHD, hidden_BHE)
+
+    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
+        assert self.noise_head is not None
+        std_BHD: Tensor = self.noise_head(hidden_BHE)
+        return std_BHD
+
+    def value_of(self, context: NanoContext) -> Tensor:
+        query_BQD = self.value_head.query + context.reading.points_BD[:, None]
+        read_BQD = self.value_reader(query_BQD, context.reading.context_BLD, context.reading.mask(before=1))
+        value_B: Tensor = self.value_head(read_BQD[:, 0]).float()
+        return value_B
+
+    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
+        return x_BHD.clamp(-1.0, 1.0)
+
+    def _mask(self, reading: Reading) -> Tensor | None:
+        """The expert's keys are the context, then its own tokens."""
+        mask_B11L = reading.mask(before=0)
+        if mask_B11L is None:
+            return None
+        own = mask_B11L.new_ones(len(mask_B11L), 1, 1, self.horizon)
+        return torch.cat([mask_B11L, own], dim=-1).expand(-1, 1, self.horizon, -1)

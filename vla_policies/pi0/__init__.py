@@ -1,0 +1,1 @@
+"""pi0 and pi0.5: PaliGemma and an action expert that denoises chunks of actions."""

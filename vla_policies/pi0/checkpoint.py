@@ -1,0 +1,220 @@
+"""Published folders: lerobot's (`config.json` with a `type`) and those of openpi's PyTorch conversion.
+
+Both have the same tensors; lerobot's names begin with `model.`. The token embedding may lie under its own
+name, under the tied language head's, or under both. The expert's own language head and embedding are unused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.checkpoint_files import read_safetensors, weight_files
+from vla_policies.flow import FlowSettings
+from vla_policies.norm_stats import choose_key
+from vla_policies.pi0.config import (
+    TRAITS,
+    VARIANTS,
+    GemmaShape,
+    Learning,
+    NetworkShape,
+    Pi0Config,
+    Preprocessing,
+    Statistics,
+    VisionShape,
+)
+from vla_policies.pi0.prompt import TOKENIZER_FILE
+from vla_policies.records import from_json
+
+_log = logging.getLogger(__name__)
+
+OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
+"""What `config.json` of an openpi conversion holds, beside `precision`."""
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = WEIGHTS_FILE + ".index.json"
+_VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
+
+_STREAMS = "paligemma_with_expert."
+_RENAMES: tuple[tuple[str, str], ...] = (
+    (r"paligemma\.(model\.)?vision_tower\.(vision_model\.)?", "vlm.vision_tower."),
+    (r"paligemma\.(model\.)?multi_modal_projector\.linear\.", "vlm.projector."),
+    (r"paligemma\.(model\.)?language_model\.embed_tokens\.", "vlm.embed_tokens."),
+    (r"paligemma\.lm_head\.", "vlm.embed_tokens."),
+    (r"paligemma\.(model\.)?language_model\.(layers\.\d+\.)self_attn\.", r"vlm.\2"),
+    (r"paligemma\.(model\.)?language_model\.", "vlm."),
+    (r"gemma_expert\.model\.(layers\.\d+\.)self_attn\.", r"expert.\1"),
+    (r"gemma_expert\.model\.", "expert."),
+)
+"""Published name, after `paligemma_with_expert.`, to ours; the first that matches counts."""
+_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight")
+
+
+def is_openpi(config: Mapping[str, Any]) -> bool:
+    """Is this `config.json` one that openpi's conversion writes?"""
+    return "type" not in config and all(key in config for key in OPENPI_KEYS)
+
+
+def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None) -> Pi0Config:
+    """What a published folder says about itself, statistics included."""
+    where = f"'{folder / 'config.json'}'"
+    openpi = is_openpi(config)
+    if not openpi and config.get("type") != family:
+        raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{config.get('type')}'")
+    network = _openpi_network(config, where) if openpi else _lerobot_network(config, where)
+    statistics = _openpi_statistics(folder) if openpi else _lerobot_statistics(folder)
+    if unnorm_key is not None and not statistics:
+        raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
+    key = choose_key(statistics, unnorm_key, f"'{folder}'")
+    chosen = statistics[key] if key is not None else {}
+    traits = TRAITS[family]
+    if not statistics:
+        _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
+    tiny = "tiny_overrides" in config and not (folder / TOKENIZER_FILE).is_file()
+    style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
+    return Pi0Config(
+        network=network,
+        preprocessing=Preprocessing(
+            normalization=traits.normalization,
+            epsilon=1e-6 if openpi else 1e-8 if traits.normalization == "mean_std" else 0.0,
+            epsilon_back=openpi,
+            state=chosen.get("state"),
+            action=chosen.get("action"),
+            prompt_state=style,  # type: ignore[arg-type]
+            max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
+            resize="pil" if openpi else "torch",
+            tokenizer="words" if tiny else "paligemma",
+        ),
+        learning=Learning(value_feature=traits.value_feature, value_hidden=_VALUE_HIDDEN[family]),
+        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
+    )
+
+
+def has_time_mlp(folder: Path) -> bool:
+    """Do the weights condition the expert's norms on time, as only pi0.5 does? Reads no tensors."""
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                if any(name.removeprefix("model.") == "time_mlp_in.weight" for name in file.keys()):  # noqa: SIM118
+                    return True
+        except (SafetensorError, OSError) as error:
+            raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+    return False
+
+
+def our_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Tensors under the names of `Pi0Network`; what is unused is left out, unknown names stay as they are."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        bare = name.removeprefix("model.")
+        if _UNUSED.fullmatch(bare):
+            continue
+        ours = _our_name(bare)
+        if ours in out and not torch.equal(out[ours], tensor):
+            raise BadValue(f"'{path}' holds two different token embeddings; '{name}' must equal the tied one")
+        out[ours] = tensor
+    return out
+
+
+def _our_name(bare: str) -> str:
+    if not bare.startswith(_STREAMS):
+        return bare
+    rest = bare.removeprefix(_STREAMS)
+    for pattern, ours in _RENAMES:
+        renamed, count = re.subn(f"^{pattern}", ours, rest)
+        if count:
+            return renamed
+    return bare
+
+
+def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
+    known = (*OPENPI_KEYS, "precision")
+    for key in config:
+        if key not in known:
+            raise unknown_name(f"setting in {where}", key, known)
+    return NetworkShape(
+        vlm=_variant(config["paligemma_variant"], where),
+        expert=_variant(config["action_expert_variant"], where),
+        horizon=int(config["action_horizon"]),
+        action_width=int(config["action_dim"]),
+        state_width=int(config["action_dim"]),
+    )
+
+
+def _lerobot_network(config: Mapping[str, Any], where: str) -> NetworkShape:
+    lacking = [key for key in ("chunk_size", "max_action_dim", "max_state_dim") if key not in config]
+    if lacking:
+        raise BadValue(f"{where} lacks {', '.join(lacking)}")
+    resolution = list(config.get("image_resolution", (224, 224)))
+    if len(set(resolution)) != 1:
+        raise BadValue(f"{where}: image_resolution must be square, got {resolution}")
+    tiny = config.get("tiny_overrides", {})
+    vlm = config.get("paligemma_variant", "gemma_2b")
+    expert = config.get("action_expert_variant", "gemma_300m")
+    shape = NetworkShape(
+        vision=replace(
+            from_json(VisionShape, tiny.get("vision", {}), f"vision of {where}"),
+            image_size=int(resolution[0]),
+        ),
+        vlm=from_json(GemmaShape, tiny[vlm], where) if vlm in tiny else _variant(vlm, where),
+        expert=from_json(GemmaShape, tiny[expert], where) if expert in tiny else _variant(expert, where),
+        horizon=int(config["chunk_size"]),
+        action_width=int(config["max_action_dim"]),
+        state_width=int(config["max_state_dim"]),
+        min_period=float(config.get("min_period", 4e-3)),
+        max_period=float(config.get("max_period", 4.0)),
+    )
+    return replace(shape, vocab_size=int(tiny["vocab_size"])) if "vocab_size" in tiny else shape
+
+
+def _variant(name: str, where: str) -> GemmaShape:
+    if name not in VARIANTS:
+        raise unknown_name(f"Gemma variant in {where}", str(name), VARIANTS)
+    return VARIANTS[name]
+
+
+def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
+    """From the normaliser's own file, flat names such as `observation.state.mean`; one data set, "default"."""
+    files = sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
+    if not files:
+        return {}
+    flat = read_safetensors(files[0])
+    found = {}
+    for part, prefix in (("state", "observation.state."), ("action", "action.")):
+        numbers = {
+            name.removeprefix(prefix): one.tolist() for name, one in flat.items() if name.startswith(prefix)
+        }
+        if numbers:
+            found[part] = _statistics(numbers)
+    return {"default": found} if found else {}
+
+
+def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
+    """From `assets/<data set>/norm_stats.json`; data sets may have a slash in their names."""
+    found = {}
+    for path in sorted((folder / "assets").glob("**/norm_stats.json")):
+        try:
+            parts = json.loads(path.read_text(encoding="utf-8"))["norm_stats"]
+            entry = {"state": _statistics(parts["state"]), "action": _statistics(parts["actions"])}
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise BadValue(
+                f"'{path}' holds no openpi statistics (norm_stats with state and actions): {error}"
+            ) from error
+        found[path.parent.relative_to(folder / "assets").as_posix()] = entry
+    return found
+
+
+def _statistics(numbers: Mapping[str, Any]) -> Statistics:
+    names = ("mean", "std", "q01", "q99")
+    return Statistics(
+        **{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None}
+    )

@@ -1,0 +1,280 @@
+"""What a pi0 or pi0.5 checkpoint is: sizes, preprocessing, reinforcement learning. Plain data.
+
+The two families share all code; how they differ stands in `TRAITS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.flow import FlowSettings
+from vla_policies.records import Record, from_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionShape:
+    """SigLIP: sizes in the words of transformers' `SiglipVisionConfig`."""
+
+    hidden_size: int = 1152
+    """Features of a patch."""
+    intermediate_size: int = 4304
+    """Hidden features of the MLPs."""
+    num_hidden_layers: int = 27
+    """Blocks, all of them used."""
+    num_attention_heads: int = 16
+    """Attention heads."""
+    patch_size: int = 14
+    """Side of a patch, pixels."""
+    image_size: int = 224
+    """Side of a picture, pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaShape:
+    """One Gemma stream, in openpi's words."""
+
+    width: int
+    """Features of a token."""
+    mlp_dim: int
+    """Hidden features of the MLPs."""
+    depth: int
+    """Layers; both streams have the same number."""
+    num_heads: int = 8
+    """Query heads; equal in both streams."""
+    num_kv_heads: int = 1
+    """Key and value heads; equal in both streams."""
+    head_dim: int = 256
+    """Features of a head; equal in both streams."""
+
+
+VARIANTS: dict[str, GemmaShape] = {
+    "gemma_300m": GemmaShape(width=1024, mlp_dim=4096, depth=18),
+    "gemma_2b": GemmaShape(width=2048, mlp_dim=16384, depth=18),
+}
+"""openpi's names for the sizes of its two streams."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """How one of the two families differs from the other."""
+
+    adaptive_norm: bool
+    """Time enters through the expert's norms, and there is no state token (pi0.5)."""
+    max_tokens: int
+    """Length of the text, tokens; what is longer is cut, as in the originals."""
+    normalization: Literal["mean_std", "quantiles"]
+    """How states and actions were normalised."""
+    value_feature: Literal["expert", "prefix"]
+    """What the published critic looks at."""
+
+
+TRAITS: dict[str, Traits] = {
+    "pi0": Traits(adaptive_norm=False, max_tokens=48, normalization="mean_std", value_feature="expert"),
+    "pi05": Traits(adaptive_norm=True, max_tokens=200, normalization="quantiles", value_feature="prefix"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkShape:
+    """Everything that decides the network's tensors, heads for learning aside."""
+
+    vision: VisionShape = field(default_factory=VisionShape)
+    """SigLIP."""
+    vlm: GemmaShape = VARIANTS["gemma_2b"]
+    """The stream that reads images and text."""
+    expert: GemmaShape = VARIANTS["gemma_300m"]
+    """The stream that denoises actions."""
+    vocab_size: int = 257152
+    """Rows of the token embedding."""
+    horizon: int = 50
+    """H, actions predicted at once."""
+    action_width: int = 32
+    """D, numbers per action, padding included."""
+    state_width: int = 32
+    """Numbers of the state, padding included (pi0)."""
+    min_period: float = 4e-3
+    """Shortest period of the time embedding."""
+    max_period: float = 4.0
+    """Longest period of the time embedding."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self.vlm, name) != getattr(self.expert, name):
+                raise BadValue(
+                    f"the streams share attention: {name} must be equal, "
+                    f"got {getattr(self.vlm, name)} (vlm) and {getattr(self.expert, name)} (expert)"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Numbers that normalise one vector; as many as the robot has dims. Only those in use need be given."""
+
+    mean: tuple[float, ...] = ()
+    """Mean."""
+    std: tuple[float, ...] = ()
+    """Standard deviation."""
+    q01: tuple[float, ...] = ()
+    """1 % quantile."""
+    q99: tuple[float, ...] = ()
+    """99 % quantile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """What happens before and after the network: properties of a checkpoint."""
+
+    normalization: Literal["mean_std", "quantiles"] = "mean_std"
+    """Which statistics are used, for state and action alike."""
+    epsilon: float = 0.0
+    """Added to the divisor when normalising and, with `epsilon_back`, when going back (openpi 1e-6, lerobot 1e-8)."""
+    epsilon_back: bool = False
+    """openpi adds its epsilon both ways."""
+    state: Statistics | None = None
+    """Of the proprioceptive vector; None leaves it as it is."""
+    action: Statistics | None = None
+    """Of an action; None leaves it as it is."""
+    delta_dims: int = 0
+    """The first so many dims of an action are relative to the state at the decision (openpi's pi0_libero: 6)."""
+    prompt_state: Literal["none", "exact", "padded"] = "none"
+    """Whether the state stands in the text: not at all, as it is (openpi's pi0.5), or padded (lerobot's)."""
+    max_tokens: int = 48
+    """Length of the text, tokens."""
+    resize: Literal["pil", "torch"] = "torch"
+    """Pictures of another size: PIL's bilinear on bytes (openpi's clients) or torch's on floats (lerobot)."""
+    tokenizer: Literal["paligemma", "words"] = "paligemma"
+    """"words" hashes words, for small random networks that no tokenizer belongs to."""
+
+
+SETTABLE = ("delta_dims", "prompt_state", "resize")
+"""Preprocessing that some fine-tunes change without saying so in their files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Heads and trainable parts."""
+
+    value_feature: Literal["expert", "prefix"] = "expert"
+    """The critic looks at the mean over the expert's tokens, at t = 1 and x = 0, or over what the VLM made of
+    images and text. Either is a function of the observation alone, the same one in rollout and update."""
+    value_hidden: tuple[int, ...] = (512, 256, 128)
+    """Hidden features of the critic; 1024, 512, 256 is published for pi0.5 on LIBERO and ManiSkill."""
+    detach_value: bool = True
+    """Whether the critic's gradient stops at its input."""
+    noise_hidden: tuple[int, ...] = (128, 64)
+    """Hidden features of Flow-Noise's network."""
+    train_expert_only: bool = True
+    """Freeze the VLM: its pass then keeps no activations."""
+    recompute_activations: bool = False
+    """Keep only the layers' inputs while training and run them again on the way back."""
+    vlm_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the VLM's weights; the expert and the heads stay in float32."""
+
+    def __post_init__(self) -> None:
+        if self.value_feature not in ("expert", "prefix"):
+            raise unknown_name("value_feature", str(self.value_feature), ("expert", "prefix"))
+        if not self.value_hidden or not self.noise_hidden:
+            raise BadValue("value_hidden and noise_hidden need at least one number each")
+        if self.vlm_dtype not in ("float32", "bfloat16"):
+            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("float32", "bfloat16"))
+        if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
+            raise BadValue(
+                "a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi0Config:
+    """One checkpoint; travels in `config.json` as nested objects."""
+
+    network: NetworkShape = field(default_factory=NetworkShape)
+    """Sizes."""
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    """Before and after the network."""
+    learning: Learning = field(default_factory=Learning)
+    """Heads and trainable parts."""
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    """How it acts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return _plain(asdict(self))
+
+    def with_options(self, options: Mapping[str, Any]) -> Pi0Config:
+        """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
+        names = [one.name for cls in (FlowSettings, Learning) for one in fields(cls)] + list(SETTABLE)
+        for key in options:
+            if key not in names:
+                raise unknown_name("option of a pi0 checkpoint", key, names)
+        return replace(
+            self,
+            flow=_changed(self.flow, options),
+            learning=_changed(self.learning, options),
+            preprocessing=_changed(self.preprocessing, options),
+        )
+
+
+def config_from_json(values: Mapping[str, Any], where: str) -> Pi0Config:
+    """Inverse of `Pi0Config.to_json`; unknown or absent keys raise and are named."""
+    parts = ("network", "preprocessing", "learning", "flow")
+    for key in values:
+        if key not in parts:
+            raise unknown_name(f"setting in {where}", key, parts)
+    if lacking := [key for key in parts if key not in values]:
+        raise BadValue(f"{where} lacks {', '.join(lacking)}; it must have: {', '.join(parts)}")
+    network, preprocessing = dict(values["network"]), dict(values["preprocessing"])
+    shapes: dict[str, type] = {"vision": VisionShape, "vlm": GemmaShape, "expert": GemmaShape}
+    for key, cls in shapes.items():
+        network[key] = from_json(cls, network.get(key, {}), f"{key} of {where}")
+    for key in ("state", "action"):
+        if preprocessing.get(key) is not None:
+            preprocessing[key] = from_json(Statistics, preprocessing[key], f"{key} statistics of {where}")
+    return Pi0Config(
+        network=from_json(NetworkShape, network, f"network of {where}"),
+        preprocessing=from_json(Preprocessing, preprocessing, f"preprocessing of {where}"),
+        learning=from_json(Learning, values["learning"], f"learning of {where}"),
+        flow=from_json(FlowSettings, values["flow"], f"flow of {where}"),
+    )
+
+
+def tiny_config(family: str) -> Pi0Config:
+    """A few hundred thousand parameters, random weights, hashed words: for tests and trials without a download."""
+    traits = TRAITS[family]
+    heads = {"depth": 2, "num_heads": 4, "head_dim": 16}
+    return Pi0Config(
+        network=NetworkShape(
+            vision=VisionShape(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                image_size=56,
+            ),
+            vlm=GemmaShape(width=64, mlp_dim=128, **heads),
+            expert=GemmaShape(width=48, mlp_dim=96, **heads),
+            vocab_size=1024,
+            horizon=10,
+        ),
+        preprocessing=Preprocessing(
+            normalization=traits.normalization,
+            prompt_state="exact" if traits.adaptive_norm else "none",
+            max_tokens=traits.max_tokens,
+            tokenizer="words",
+        ),
+        learning=Learning(value_feature=traits.value_feature, value_hidden=(64, 32)),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _changed(record: Record, options: Mapping[str, Any]) -> Record:
+    own = {one.name for one in fields(record)}  # type: ignore[arg-type]
+    values = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items() if key in own}
+    return replace(record, **values)  # type: ignore[type-var]

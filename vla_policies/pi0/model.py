@@ -1,0 +1,277 @@
+"""The families `pi0` and `pi05`: network, processor and heads, behind the interface of `FlowBackbone`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.backbone import Header, Request
+from vla_policies.checkpoint_files import fill, read_tensors, weight_files, write_tensors, write_text
+from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.flow_backbone import Denoised, FlowBackbone
+from vla_policies.pi0.checkpoint import has_time_mlp, our_names, read_config
+from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
+from vla_policies.pi0.heads import Critic, NoiseHead, masked_mean
+from vla_policies.pi0.network import Pi0Network, Prefix
+from vla_policies.pi0.processor import Pi0Processor
+from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
+from vla_policies.sampling import Sampling
+from vla_policies.types import PolicyInputs
+from vla_policies.weights import CONFIG_FILE
+
+SIZES = ("tiny", "full")
+"""Sizes of fresh weights: for trials, and the published one with random weights (3.2 or 3.4 billion)."""
+NETWORK = "network."
+"""What the names of the network's tensors begin with in our own folders, and in no published one."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a decision keeps of its observation."""
+
+    prefix: Prefix
+    """Images and text, read once."""
+    state_BS: Tensor | None
+    """Normalised, padded state."""
+
+
+class Pi0Backbone(FlowBackbone):
+    """pi0: PaliGemma reads, an action expert denoises; the state is a token of the expert's."""
+
+    family: ClassVar[str] = "pi0"
+    published: ClassVar[str | None] = "lerobot/pi0_base"
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=CAMERA_KEYS, image_size=224, state_dim=8, chunk=10, action_dim=7
+    )
+
+    def __init__(self, conventions: Conventions, config: Pi0Config, *, empty: bool = False) -> None:
+        """:param empty: leave the network's weights without memory; `load` fills them."""
+        shape = config.network
+        conventions = replace(conventions, image_size=shape.vision.image_size)
+        super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
+        self.config = config
+        with torch.device("meta" if empty else "cpu"):
+            self.network = Pi0Network(shape, adaptive=TRAITS[self.family].adaptive_norm)
+        learning = config.learning
+        width = shape.expert.width if learning.value_feature == "expert" else shape.vlm.width
+        self.value_head = Critic(width, learning.value_hidden)
+        self.noise_head = (
+            NoiseHead(shape.expert.width, learning.noise_hidden, shape.action_width, config.flow.noise_std)
+            if config.flow.scheme == "flow_noise"
+            else None
+        )
+        if learning.train_expert_only:
+            self.network.vlm.requires_grad_(False)
+        if not empty:
+            self.network.vlm.to(self._vlm_dtype)
+        self.network.vlm.recompute = self.network.expert.recompute = learning.recompute_activations
+        self._folder: Path | None = None
+        self._processor: Pi0Processor | None = None
+        self._check_state()
+
+    # Building, loading --------------------------------------------------------------------------------
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        return "size" in options or "network" in options
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
+        rest = dict(options)
+        if "network" in rest:
+            return cls(conventions, config_from_json(rest, f"backbone_kwargs of {cls.family}"))
+        size = rest.pop("size", None)
+        if size not in SIZES:
+            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
+        config = tiny_config(cls.family)
+        if size == "full":
+            max_tokens = TRAITS[cls.family].max_tokens
+            preprocessing = replace(config.preprocessing, tokenizer="paligemma", max_tokens=max_tokens)
+            config = replace(config, network=NetworkShape(), preprocessing=preprocessing)
+        return cls(conventions, config.with_options(rest))
+
+    @classmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        return cls(conventions, config_from_json(config, where), empty=True)
+
+    @classmethod
+    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
+        return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
+        options = dict(request.options)
+        cameras = tuple(options.pop("cameras", ()))
+        own = read_config(folder, config, cls.family, request.unnorm_key).with_options(options)
+        conventions = _conventions(config, own, request)
+        return Header(
+            family=cls.family,
+            conventions=replace(conventions, cameras=cameras or conventions.cameras),
+            sampling=Sampling(),
+            model=own.to_json(),
+        )
+
+    @classmethod
+    def with_options(
+        cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str
+    ) -> Mapping[str, Any]:
+        return config_from_json(model, f"model of '{where}'").with_options(options).to_json()
+
+    def load(self, folder: Path) -> None:
+        """Read our own folder or a published one; heads that the latter does not have keep their first weights."""
+        tensors, where = read_tensors(folder), weight_files(folder)[0]
+        own = any(name.startswith(NETWORK) for name in tensors)
+        if not own:
+            tensors = {
+                name if name.startswith("value_head.") else NETWORK + name: tensor
+                for name, tensor in our_names(tensors, where).items()
+            }
+        first = {
+            name: tensor
+            for name, tensor in self.state_dict().items()
+            if self._may_be_new(name, tensors, own=own)
+        }
+        fill(self, {**first, **tensors}, where, self._dtype_of)
+        self._restore_buffers()
+        self._folder = folder
+        self._processor = self._build_processor()
+
+    def save(self, folder: Path, config: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder, self.state_dict())
+        if self._folder is not None and (self._folder / TOKENIZER_FILE).is_file():
+            write_text(folder / TOKENIZER_FILE, (self._folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+        write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+
+    def config_json(self) -> dict[str, Any]:
+        return self.config.to_json()
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value_head.parameters()
+
+    # Observations and actions -------------------------------------------------------------------------
+
+    @property
+    def processor(self) -> Pi0Processor:
+        """Observation to inputs, denoised chunks to actions."""
+        if self._processor is None:
+            self._processor = self._build_processor()
+        return self._processor
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        return self.processor.prepare(obs)
+
+    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
+        return self.processor.to_env(x_BHD, inputs)
+
+    # Deciding -----------------------------------------------------------------------------------------
+
+    def read(self, inputs: PolicyInputs) -> Context:
+        learning = self.config.learning
+        length = int(inputs.text_mask_BL.sum(dim=1).max())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not learning.train_expert_only):
+            x_BLW, mask_BL = self.network.vlm.embed(
+                inputs.pixels_BMCHW, None, inputs.text_BL[:, :length], inputs.text_mask_BL[:, :length]
+            )
+            prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=learning.value_feature == "prefix")
+        return Context(prefix, inputs.state_BS)
+
+    def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
+        hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
+        return Denoised(self.network.velocity(hidden_BQE, self.horizon), hidden_BQE[:, -self.horizon :])
+
+    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
+        assert self.noise_head is not None
+        return self.noise_head(hidden_BHE)
+
+    def value_of(self, context: Context) -> Tensor:
+        learning = self.config.learning
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not learning.detach_value):
+            if learning.value_feature == "prefix":
+                assert context.prefix.hidden_BLW is not None
+                feature_BD = masked_mean(context.prefix.hidden_BLW, context.prefix.mask_BL)
+            else:
+                num, device = len(context.prefix.mask_BL), context.prefix.mask_BL.device
+                zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
+                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(
+                    dim=1
+                )
+        return self.value_head(feature_BD)
+
+    # Inside -------------------------------------------------------------------------------------------
+
+    def _build_processor(self) -> Pi0Processor:
+        preprocessing, shape = self.config.preprocessing, self.config.network
+        words = preprocessing.tokenizer == "words"
+        encode = words_encoder(shape.vocab_size) if words else paligemma_encoder(self._folder)
+        tokenizer = PromptTokenizer(encode, preprocessing.max_tokens)
+        return Pi0Processor(self.conventions, preprocessing, shape, tokenizer)
+
+    @property
+    def _vlm_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.config.learning.vlm_dtype == "bfloat16" else torch.float32
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return self._vlm_dtype if name.startswith(NETWORK + "vlm.") else torch.float32
+
+    @staticmethod
+    def _may_be_new(name: str, tensors: Mapping[str, Tensor], *, own: bool) -> bool:
+        """Heads that a checkpoint need not have: any, of a published one; Flow-Noise's, of one trained without."""
+        head = name.split(".", 1)[0] + "."
+        if any(got.startswith(head) for got in tensors):
+            return False
+        return head == "noise_head." or (head == "value_head." and not own)
+
+    def _restore_buffers(self) -> None:
+        """Buffers that are no part of a checkpoint and have no memory after an `empty` start."""
+        embeddings = self.network.vlm.vision_tower.embeddings
+        if embeddings.position_ids.is_meta:
+            embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
+
+    def _check_state(self) -> None:
+        reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"
+        if reads and not self.conventions.state_dim:
+            raise BadValue(
+                f"'{self.family}' reads the robot's state; the observation has none, or use_state is false"
+            )
+
+
+class Pi05Backbone(Pi0Backbone):
+    """pi0.5: the state stands in the text, time enters through the expert's norms."""
+
+    family: ClassVar[str] = "pi05"
+    published: ClassVar[str | None] = "lerobot/pi05_base"
+
+
+def _conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
+    """The environment's cameras, chunk and dims, else those the checkpoint was trained with."""
+    spec, size = request.action_spec, own.network.vision.image_size
+    if request.wanted is not None:
+        return replace(request.wanted, image_size=size, action_spec=spec or request.wanted.action_spec)
+    statistics = own.preprocessing
+    return Conventions(
+        cameras=CAMERA_KEYS,
+        image_size=size,
+        state_dim=_dims(
+            config, "input_features", "observation.state", statistics.state, own.network.state_width
+        ),
+        chunk=int(config.get("n_action_steps", own.network.horizon)),
+        action_dim=_dims(config, "output_features", "action", statistics.action, own.network.action_width),
+        action_spec=spec,
+    )
+
+
+def _dims(config: Mapping[str, Any], side: str, name: str, statistics: Any, otherwise: int) -> int:
+    if statistics is not None:
+        return max(len(statistics.mean), len(statistics.q01))
+    shape = config.get(side, {}).get(name, {}).get("shape")
+    return int(shape[0]) if shape else otherwise

@@ -1,0 +1,129 @@
+"""pi0's network: PaliGemma reads pictures and text once, the action expert denoises on top of what it kept.
+
+Letters as in `layers`; W is the VLM's width, E the expert's, H predicted actions, M cameras.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import SiglipVisionConfig, SiglipVisionModel
+
+from vla_policies.checkpointing import remember_for
+from vla_policies.pi0.config import NetworkShape
+from vla_policies.pi0.flow_head import FlowHead
+from vla_policies.pi0.layers import (
+    GemmaLayer,
+    KeyValue,
+    make_norm,
+    rotary_embedding,
+    suffix_mask,
+)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Images and text, read."""
+
+    layers: tuple[KeyValue, ...]
+    """Keys and values of every layer."""
+    mask_BL: Tensor
+    """True where a token is real."""
+    hidden_BLW: Tensor | None
+    """Hidden states after the last norm; None unless asked for. Rows of padding mean nothing."""
+
+
+class VisionLanguageModel(nn.Module):
+    """PaliGemma without its language head: SigLIP, a linear projector, Gemma with full attention."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape.vlm
+        self.recompute = False
+        vision = shape.vision
+        self.vision_tower = SiglipVisionModel(
+            SiglipVisionConfig(
+                hidden_size=vision.hidden_size,
+                intermediate_size=vision.intermediate_size,
+                num_hidden_layers=vision.num_hidden_layers,
+                num_attention_heads=vision.num_attention_heads,
+                patch_size=vision.patch_size,
+                image_size=vision.image_size,
+                vision_use_head=False,
+            )
+        )
+        self.projector = nn.Linear(vision.hidden_size, shape.vlm.width)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.vlm.width)
+        self.layers = nn.ModuleList(GemmaLayer(shape.vlm, adaptive=False) for _ in range(shape.vlm.depth))
+        self.norm = make_norm(shape.vlm.width, adaptive=False)
+
+    def image_tokens(self, pixels_BCHW: Tensor) -> Tensor:
+        """Pictures in [-1, 1] to tokens `[B, patches, W]`, unscaled."""
+        pixels_BCHW = pixels_BCHW.to(self.projector.weight.dtype)
+        return self.projector(self.vision_tower(pixel_values=pixels_BCHW).last_hidden_state)
+
+    def embed(
+        self, pixels_BMCHW: Tensor, camera_mask_BM: Tensor | None, text_BL: Tensor, text_mask_BL: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of all cameras, then of the text, `[B, L, W]`, and which are real, bool `[B, L]`.
+
+        `camera_mask_BM` is False where a camera is absent; None means that all are there.
+        """
+        num_samples, num_cameras = pixels_BMCHW.shape[:2]
+        images = self.image_tokens(pixels_BMCHW.flatten(0, 1)).unflatten(0, (num_samples, num_cameras))
+        patches = images.shape[2]
+        if camera_mask_BM is None:
+            camera_mask_BM = text_mask_BL.new_ones(num_samples, num_cameras)
+        words = self.embed_tokens(text_BL) * math.sqrt(self.shape.width)
+        mask_BL = torch.cat([camera_mask_BM.repeat_interleave(patches, dim=1), text_mask_BL], dim=1)
+        return torch.cat([images.flatten(1, 2), words], dim=1), mask_BL
+
+    def forward(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
+        """Run embedded tokens through all layers; without `with_hidden` the last one stops at keys and values."""
+        position_BL = (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)
+        rotary = rotary_embedding(position_BL, self.shape.head_dim, x_BLW.dtype)
+        mask_B1QL = (
+            None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
+        )
+        remember = remember_for(recompute=self.recompute)
+        kept = []
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, GemmaLayer)
+            if index + 1 == len(self.layers) and not with_hidden:
+                kept.append(layer.key_value(x_BLW, rotary))
+                break
+            x_BLW, own = remember(layer, x_BLW, rotary, mask_B1QL)
+            kept.append(own)
+        return Prefix(tuple(kept), mask_BL, self.norm(x_BLW) if with_hidden else None)
+
+
+class Pi0Network(FlowHead):
+    """Velocity of noisy actions, given a prefix; pi0 and, with `adaptive`, pi0.5."""
+
+    def __init__(self, shape: NetworkShape, *, adaptive: bool) -> None:
+        periods = (shape.min_period, shape.max_period)
+        super().__init__(shape.expert, shape.action_width, adaptive=adaptive, periods=periods)
+        self.vlm = VisionLanguageModel(shape)
+        self.state_proj = None if adaptive else nn.Linear(shape.state_width, shape.expert.width)
+
+    def embed_suffix(
+        self, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The expert's input tokens `[B, Q, E]`, pi0's state first, and pi0.5's condition `[B, E]`."""
+        action_BHE, condition_BE = self.embed_actions(x_BHD, time_B)
+        if self.state_proj is None:
+            return action_BHE, condition_BE
+        assert state_BS is not None
+        return torch.cat([self.state_proj(state_BS)[:, None], action_BHE], dim=1), condition_BE
+
+    def hidden(self, prefix: Prefix, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None) -> Tensor:
+        """All of the expert's tokens after the last norm, `[B, Q, E]`: for pi0 the first is the state's."""
+        x_BQE, condition_BE = self.embed_suffix(x_BHD, time_B, state_BS)
+        start_B1 = prefix.mask_BL.long().sum(dim=1, keepdim=True)
+        position_BQ = start_B1 + torch.arange(x_BQE.shape[1], device=x_BQE.device)
+        mask = suffix_mask(prefix.mask_BL, x_BHD.shape[1], state_token=self.state_proj is not None)
+        hidden_BQE: Tensor = self.expert(x_BQE, prefix.layers, position_BQ, mask, condition_BE)
+        return hidden_BQE

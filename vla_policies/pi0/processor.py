@@ -1,0 +1,187 @@
+"""Observation -> network inputs, denoised actions -> environment actions: a pair that nests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from vla_gym.errors import BadValue
+from vla_policies.conventions import Conventions
+from vla_policies.images import channels_last
+from vla_policies.pi0.config import NetworkShape, Preprocessing, Statistics
+from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
+from vla_policies.prompts import decode_instructions
+from vla_policies.types import PolicyInputs
+
+
+class Pi0Processor:
+    """Pictures, text and state the way one checkpoint was trained on them.
+
+    Cameras that the conventions do not name are absent: they have no tokens at all, which equals the
+    masked tokens that the originals give them.
+    """
+
+    def __init__(
+        self,
+        conventions: Conventions,
+        preprocessing: Preprocessing,
+        shape: NetworkShape,
+        tokenizer: PromptTokenizer,
+    ) -> None:
+        self.conventions = conventions
+        self.preprocessing = preprocessing
+        self.state_width = shape.state_width
+        self.image_size = shape.vision.image_size
+        self.tokenizer = tokenizer
+        self._check_statistics()
+
+    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
+        """Tensors of B observations to inputs; the state comes normalised and padded, `[B, state_width]`."""
+        pixels = [self._pixels(obs[key], key) for key in self.conventions.cameras]
+        device = pixels[0].device
+        state_BS = self._state(obs, len(pixels[0]), device)
+        text_BL, mask_BL = self._text(decode_instructions(obs["instruction"]), state_BS)
+        return PolicyInputs(
+            pixels_BMCHW=torch.stack(pixels, dim=1),
+            text_BL=text_BL.to(device),
+            text_mask_BL=mask_BL.to(device),
+            state_BS=functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])),
+        )
+
+    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
+        """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""
+        action_BKA = x_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
+        action_BKA = self._back(action_BKA, self.preprocessing.action)
+        if dims := self.preprocessing.delta_dims:
+            assert inputs.state_BS is not None
+            state_BS = self._back(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
+            moved = action_BKA[..., :dims] + state_BS[:, None, :dims]
+            action_BKA = torch.cat([moved, action_BKA[..., dims:]], dim=-1)
+        return action_BKA.clamp(-1.0, 1.0)
+
+    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
+        """Environment actions to what the network was trained to denoise, `[B, K, A]`: inverse of `to_env`."""
+        if dims := self.preprocessing.delta_dims:
+            assert inputs.state_BS is not None
+            state_BS = self._back(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
+            moved = action_BKA[..., :dims] - state_BS[:, None, :dims]
+            action_BKA = torch.cat([moved, action_BKA[..., dims:]], dim=-1)
+        return self._normalise(action_BKA, self.preprocessing.action)
+
+    def _pixels(self, image: Tensor, key: str) -> Tensor:
+        """Uint8 images to float32 `[B, 3, size, size]` in [-1, 1]."""
+        image_BHWC = channels_last(image, key)
+        if self.preprocessing.resize == "pil":
+            image_BHWC = resize_pil(image_BHWC, self.image_size)
+        pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+        return resize_with_pad(pixels_BCHW, self.image_size)
+
+    def _state(self, obs: Mapping[str, Tensor], num: int, device: torch.device) -> Tensor:
+        if not self.conventions.state_dim:
+            return torch.zeros(num, 0, device=device)
+        return self._normalise(obs["state"].to(device).float(), self.preprocessing.state)
+
+    def _text(self, instructions: list[str], state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        style = self.preprocessing.prompt_state
+        if style == "none":
+            return self.tokenizer.batch([pi0_text(one) for one in instructions], newline=True)
+        if style == "padded":
+            state_BS = functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
+        states = state_BS.cpu().numpy().astype(np.float64)
+        texts = [pi05_text(one, state_S) for one, state_S in zip(instructions, states, strict=True)]
+        return self.tokenizer.batch(texts, newline=False)
+
+    # Statistics ---------------------------------------------------------------------------------------
+
+    def _normalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
+        if statistics is None:
+            return x
+        offset, width = self._offset_and_width(statistics, self.preprocessing.epsilon, x)
+        scaled = (x - offset) / width
+        return scaled if self.preprocessing.normalization == "mean_std" else 2.0 * scaled - 1.0
+
+    def _back(self, x: Tensor, statistics: Statistics | None) -> Tensor:
+        if statistics is None:
+            return x
+        epsilon = self.preprocessing.epsilon if self.preprocessing.epsilon_back else 0.0
+        offset, width = self._offset_and_width(statistics, epsilon, x)
+        scaled = x if self.preprocessing.normalization == "mean_std" else 0.5 * (x + 1.0)
+        return scaled * width + offset
+
+    def _offset_and_width(self, statistics: Statistics, epsilon: float, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is taken off the first `x.shape[-1]` dims, and what they are divided by."""
+        dims = x.shape[-1]
+
+        def row(numbers: tuple[float, ...]) -> Tensor:
+            return torch.tensor(numbers[:dims], dtype=x.dtype, device=x.device)
+
+        if self.preprocessing.normalization == "mean_std":
+            return row(statistics.mean), row(statistics.std) + epsilon
+        offset = row(statistics.q01)
+        return offset, row(statistics.q99) - offset + epsilon
+
+    def _check_statistics(self) -> None:
+        names = ("mean", "std") if self.preprocessing.normalization == "mean_std" else ("q01", "q99")
+        for part, needed in (("state", self.conventions.state_dim), ("action", self.conventions.action_dim)):
+            statistics: Statistics | None = getattr(self.preprocessing, part)
+            for name in names if statistics is not None else ():
+                got = len(getattr(statistics, name))
+                if got < needed:
+                    raise BadValue(
+                        f"the checkpoint's {part} statistics '{name}' have {got} dims, {needed} are needed"
+                    )
+        if self.conventions.state_dim > self.state_width:
+            raise BadValue(
+                f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}"
+            )
+        if self.preprocessing.delta_dims > min(self.conventions.state_dim, self.conventions.action_dim):
+            raise BadValue(
+                f"delta_dims must be at most the state's and the action's dims ({self.conventions.state_dim} and "
+                f"{self.conventions.action_dim}), got {self.preprocessing.delta_dims}"
+            )
+
+
+def resize_with_pad(image_BCHW: Tensor, size: int) -> Tensor:
+    """Bilinear, aspect kept, black around it: uint8, or floats in [-1, 1]; `[B, C, size, size]`.
+
+    As in openpi's `resize_with_pad_torch`: no antialiasing, the odd pixel of the padding at the bottom or right.
+    """
+    height, width = image_BCHW.shape[2:]
+    if (height, width) == (size, size):
+        return image_BCHW
+    new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
+    resized = functional.interpolate(
+        image_BCHW, (new_height, new_width), mode="bilinear", align_corners=False
+    )
+    if image_BCHW.dtype != torch.uint8:
+        resized = resized.clamp(-1.0, 1.0)
+    black = 0 if image_BCHW.dtype == torch.uint8 else -1.0
+    return functional.pad(resized, (left, right, top, bottom), value=black)
+
+
+def resize_pil(image_BHWC: Tensor, size: int) -> Tensor:
+    """PIL's bilinear (antialiased), aspect kept, black around it: uint8 `[B, size, size, 3]`, as openpi's clients."""
+    height, width = image_BHWC.shape[1:3]
+    if (height, width) == (size, size):
+        return image_BHWC
+    new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
+    resized = [
+        np.asarray(Image.fromarray(image).resize((new_width, new_height), resample=Image.Resampling.BILINEAR))
+        for image in image_BHWC.cpu().numpy()
+    ]
+    return functional.pad(
+        torch.from_numpy(np.stack(resized)).to(image_BHWC.device), (0, 0, left, right, top, bottom)
+    )
+
+
+def _fit(height: int, width: int, size: int) -> tuple[int, int, tuple[int, int, int, int]]:
+    """The largest size with that aspect that fits, and the padding (left, right, top, bottom) around it."""
+    ratio = max(height / size, width / size)
+    new_height, new_width = int(height / ratio), int(width / ratio)
+    top, left = (size - new_height) // 2, (size - new_width) // 2
+    return new_height, new_width, (left, size - new_width - left, top, size - new_height - top)
