@@ -18,12 +18,14 @@ class Progress:
         self._total = total
         self._bar: tqdm[None] | None = None
         if on:
+            file = stream or sys.stderr
             self._bar = tqdm(
                 total=total,
                 initial=min(done, total),
                 unit=unit,
-                file=stream or sys.stderr,
-                mininterval=0.5,
+                file=file,
+                # A log file wants a line now and then, not a film.
+                mininterval=0.5 if file.isatty() else 30.0,
                 dynamic_ncols=True,
                 smoothing=0.1,
             )

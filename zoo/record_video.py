@@ -14,7 +14,9 @@ def parser() -> OneLineParser:
     """The flags of `zoo.record_video`."""
     p = OneLineParser("zoo.record_video", "Film a run's or a policy's episodes, one frame per decision.")
     add_policy_arguments(p)
-    p.add_argument("--episodes", type=count, default=9, metavar="N", help="spread over the tasks (default: 9)")
+    p.add_argument(
+        "--episodes", type=count, default=9, metavar="N", help="spread over the tasks (default: 9)"
+    )
     p.add_argument(
         "-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)"
     )
