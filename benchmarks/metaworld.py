@@ -1,0 +1,235 @@
+"""Our Meta-World against the bare simulator and the usual adapter: `python -m benchmarks.metaworld`.
+
+Each side plays the same tasks with the same actions on as many processes as cores, one slot each:
+
+    ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
+    bare        `mj_step` in a loop without rewards, observations or processes that talk; the same pictures
+    usual       `gymnasium.make` with `AddRenderObservation` in `AsyncVectorEnv`: a picture every step
+    one worker  ours with a single slot, for the scaling over workers
+
+Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
+ratios are printed. The time of a step depends on the task little, on the picture much: see `--quality`, `--size`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vla_gym.adapters.metaworld_tasks import metaworld_benchmark
+
+TASKS = ("pick-place", "door-open")
+"""Played by the slots in turn: one with a costly reward, one with a cheap one."""
+CHUNK = 8
+PROTOCOL = "lerobot"
+"""Episodes of 500 steps: no reset falls into the measured time."""
+Figures = dict[str, float]
+
+
+def actions(decisions: int, slots: int) -> np.ndarray:
+    """Float32 `[decisions, slots, CHUNK, 4]`, motions too small to solve a task."""
+    rng = np.random.default_rng(0)
+    return rng.uniform(-0.3, 0.3, (decisions, slots, CHUNK, 4)).astype(np.float32)
+
+
+def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures:
+    """Rates of all slots, seconds per reset of a slot on the same task and on another, memory of a worker."""
+    import vla_gym
+
+    options = {"protocol": PROTOCOL, "render_quality": quality}
+    envs = vla_gym.make_vec(
+        "MetaWorld-MT50",
+        num_envs=slots,
+        chunk=CHUNK,
+        image_size=size,
+        num_workers=slots,
+        autoreset_mode="disabled",
+        **options,
+    )
+    names = [task.name for task in envs.benchmark.tasks]
+    ids = np.array([names.index(TASKS[slot % len(TASKS)]) for slot in range(slots)])
+
+    def restart(task_id: np.ndarray, trial: int) -> None:
+        everyone = np.ones(slots, dtype=bool)
+        trials = np.full(slots, trial)
+        envs.reset(options={"reset_mask": everyone, "task_id": task_id, "trial_id": trials})
+
+    restart(ids, 0)
+    switch = [seconds(functools.partial(restart, (ids + away) % len(names), 0)) for away in (3, 4, 5)]
+    restart(ids, 0)
+    same = [seconds(functools.partial(restart, ids, trial)) for trial in (1, 2, 0)]
+    start, executed = time.perf_counter(), 0
+    for action in actions(decisions, slots):
+        *_, infos = envs.step(action)
+        executed += int(infos["executed"].sum())
+    rate = executed / (time.perf_counter() - start)
+    memory = max(resident(pid) for pid in envs.worker_pids)
+    envs.close()
+    return {
+        "steps/s": rate,
+        "reset s": statistics.median(same),
+        "switch s": statistics.median(switch),
+        "worker MB": memory,
+    }
+
+
+def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures:
+    """One process a slot, all begun together; their rates are summed."""
+    command = [sys.executable, "-m", "benchmarks.metaworld", "--decisions", str(decisions)]
+    command += ["--size", str(size), "--quality", quality, "--bare-slot"]
+    children = [
+        subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
+    ]
+    took = [float(child.communicate()[0]) for child in children]
+    return {"steps/s": sum(decisions * CHUNK / each for each in took)}
+
+
+def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
+    """Physics and pictures of one slot with nothing around them; prints the seconds they took."""
+    import metaworld
+    import mujoco
+
+    task = f"{TASKS[slot % len(TASKS)]}-v3"
+    benchmark = metaworld.MT1(task, seed=42)
+    env = benchmark.train_classes[task]()
+    env.set_task(benchmark.train_tasks[0])
+    env.reset()
+    model, data = env.model, env.data
+    renderer = mujoco.Renderer(model, size, size)
+    if quality == "fast":
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+    renderer.update_scene(data, "corner4")
+    renderer.render()
+    chosen = actions(decisions, slot + 1)[:, slot]
+    start = time.perf_counter()
+    for action_KA in chosen:
+        for action in action_KA:
+            env.set_xyz_action(action[:3])
+            data.ctrl[:] = action[3], -action[3]
+            mujoco.mj_step(model, data, nstep=env.frame_skip)
+        mujoco.mj_forward(model, data)
+        renderer.update_scene(data, "corner4")
+        renderer.render()
+    print(time.perf_counter() - start)
+    renderer.close()
+
+
+def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figures:
+    """Rates and memory of what most projects build from Gymnasium's parts; it has full pictures only."""
+    import gymnasium
+    from gymnasium.wrappers import AddRenderObservation
+
+    if quality != "full":
+        raise ValueError(f"the usual adapter has full pictures only, got {quality}")
+
+    def build(slot: int) -> gymnasium.Env[Any, Any]:
+        import metaworld  # noqa: F401  registers its ids
+
+        task = f"{TASKS[slot % len(TASKS)]}-v3"
+        pictures = {"render_mode": "rgb_array", "camera_name": "corner4", "width": size, "height": size}
+        env = gymnasium.make("Meta-World/MT1", env_name=task, seed=42, disable_env_checker=True, **pictures)
+        return AddRenderObservation(env, render_only=True)
+
+    # Forked workers hang: the parent has drawn a picture, and the threads of its software renderer are not copied.
+    envs = gymnasium.vector.AsyncVectorEnv(
+        [functools.partial(build, slot) for slot in range(slots)], context="spawn"
+    )
+    envs.reset()
+    same = [seconds(envs.reset) for _ in range(2)]
+    chosen = actions(decisions, slots)
+    start = time.perf_counter()
+    for action_NKA in chosen:
+        for step in range(CHUNK):
+            envs.step(action_NKA[:, step])
+    rate = decisions * slots * CHUNK / (time.perf_counter() - start)
+    memory = max(resident(process.pid) for process in envs.processes)
+    envs.close()
+    return {"steps/s": rate, "reset s": statistics.median(same), "worker MB": memory}
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process in MB."""
+    with open(f"/proc/{pid}/statm") as stream:
+        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one worker": measure_ours}
+
+
+def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> Figures:
+    """Measure one side in a fresh process with the environment variables our workers get."""
+    from vla_gym.worker_environment import worker_environment
+
+    benchmark = metaworld_benchmark("MetaWorld-MT50")
+    slots = 1 if side == "one worker" else slots
+    decisions = max(2, decisions // CHUNK) if side == "usual" else decisions
+    command = [sys.executable, "-m", "benchmarks.metaworld", "--side", side, "--decisions", str(decisions)]
+    command += ["--slots", str(slots), "--size", str(size), "--quality", quality]
+    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=slots)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def compare(args: argparse.Namespace, quality: str) -> None:
+    """Alternate the sides, print medians and ratios."""
+    sides = [side for side in SIDES if quality == "full" or side != "usual"]
+    runs: dict[str, list[Figures]] = {side: [] for side in sides}
+    for _ in range(args.rounds):
+        for side in sides:
+            runs[side].append(run_side(side, args.decisions, args.slots, args.size, quality))
+    median = {
+        side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]}
+        for side in sides
+    }
+    print(f"Meta-World, {args.size} px, {quality} pictures, {args.slots} slots, {args.rounds} rounds")
+    for side in sides:
+        figures = {"decisions/s": median[side]["steps/s"] / CHUNK, **median[side]}
+        print(f"  {side:<11}" + "  ".join(f"{key} {value:8.3f}" for key, value in figures.items()))
+    ours = median["ours"]["steps/s"]
+    for side in sides[1:]:
+        print(f"  ours / {side:<10} {ours / median[side]['steps/s']:6.2f}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--decisions", type=int, default=40, help="measured per slot and round, at most 60")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slots", type=int, default=os.cpu_count())
+    parser.add_argument("--size", type=int, default=480)
+    parser.add_argument("--quality", choices=("full", "fast", "both"), default="both")
+    parser.add_argument("--side", choices=tuple(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--bare-slot", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.bare_slot is not None:
+        run_bare_slot(args.bare_slot, args.decisions, args.size, args.quality)
+    elif args.side:
+        print(json.dumps(SIDES[args.side](args.decisions, args.slots, args.size, args.quality)))
+    else:
+        for quality in ("full", "fast") if args.quality == "both" else (args.quality,):
+            compare(args, quality)
+
+
+if __name__ == "__main__":
+    main()
