@@ -59,7 +59,7 @@ class TableBins:
 
     Several tokens may mean the same number (both end bins of OpenVLA, every "open" of a gripper that only
     knows open and closed). An algorithm that stores only environment actions must still recover the token,
-    so such twins are told apart by the last bits of the float32 number, at most 1e-5 towards zero.
+    so such twins are told apart by the last bits of the float32 number, at most 2e-5 towards zero.
 
     :param value_AV: what each token means, float64 `[A, V]`, in [-1, 1].
     """

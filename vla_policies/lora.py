@@ -149,6 +149,9 @@ def load_adapter(module: nn.Module, folder: Path) -> None:
         raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
     tensors = read_safetensors(path)
     wanted = adapter_state(module)
+    # peft also writes the weight itself of an adapted output layer; it is the base's, or was trained with it.
+    state = module.state_dict()
+    wanted |= {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
     check_tensors(path, tensors, wanted)
     with torch.no_grad():
         for key, tensor in wanted.items():

@@ -1,0 +1,358 @@
+"""Opening, damaging and writing folders in OpenVLA's layout, for both families."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
+from vla_gym.specs import ActionSpec
+from vla_policies import VLAPolicy
+from vla_policies.backbone import Request
+from vla_policies.pretrained import load_checkpoint, read_header
+
+Observe = Callable[[int], dict[str, Tensor]]
+KEY = "libero_spatial"
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy to damage, without the golden numbers."""
+    target = tmp_path / "checkpoint"
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("golden*"), copy_function=shutil.copyfile)
+    target.chmod(0o755)
+    return target
+
+
+@pytest.fixture
+def oft_copy(golden_root: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "oft"
+    shutil.copytree(
+        golden_root / "openvla_oft_tiny",
+        target,
+        ignore=shutil.ignore_patterns("golden*", "value_heads*"),
+        copy_function=shutil.copyfile,
+    )
+    target.chmod(0o755)
+    return target
+
+
+def open_policy(name: Path, **kwargs: Any) -> VLAPolicy:
+    return VLAPolicy.from_pretrained(name, device="cpu", **{"unnorm_key": KEY, **kwargs})
+
+
+def shard(folder: Path) -> list[Path]:
+    """Split `model.safetensors` in two, as large checkpoints are."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    halves = {
+        "model-00001-of-00002.safetensors": names[: len(names) // 2],
+        "model-00002-of-00002.safetensors": names[len(names) // 2 :],
+    }
+    for file, keys in halves.items():
+        save_file({key: tensors[key] for key in keys}, folder / file)
+    index = {"metadata": {}, "weight_map": {key: file for file, keys in halves.items() for key in keys}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()
+    return [folder / file for file in halves]
+
+
+def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    edit(values)
+    path.write_text(json.dumps(values))
+
+
+def test_a_published_folder_becomes_a_policy(folder: Path) -> None:
+    policy = open_policy(folder)
+    assert policy.backbone.family == "openvla"
+    assert policy.conventions.action_dim == 7
+    assert policy.conventions.chunk == 1
+    assert policy.action_space.shape == (1, 7)
+    settings = policy.backbone.config.settings
+    assert policy.backbone.config.unnorm_key == "libero_spatial_no_noops"
+    assert (settings.camera_resize, settings.center_crop) == ("jpeg_lanczos3", True)
+
+
+def test_what_is_not_of_libero_is_not_cropped(folder: Path) -> None:
+    settings = open_policy(folder, unnorm_key="bridge_orig").backbone.config.settings
+    assert (settings.camera_resize, settings.center_crop) == ("bicubic", False)
+
+
+def test_heads_beside_the_weights_tell_openvla_oft(golden_root: Path) -> None:
+    folder = golden_root / "openvla_oft_tiny"
+    assert read_header(folder, Request(unnorm_key=KEY)).family == "openvla-oft"
+    assert read_header(folder, Request(family="openvla", unnorm_key=KEY)).family == "openvla"
+    assert open_policy(folder).action_space.shape == (8, 7)
+
+
+def test_the_family_may_be_said(folder: Path) -> None:
+    assert open_policy(folder, family="openvla-oft").conventions.chunk == 8
+    with pytest.raises(BadValue, match="read as one of: openvla-oft, openvla; got family='nano'"):
+        open_policy(folder, family="nano")
+
+
+def test_the_gripper_is_written_as_the_environment_reads_it(folder: Path) -> None:
+    token = torch.arange(256)[:, None].expand(256, 7)
+    closing = open_policy(folder).backbone
+    spec = ActionSpec(rotation="axis_angle", gripper="plus_one_opens", frame="delta")
+    opening = open_policy(folder, action_spec=spec).backbone
+    assert closing.conventions.action_spec is not None
+    assert closing.conventions.action_spec.gripper == "plus_one_closes"
+    assert opening.conventions.action_spec == spec
+    closed, opened = closing.codec.decode(token), opening.codec.decode(token)
+    # Small ids are large numbers: 1 = open in the data, so -1 = open in LIBERO.
+    assert closed[0, -1] == pytest.approx(-1.0)
+    assert closed[255, -1] == pytest.approx(1.0, abs=2e-5)
+    assert torch.equal(closed[:, :6], opened[:, :6])
+    assert torch.equal(closed[:, 6].sign(), -opened[:, 6].sign())
+    for codec in (closing.codec, opening.codec):
+        assert torch.equal(codec.encode(codec.decode(token)), token)
+
+
+def test_shards_are_read(copy: Path, observe: Observe) -> None:
+    whole = open_policy(copy)
+    shard(copy)
+    assert torch.equal(
+        open_policy(copy).act(observe(0), True).logprob_BKA, whole.act(observe(0), True).logprob_BKA
+    )
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    shard(copy)[1].unlink()
+    with pytest.raises(BadValue, match=r"lacks the shard model-00002-of-00002.safetensors"):
+        open_policy(copy)
+
+
+def test_a_truncated_shard_is_named(copy: Path) -> None:
+    path = shard(copy)[0]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BadValue, match=r"model-00001-of-00002.safetensors' cannot be read as safetensors"):
+        open_policy(copy)
+
+
+def test_an_index_cannot_point_elsewhere(copy: Path) -> None:
+    shard(copy)
+    edit_json(
+        copy / "model.safetensors.index.json", lambda index: index["weight_map"].update(x="../../etc/passwd")
+    )
+    with pytest.raises(BadValue, match="points outside its folder"):
+        open_policy(copy)
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+NORM = "language_model.model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop(NORM), f"missing '{NORM}'"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "unexpected 'extra'"),
+        (
+            lambda tensors: tensors.update({NORM: torch.zeros(3)}),
+            rf"'{NORM}' is \(3,\), the model needs \(64,\)",
+        ),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    copy: Path, edit: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    edit_weights(copy, edit)
+    with pytest.raises(BadValue, match=message):
+        open_policy(copy)
+
+
+def test_old_rotary_tensors_are_let_pass(copy: Path) -> None:
+    name = "language_model.model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(copy, lambda tensors: tensors.update({name: torch.zeros(8)}))
+    open_policy(copy)
+
+
+def test_a_critic_in_the_weights_is_read(copy: Path, golden_root: Path) -> None:
+    heads = load_file(golden_root / "openvla_oft_tiny" / "value_heads.safetensors")
+    critic = {key.removeprefix("out1."): value for key, value in heads.items() if key.startswith("out1.")}
+    edit_weights(copy, lambda tensors: tensors.update(critic))
+    head = open_policy(copy).backbone.value_head
+    assert torch.equal(head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "preprocessor_config.json", "model.safetensors"])
+def test_a_missing_file_is_named(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(BadValue, match=f"lacks {name}"):
+        open_policy(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
+        ("preprocessor_config.json", "[", "not valid JSON"),
+        (
+            "dataset_statistics.json",
+            '{"libero_spatial": {"action": {"q01": [0]}}}',
+            r"lack numbers 'action.q99'",
+        ),
+    ],
+)
+def test_a_broken_file_is_named(copy: Path, name: str, content: str, message: str) -> None:
+    (copy / name).write_text(content)
+    with pytest.raises(BadValue, match=message):
+        open_policy(copy)
+
+
+def test_a_wrong_key_lists_the_right_ones(folder: Path) -> None:
+    with pytest.raises(
+        UnknownName,
+        match=r"no unnorm_key in .* 'libero_spatal'. Known: bridge_orig, libero_spatial_no_noops. Did you mean",
+    ):
+        open_policy(folder, unnorm_key="libero_spatal")
+    with pytest.raises(BadValue, match="choose one with unnorm_key: bridge_orig, libero_spatial_no_noops"):
+        open_policy(folder, unnorm_key=None)
+
+
+def test_statistics_of_a_fine_tune_go_over_those_of_its_base(copy: Path) -> None:
+    statistics = json.loads((copy / "dataset_statistics.json").read_text())
+    mine = {"my_arm": statistics["bridge_orig"]}
+    (copy / "dataset_statistics.json").write_text(json.dumps(mine))
+    assert open_policy(copy, unnorm_key="my_arm").backbone.config.unnorm_key == "my_arm"
+    assert set(open_policy(copy).backbone.config.statistics) == {
+        "bridge_orig",
+        "libero_spatial_no_noops",
+        "my_arm",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"center_corp": True}, "no setting in backbone_kwargs of openvla 'center_corp'.*'center_crop'"),
+        ({"chunk": 4}, "OpenVLA decides one action at a time"),
+        ({"lora": {"rnak": 4}}, "no setting in lora of openvla 'rnak'.*'rank'"),
+    ],
+)
+def test_wrong_settings_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(VLAZooError, match=message):
+        open_policy(folder, backbone_kwargs=options)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), r"lacks action_head--<step>_checkpoint.pt"),
+        (lambda path: path.write_bytes(b"nothing"), "cannot be read as tensors"),
+        (lambda path: torch.save([1, 2], path), "must hold a mapping of names to tensors, got list"),
+        (lambda path: torch.save({"a": Path("x")}, path), "cannot be read as tensors"),
+        (lambda path: shutil.copy(path, path.parent / "action_head--2_checkpoint.pt"), "has 2 files like"),
+    ],
+)
+def test_a_broken_regression_head_is_named(
+    oft_copy: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(oft_copy / "action_head--150000_checkpoint.pt")
+    with pytest.raises(BadValue, match=message):
+        open_policy(oft_copy, family="openvla-oft", backbone_kwargs={"head": "l1"})
+
+
+def test_the_regression_head_acts_but_does_not_train(golden_root: Path, observe: Observe) -> None:
+    policy = open_policy(golden_root / "openvla_oft_tiny", backbone_kwargs={"head": "l1"})
+    sample = policy.act(observe(0))
+    assert sample.action_BKA.shape == (1, 8, 7)
+    with pytest.raises(BadValue, match="regression head has no distribution"):
+        policy.evaluate(observe(0), {"token": torch.zeros(1, 8, 7)})
+    with pytest.raises(BadValue, match="regression head has no distribution"):
+        policy.get_distribution(observe(0))
+
+
+# Round trips ---------------------------------------------------------------------------------------
+
+
+def same_outputs(one: VLAPolicy, other: VLAPolicy, obs: dict[str, Tensor]) -> None:
+    first, second = one.act(obs, True), other.act(obs, True)
+    assert torch.equal(first.logprob_BKA, second.logprob_BKA)
+    assert torch.equal(first.value_B, second.value_B)
+    assert torch.equal(first.action_BKA, second.action_BKA)
+
+
+@pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
+def test_saved_and_loaded_outputs_are_identical(
+    folder: Path, observe: Observe, tmp_path: Path, family: str
+) -> None:
+    policy = open_policy(folder, family=family, backbone_kwargs={"center_crop": False})
+    policy.save_pretrained(tmp_path)
+    # Everything that decides how it is used was saved: no key, family or setting need be said again.
+    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert loaded.conventions == policy.conventions
+    same_outputs(policy, loaded, observe(0))
+
+
+def test_the_saved_folder_has_the_official_layout(folder: Path, tmp_path: Path) -> None:
+    open_policy(folder).save_pretrained(tmp_path)
+    ours = {path.name for path in tmp_path.iterdir()}
+    theirs = {path.name for path in folder.iterdir() if not path.name.startswith("golden")}
+    assert ours == theirs | {"value_head.safetensors"}
+    saved, original = load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[key], original[key].float()) for key in saved)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("vla_zoo")
+    assert config == json.loads((folder / "config.json").read_text())
+    assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_the_regression_head_is_saved_too(golden_root: Path, observe: Observe, tmp_path: Path) -> None:
+    options = {"head": "l1", "use_state": True, "cameras": ["image", "wrist_image"]}
+    policy = open_policy(golden_root / "openvla_oft_tiny", backbone_kwargs=options)
+    policy.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.pt"))
+    obs = observe(0) | {"wrist_image": observe(0)["image"], "state": torch.zeros(1, 8)}
+    same_outputs(policy, VLAPolicy.from_pretrained(tmp_path, device="cpu"), obs)
+
+
+def test_weights_in_bf16_keep_a_critic_in_float32(folder: Path, observe: Observe) -> None:
+    policy = open_policy(folder, backbone_kwargs={"dtype": "bfloat16"})
+    assert policy.backbone.network.projector.fc1.weight.dtype == torch.bfloat16
+    assert policy.backbone.value_head.mlp[0].weight.dtype == torch.float32
+    sample = policy.act(observe(0))
+    assert sample.logprob_BKA.dtype == sample.value_B.dtype == torch.float32
+    result = policy.evaluate(observe(0), sample.record)
+    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
+
+
+def test_a_published_name_is_fetched_and_fresh_weights_need_a_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    policy = VLAPolicy.from_pretrained("openvla", unnorm_key=KEY, revision="abc", device="cpu")
+    assert policy.backbone.family == "openvla"
+    assert set(asked) == {("openvla/openvla-7b", "abc")}
+    fresh = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu")
+    assert len(set(asked)) == 1
+    assert fresh.backbone.config.unnorm_key is None
+
+
+def test_only_the_header_is_needed_for_conventions(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert read_header(copy, Request(unnorm_key=KEY)).conventions.action_dim == 7
+    with pytest.raises(BadValue, match="lacks model.safetensors"):
+        load_checkpoint(copy, Request(unnorm_key=KEY))

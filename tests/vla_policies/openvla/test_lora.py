@@ -1,0 +1,203 @@
+"""LoRA adapters: attach, train, save alone, load by us and by plain peft, merge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from vla_policies.backbone import Request
+from vla_policies.lora import linear_rows
+from vla_policies.pretrained import load_checkpoint
+
+Observe = Callable[[int], dict[str, Tensor]]
+LORA = {"lora": {"rank": 4}}
+FAMILIES = pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
+
+
+def open_policy(name: Path, **kwargs: Any) -> VLAPolicy:
+    kwargs.setdefault("unnorm_key", "bridge_orig")
+    return VLAPolicy.from_pretrained(name, device="cpu", **kwargs)
+
+
+def train_a_step(policy: VLAPolicy, obs: dict[str, Tensor]) -> None:
+    for group in policy.optimizer.param_groups:
+        group["lr"] = 0.05
+    result = policy.evaluate(obs, policy.act(obs).record)
+    (result.logprob_BKA.sum() + (result.value_B - 1.0).square().sum()).backward()
+    policy.optimizer.step()
+    policy.optimizer.zero_grad()
+
+
+def logits(policy: VLAPolicy, obs: dict[str, Tensor]) -> Tensor:
+    sample = policy.act(obs, deterministic=True)
+    return torch.cat([sample.logprob_BKA.flatten(), sample.value_B])
+
+
+@pytest.fixture
+def trained(folder: Path, observe: Observe, request: pytest.FixtureRequest) -> VLAPolicy:
+    torch.manual_seed(0)
+    policy = open_policy(folder, family=request.param, backbone_kwargs=LORA)
+    train_a_step(policy, observe(1))
+    train_a_step(policy, observe(1))
+    return policy
+
+
+BOTH = pytest.mark.parametrize("trained", ["openvla", "openvla-oft"], indirect=True)
+
+
+@FAMILIES
+def test_a_fresh_adapter_changes_nothing_and_trains_alone(
+    folder: Path, observe: Observe, family: str
+) -> None:
+    plain = open_policy(folder, family=family)
+    policy = open_policy(folder, family=family, backbone_kwargs=LORA)
+    policy.backbone.value_head.load_state_dict(plain.backbone.value_head.state_dict())
+    assert torch.equal(logits(policy, observe(0)), logits(plain, observe(0)))
+    trainable = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert all(".lora_" in name or "value_head" in name for name in trainable)
+    assert sum(".lora_" in name for name in trainable) > 50
+    in_groups = sum(len(group["params"]) for group in policy.optimizer.param_groups)
+    assert in_groups == len(trainable)
+
+
+@FAMILIES
+def test_every_trainable_weight_gets_a_gradient(folder: Path, observe: Observe, family: str) -> None:
+    policy = open_policy(folder, family=family, backbone_kwargs=LORA)
+    result = policy.evaluate(observe(0), policy.act(observe(0)).record)
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    without = [n for n, p in policy.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+
+
+@BOTH
+def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Observe, tmp_path: Path) -> None:
+    trained.save_adapter(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "value_head.safetensors",
+        "vla_zoo.json",
+    }
+    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert loaded.backbone.family == trained.backbone.family
+    assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
+
+
+@BOTH
+def test_plain_peft_loads_the_adapter(
+    trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path
+) -> None:
+    trained.save_adapter(tmp_path)
+    request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
+    network = load_checkpoint(folder, request).backbone.network
+    pixels = trained._inputs(observe(0)).pixels_BMCHW
+    before = network.see(pixels)
+    peft.PeftModel.from_pretrained(network, str(tmp_path))
+    with torch.no_grad():
+        assert torch.equal(network.see(pixels), trained.backbone.network.see(pixels))
+        assert not torch.equal(network.see(pixels), before)
+
+
+@BOTH
+def test_merged_outputs_are_the_same(trained: VLAPolicy, observe: Observe, tmp_path: Path) -> None:
+    wanted = logits(trained, observe(0))
+    trained.save_pretrained(tmp_path)
+    keys = set(load_file(tmp_path / "model.safetensors"))
+    assert not [key for key in keys if "lora" in key or "base_layer" in key]
+    merged = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    torch.testing.assert_close(logits(merged, observe(0)), wanted, rtol=0.0, atol=1e-4)
+    assert ".lora_" not in " ".join(merged.state_dict())
+    trained.merge_adapter()
+    assert ".lora_" not in " ".join(trained.state_dict())
+    torch.testing.assert_close(logits(trained, observe(0)), wanted, rtol=0.0, atol=1e-4)
+
+
+def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
+    config = peft.LoraConfig(
+        r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False
+    )
+    with pytest.warns(UserWarning, match="save_embedding_layers"):
+        peft.get_peft_model(network, config).save_pretrained(tmp_path)
+    assert any("lm_head.base_layer" in name for name in load_file(tmp_path / "adapter_model.safetensors"))
+    values = json.loads((tmp_path / "adapter_config.json").read_text())
+    values["base_model_name_or_path"] = str(folder)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    policy = open_policy(tmp_path)
+    assert policy.backbone.config.unnorm_key == "bridge_orig"
+    plain = open_policy(folder)
+    assert not torch.allclose(logits(policy, observe(0))[:7], logits(plain, observe(0))[:7], atol=1e-3)
+    hidden = torch.randn(3, 64)
+    whole = policy.backbone.network.language_model.lm_head(hidden)
+    torch.testing.assert_close(
+        linear_rows(policy.backbone.network.language_model.lm_head, hidden, 31744, 256), whole[:, 31744:32000]
+    )
+
+
+@pytest.mark.parametrize("trained", ["openvla-oft"], indirect=True)
+def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
+    trained.save_adapter(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    name = next(iter(tensors))
+    save_file({key: value for key, value in tensors.items() if key != name}, weights)
+    with pytest.raises(BadValue, match=f"missing '{name}'"):
+        VLAPolicy.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(BadValue, match="lacks adapter_model.safetensors"):
+        VLAPolicy.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    for change, message in (
+        ({"base_model_name_or_path": "/no/such/base"}, "'/no/such/base' is no checkpoint folder"),
+        ({"base_model_name_or_path": None}, "does not say base_model_name_or_path"),
+        ({"peft_type": "IA3"}, "describes no LoRA adapter"),
+    ):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadValue, match=message):
+            VLAPolicy.from_pretrained(tmp_path)
+
+
+def test_what_has_no_adapter_says_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="has no LoRA adapter to save"):
+        open_policy(folder).save_adapter(tmp_path)
+    with pytest.raises(BadValue, match="finds nothing to attach to"):
+        open_policy(folder, backbone_kwargs={"lora": {"targets": ["nothing"]}})
+    with pytest.raises(BadValue, match="rank and alpha must be >= 1"):
+        open_policy(folder, backbone_kwargs={"lora": {"rank": 0}})
+    fresh = VLAPolicy.from_pretrained("openvla", backbone_kwargs={"size": "tiny", **LORA}, device="cpu")
+    with pytest.raises(BadValue, match="fresh weights have no name"):
+        fresh.save_adapter(tmp_path)
+
+
+def test_the_number_of_trained_weights_is_the_published_one() -> None:
+    from vla_policies.openvla.fresh import SIZES
+    from vla_policies.openvla.vision import VisionTower, tower_shape
+
+    # r (in + out) of every linear layer of SigLIP's blocks (27) and of the pool, and DINOv2's blocks (24), r = 32.
+    rank = 32
+    counts = {}
+    for timm_id, overrides in zip(
+        ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"),
+        SIZES["7b"]["towers"],
+        strict=True,
+    ):
+        with torch.device("meta"):
+            tower = VisionTower(tower_shape(timm_id, overrides, 224))
+        for name, layer in tower.named_modules():
+            if isinstance(layer, torch.nn.Linear):
+                part = "pool" if name.startswith("attn_pool") else timm_id[4:7]
+                counts[part] = counts.get(part, 0) + rank * (layer.in_features + layer.out_features)
+    assert counts == {"lar": 12_582_912, "so4": 15_399_936, "pool": 607_232}
+    assert np.sum(list(counts.values())) == 28_590_080
