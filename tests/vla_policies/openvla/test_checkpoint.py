@@ -354,5 +354,5 @@ def test_a_published_name_is_fetched_and_fresh_weights_need_a_size(
 def test_only_the_header_is_needed_for_conventions(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     assert read_header(copy, Request(unnorm_key=KEY)).conventions.action_dim == 7
-    with pytest.raises(BadValue, match="lacks model.safetensors"):
+    with pytest.raises(BadValue, match=r"lacks model\.safetensors"):
         load_checkpoint(copy, Request(unnorm_key=KEY))
