@@ -7,7 +7,6 @@ name, under the tied language head's, or under both. The expert's own language h
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,8 +34,6 @@ from vla_policies.pi0.config import (
 )
 from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.records import from_json
-
-_log = logging.getLogger(__name__)
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """What `config.json` of an openpi conversion holds, beside `precision`."""
@@ -77,8 +74,6 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]
-    if not statistics:
-        _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
     tiny = "tiny_overrides" in config and not (folder / TOKENIZER_FILE).is_file()
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
     return Pi0Config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_e
 from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
 from vla_policies.weights import CONFIG_FILE
+
+_log = logging.getLogger(__name__)
 
 SIZES = ("tiny", "full")
 """Sizes of fresh weights: for trials, and the published one with random weights (3.2 or 3.4 billion)."""
@@ -142,6 +145,9 @@ class Pi0Backbone(FlowBackbone):
         }
         fill(self, {**first, **tensors}, where, self._dtype_of)
         self._restore_buffers()
+        preprocessing = self.config.preprocessing
+        if preprocessing.action is None and preprocessing.tokenizer == "paligemma":
+            _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
         self._folder = folder
         self._processor = self._build_processor()
 
