@@ -1,0 +1,251 @@
+"""OpenVLA and OpenVLA-OFT as policies that learn: under Stable-Baselines3's PPO and under ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+import vla_gym
+import zoo
+from vla_gym import text
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import VLAPolicy
+from vla_policies.openvla.distribution import GeneratedDistribution
+from vla_policies.openvla.vision import PATCH
+
+SETTINGS = {"n_steps": 4, "batch_size": 8, "n_epochs": 1, "seed": 0, "device": "cpu"}
+FAMILIES = pytest.mark.parametrize(("family", "chunk"), [("openvla", 1), ("openvla-oft", 4)])
+TINY = {"size": "tiny"}
+
+
+def toy(chunk: int) -> VecEnv:
+    return vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=chunk, seed=0).as_sb3()
+
+
+def make(family: str, chunk: int, **settings: Any) -> VLAPolicy:
+    torch.manual_seed(0)
+    envs = toy(chunk)
+    policy = VLAPolicy(
+        envs.observation_space,
+        envs.action_space,
+        lambda _: 1e-3,
+        **{"backbone": family, "backbone_kwargs": TINY, **settings},
+    )
+    # A trained network prefers some tokens; a fresh one finds all of them alike.
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(3.0)
+    return policy
+
+
+def observations(chunk: int) -> dict[str, np.ndarray]:
+    """Three sentences of different lengths."""
+    obs: dict[str, np.ndarray] = toy(chunk).reset()  # type: ignore[assignment]
+    sentences = ("reach the red block", "go", "reach the blue block, please", "go")
+    return obs | {"instruction": np.stack([text.encode(one) for one in sentences])}
+
+
+@FAMILIES
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.6}])
+def test_the_ratio_is_exactly_one_on_fresh_data(family: str, chunk: int, settings: dict[str, Any]) -> None:
+    policy, obs = make(family, chunk, **settings), observations(chunk)
+    sample = policy.act(obs)
+    policy.set_training_mode(True)
+    result = policy.evaluate(obs, sample.record)
+    assert torch.equal(result.logprob_BKA, sample.logprob_BKA)
+    assert torch.equal(result.value_B, sample.value_B)
+    assert torch.equal(policy.predict_values(obs)[:, 0], sample.value_B)
+    assert result.logprob_BKA.requires_grad
+    assert len(torch.unique(sample.record["token"])) > 3
+
+
+@FAMILIES
+def test_recomputed_activations_change_nothing(family: str, chunk: int) -> None:
+    obs = observations(chunk)
+    gradients = []
+    for recompute in (False, True):
+        policy = make(family, chunk, backbone_kwargs={**TINY, "recompute": recompute})
+        torch.manual_seed(1)
+        result = policy.evaluate(obs, policy.act(obs).record)
+        (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+        gradients.append({n: p.grad for n, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.allclose(gradients[0][name], gradients[1][name], atol=1e-6) for name in gradients[0])
+
+
+@FAMILIES
+def test_sb3_methods_agree_with_ours(family: str, chunk: int) -> None:
+    policy = make(family, chunk)
+    obs = policy.obs_to_tensor(observations(chunk))[0]
+    with torch.no_grad():
+        actions, values, log_prob = policy(obs)
+        again_values, again_log_prob, entropy = policy.evaluate_actions(obs, actions.flatten(1))
+        assert torch.equal(again_log_prob, log_prob)
+        assert torch.equal(again_values, values)
+        assert entropy is not None
+        assert (entropy > 0).all()
+        distribution = policy.get_distribution(obs)
+        assert torch.equal(distribution.log_prob(actions), log_prob)
+        assert torch.equal(distribution.mode(), policy._predict(obs, deterministic=True))
+        assert distribution.sample().shape == (4, chunk, 2)
+
+
+def test_tokens_after_the_first_depend_on_those_before() -> None:
+    policy, obs = make("openvla", 1), observations(1)
+    token = policy.act(obs).record["token"]
+    other = token.clone()
+    other[..., 0] = (other[..., 0] + 100) % 256
+    first = policy.evaluate(obs, {"token": token}).logprob_BKA
+    second = policy.evaluate(obs, {"token": other}).logprob_BKA
+    assert not torch.allclose(first[..., 1], second[..., 1])
+    assert isinstance(policy.get_distribution(obs), GeneratedDistribution)
+    assert policy.get_distribution(obs).entropy() is None
+
+
+def test_all_256_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    policy, obs = make("openvla", 1), observations(1)
+    many = {key: np.repeat(value[:1], 256, axis=0) for key, value in obs.items()}
+    sample = policy.act(many)
+    drawn = sample.logprob_BKA[:, 0, 0]
+    entropy = policy.evaluate(many, sample.record).entropy_BKA[0, 0, 0]
+    assert (-drawn).mean().item() == pytest.approx(entropy.item(), abs=0.3)
+
+
+def test_logits_are_computed_for_the_action_rows_at_the_action_slots_only(monkeypatch: Any) -> None:
+    for family, chunk in (("openvla", 1), ("openvla-oft", 4)):
+        policy, obs = make(family, chunk), observations(chunk)
+        shapes = []
+        network = policy.backbone.network
+        original = network.action_logits
+
+        def spy(hidden: Tensor, original: Any = original, shapes: list[Any] = shapes) -> Tensor:
+            out: Tensor = original(hidden)
+            shapes.append(tuple(out.shape))
+            return out
+
+        monkeypatch.setattr(network, "action_logits", spy)
+        monkeypatch.setattr(
+            network.language_model.lm_head, "forward", lambda _: pytest.fail("all rows computed")
+        )
+        policy.evaluate(obs, policy.act(obs).record)
+        assert shapes[-1] == (4, chunk * 2, 256)
+        assert all(shape[-1] == 256 for shape in shapes)
+
+
+@pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
+def test_the_picture_is_looked_at_once_per_decision(family: str, monkeypatch: Any) -> None:
+    chunk = 1 if family == "openvla" else 4
+    policy, obs = make(family, chunk), observations(chunk)
+    calls = []
+    network = policy.backbone.network
+    original = network.see
+    monkeypatch.setattr(network, "see", lambda pixels: calls.append(1) or original(pixels))
+    policy.act(obs)
+    assert calls == [1]
+    assert network.see(policy._inputs(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
+
+
+@FAMILIES
+def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path) -> None:
+    envs = toy(chunk)
+    model = PPO(VLAPolicy, envs, policy_kwargs={"backbone": family, "backbone_kwargs": TINY}, **SETTINGS)
+    before = model.policy.parameters_to_vector()
+    model.learn(16)
+    assert not np.array_equal(before, model.policy.parameters_to_vector())
+    mean, _ = evaluate_policy(model, envs, n_eval_episodes=2)
+    assert np.isfinite(mean)
+    model.save(tmp_path / "model.zip")
+    loaded = PPO.load(tmp_path / "model.zip", env=envs, device="cpu")
+    obs = envs.reset()
+    assert np.array_equal(
+        model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0]
+    )
+    model.policy.save(str(tmp_path / "policy.pth"))
+    alone = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
+    assert np.array_equal(
+        model.predict(obs, deterministic=True)[0], alone.predict(obs, deterministic=True)[0]
+    )
+    model.policy.save_pretrained(tmp_path / "folder")
+    again = VLAPolicy.from_pretrained(tmp_path / "folder", device="cpu")
+    assert np.array_equal(
+        model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0]
+    )
+
+
+@FAMILIES
+def test_the_first_minibatch_has_ratio_one(family: str, chunk: int) -> None:
+    model = PPO(
+        VLAPolicy,
+        toy(chunk),
+        policy_kwargs={"backbone": family, "backbone_kwargs": TINY},
+        **{**SETTINGS, "batch_size": 16, "learning_rate": 0.0},
+    )
+    model.learn(16)
+    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-5)
+    assert model.logger.name_to_value["train/clip_fraction"] == 0.0
+
+
+@FAMILIES
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_learns_under_our_ppo(family: str, chunk: int, lora: dict[str, int] | None) -> None:
+    kwargs = {"backbone": family, "backbone_kwargs": {**TINY, "lora": lora}}
+    model = zoo.PPO("VLAPolicy", toy(chunk), policy_kwargs=kwargs, **SETTINGS)
+    trained = [p for p in model.policy.parameters() if p.requires_grad]
+    before = torch.cat([p.detach().flatten().clone() for p in trained])
+    model.learn(16)
+    assert not torch.equal(before, torch.cat([p.detach().flatten() for p in trained]))
+    assert all(torch.isfinite(p).all() for p in model.policy.parameters())
+
+
+@pytest.mark.parametrize("name", ["openvla_tiny", "openvla_oft_tiny"])
+def test_a_published_checkpoint_fits_libero_like_spaces(golden_root: Path, name: str) -> None:
+    chunk = 1 if name == "openvla_tiny" else 8
+    observation_space = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (256, 256, 3), np.uint8),
+            "state": spaces.Box(-np.inf, np.inf, (8,), np.float32),
+            "instruction": spaces.Box(0, 255, (text.MAX_BYTES,), np.uint8),
+        }
+    )
+    action_space = spaces.Box(-1.0, 1.0, (chunk, 7), np.float32)
+    policy = VLAPolicy(
+        observation_space,
+        action_space,
+        lambda _: 1e-3,
+        backbone=golden_root / name,
+        unnorm_key="libero_spatial",
+    )
+    obs = observation_space.sample() | {"instruction": "put the bowl on the plate"}
+    action, _ = policy.predict(obs)
+    assert action_space.contains(action)
+    with pytest.raises(BadValue, match=f"made for chunk={chunk}, the environment has chunk=3"):
+        VLAPolicy(
+            observation_space,
+            spaces.Box(-1.0, 1.0, (3, 7), np.float32),
+            lambda _: 1e-3,
+            backbone=golden_root / name,
+            unnorm_key="libero_spatial",
+        )
+
+
+def test_fresh_weights_need_a_size() -> None:
+    envs = toy(1)
+    with pytest.raises(BadValue, match="must be 1, got 4"):
+        make("openvla", 4)
+    with pytest.raises(UnknownName, match="no size of openvla .huge.. Known: 100m, 7b, tiny"):
+        VLAPolicy(
+            envs.observation_space,
+            envs.action_space,
+            lambda _: 1e-3,
+            backbone="openvla",
+            backbone_kwargs={"size": "huge"},
+        )
