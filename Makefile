@@ -46,8 +46,9 @@ format: setup  ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: setup  ## our LIBERO steps and resets per second against LIBERO's own environments
+bench: setup  ## LIBERO and Meta-World: our steps and resets per second against upstream's environments
 	@$(PY) -m benchmarks.libero
+	@$(PY) -m benchmarks.metaworld
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
