@@ -1,0 +1,147 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies import Conventions
+from vla_policies.pi0.config import NetworkShape, Preprocessing, Statistics, tiny_config
+from vla_policies.pi0.processor import Pi0Processor, resize_pil, resize_with_pad
+from vla_policies.pi0.prompt import PromptTokenizer
+from vla_policies.types import PolicyInputs
+
+CONVENTIONS = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=4, action_dim=2)
+SHAPE: NetworkShape = tiny_config("pi0").network
+STATE = Statistics(mean=(1.0, 2.0, 3.0), std=(2.0, 4.0, 0.5), q01=(-1.0, 0.0, 0.0), q99=(1.0, 4.0, 1.0))
+ACTION = Statistics(mean=(0.1, -0.2, 9.0), std=(0.5, 0.25, 9.0), q01=(-0.5, 0.0, 0.0), q99=(0.5, 0.5, 1.0))
+
+
+def processor(**preprocessing: object) -> Pi0Processor:
+    tokenizer = PromptTokenizer(lambda text: [ord(letter) for letter in text], 60)
+    return Pi0Processor(CONVENTIONS, Preprocessing(**preprocessing), SHAPE, tokenizer)  # type: ignore[arg-type]
+
+
+def inputs_with(state_BS: Tensor) -> PolicyInputs:
+    return PolicyInputs(
+        torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), state_BS
+    )
+
+
+def test_the_state_is_normalised_and_padded(obs: dict[str, Tensor]) -> None:
+    obs["state"] = torch.tensor([[3.0, 2.0, 2.0]] * 3)
+    inputs = processor(state=STATE).prepare(obs)
+    assert inputs.state_BS is not None
+    assert inputs.state_BS.shape == (3, 32)
+    torch.testing.assert_close(inputs.state_BS[0, :3], torch.tensor([1.0, 0.0, -2.0]))
+    assert (inputs.state_BS[:, 3:] == 0).all()
+    inputs = processor(state=STATE, normalization="quantiles").prepare(obs)
+    assert inputs.state_BS is not None
+    torch.testing.assert_close(inputs.state_BS[0, :3], torch.tensor([3.0, 0.0, 3.0]))
+
+
+def test_epsilons_are_the_makers(obs: dict[str, Tensor]) -> None:
+    # openpi adds 1e-6 both ways: with std 0 a deviation of 2 becomes 2e6, and back 2.
+    zero = Statistics(mean=(0.0,) * 3, std=(0.0,) * 3)
+    obs["state"] = torch.full((3, 3), 2.0)
+    openpi = processor(state=zero, action=zero, epsilon=1e-6, epsilon_back=True)
+    inputs = openpi.prepare(obs)
+    assert inputs.state_BS is not None
+    assert inputs.state_BS[0, 0].item() == pytest.approx(2e6)
+    assert openpi.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == pytest.approx(0.5)
+    lerobot = processor(state=zero, action=zero, epsilon=1e-8)
+    assert lerobot.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == 0.0
+
+
+def test_actions_go_back_to_the_robots_units() -> None:
+    x_BHD = torch.zeros(1, 10, 32)
+    x_BHD[0, 0, :2] = torch.tensor([1.0, -1.0])
+    action = processor(action=ACTION).to_env(x_BHD, inputs_with(torch.zeros(1, 32)))
+    assert action.shape == (1, 4, 2)
+    torch.testing.assert_close(action[0, :2], torch.tensor([[0.6, -0.45], [0.1, -0.2]]))
+    action = processor(action=ACTION, normalization="quantiles").to_env(
+        x_BHD, inputs_with(torch.zeros(1, 32))
+    )
+    torch.testing.assert_close(action[0, :2], torch.tensor([[0.5, 0.0], [0.0, 0.25]]))
+
+
+def test_relative_actions_have_the_state_added() -> None:
+    relative = processor(state=STATE, action=ACTION, delta_dims=1)
+    # Normalised state -0.25 of dim 0 is 1 - 0.25 * 2 = 0.5; the action 0.1 is relative to it.
+    inputs = inputs_with(torch.tensor([[-0.25, 0.0, 0.0] + [0.0] * 29]))
+    action = relative.to_env(torch.zeros(1, 10, 32), inputs)
+    torch.testing.assert_close(action[0, 0], torch.tensor([0.6, -0.2]))
+
+
+def test_the_pair_nests(obs: dict[str, Tensor]) -> None:
+    torch.manual_seed(0)
+    for settings in (
+        {},
+        {"normalization": "quantiles"},
+        {"delta_dims": 2},
+        {"epsilon": 1e-6, "epsilon_back": True},
+    ):
+        both = processor(state=STATE, action=ACTION, **settings)
+        inputs = both.prepare(obs)
+        action = 0.8 * torch.rand(3, 4, 2) - 0.4
+        x_BHD = torch.nn.functional.pad(both.from_env(action, inputs), (0, 30))
+        torch.testing.assert_close(both.to_env(x_BHD, inputs), action)
+
+
+def test_actions_are_cut_to_the_environments_range() -> None:
+    action = processor().to_env(torch.full((1, 4, 32), 3.0), inputs_with(torch.zeros(1, 32)))
+    assert (action == 1.0).all()
+
+
+def test_the_state_stands_in_pi05s_text(obs: dict[str, Tensor]) -> None:
+    obs["state"] = torch.tensor([[0.0, -1.0, 1.0]] * 3)
+    exact, padded = (
+        processor(prompt_state="exact").prepare(obs),
+        processor(prompt_state="padded").prepare(obs),
+    )
+    text = "".join(chr(one) for one in exact.text_BL[2].tolist() if one > 2)
+    assert text == "Task: open, State: 128 0 255;\nAction: "
+    text = "".join(chr(one) for one in padded.text_BL[2].tolist() if one > 2)
+    assert text.startswith("Task: open, State: 128 0 255 128 128 128")
+
+
+def test_pictures_of_another_size_are_resized_as_the_makers_do(obs: dict[str, Tensor]) -> None:
+    image = obs["image"] = torch.randint(0, 256, (3, 80, 80, 3), dtype=torch.uint8)
+    pil = processor(resize="pil").prepare(obs).pixels_BMCHW[0, 0]
+    expected = np.asarray(Image.fromarray(image[0].numpy()).resize((56, 56), Image.Resampling.BILINEAR))
+    assert torch.equal(pil, torch.from_numpy(expected.copy()).permute(2, 0, 1).float() / 255.0 * 2.0 - 1.0)
+    plain = processor(resize="torch").prepare(obs).pixels_BMCHW[0, 0]
+    assert plain.shape == (3, 56, 56)
+    assert (plain - pil).abs().max() > 0.05
+
+
+def test_padding_is_black_and_the_odd_pixel_comes_last() -> None:
+    image = torch.full((1, 3, 3, 6), 200, dtype=torch.uint8)
+    got = resize_with_pad(image, 6)[0, 0]
+    assert got.tolist() == [[0] * 6, *([[200] * 6] * 3), [0] * 6, [0] * 6]
+    assert torch.equal(resize_pil(image.permute(0, 2, 3, 1), 6)[0, :, :, 0], got)
+    assert resize_with_pad(torch.ones(1, 3, 3, 6), 6)[0, 0, 0, 0] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"state": Statistics(mean=(0.0,), std=(1.0,))}, "state statistics 'mean' have 1 dims, 3 are needed"),
+        (
+            {"action": Statistics(q01=(0.0,), q99=(1.0,))},
+            "action statistics 'mean' have 0 dims, 2 are needed",
+        ),
+        ({"delta_dims": 3}, "delta_dims must be at most"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        processor(**settings)
+
+
+def test_a_state_too_long_is_named() -> None:
+    tokenizer = PromptTokenizer(lambda text: [], 60)
+    with pytest.raises(BadValue, match="reads 32 numbers of state, got 33"):
+        Pi0Processor(replace(CONVENTIONS, state_dim=33), Preprocessing(), SHAPE, tokenizer)
