@@ -111,6 +111,7 @@ def check_arithmetic(config: RunConfig) -> None:
     for name in ("eval_freq", "eval_episodes", "save_freq", "seed"):
         if getattr(config, name) < 0:
             raise BadValue(f"{name} must be 0 or more, got {getattr(config, name)}")
+    _check_normalisation(config)
     group = config.group_size
     if group >= 1 and config.num_envs % group:
         near = max(group, round(config.num_envs / group) * group)
@@ -118,6 +119,18 @@ def check_arithmetic(config: RunConfig) -> None:
             f"num_envs={config.num_envs} is not a multiple of group_size={group}: every group needs all its "
             f"environments. Nearest allowed: --num-envs {near}"
         )
+
+
+def _check_normalisation(config: RunConfig) -> None:
+    """PPO normalises advantages over a rollout, which takes two decisions."""
+    if config.algo != "ppo" or not config.algo_kwargs.get("normalize_advantage", True):
+        return
+    for name, count in (
+        ("batch_size", config.algo_kwargs.get("batch_size")),
+        ("n_steps x num_envs", config.num_envs * config.algo_kwargs.get("n_steps", 2)),
+    ):
+        if count is not None and count < 2:
+            raise BadValue(f"{name} must be at least 2 to normalise advantages, got {count}")
 
 
 def family_options(config: RunConfig) -> dict[str, Any]:

@@ -8,77 +8,110 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
+from zoo.schedules import build_schedule
 
-KindName = Literal["int", "float", "bool", "str", "mapping", "schedule", "pair"]
+KindName = Literal["int", "float", "bool", "str", "mapping", "settings", "schedule", "pair"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """What one setting takes."""
 
     name: KindName
     """`schedule` is a number or a mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`;
-    `pair` is two numbers, `[low, high]`."""
+    `pair` is two numbers, `[low, high]`; `settings` is a mapping with settings of its own."""
     optional: bool = False
     """May it be null?"""
+    low: float = -math.inf
+    """Smallest number allowed."""
+    high: float = math.inf
+    """Largest number allowed."""
+    positive: bool = False
+    """Must it be above 0?"""
+    settings: Mapping[str, Kind] = field(default_factory=dict)
+    """Of a `settings` mapping: what it may hold."""
 
 
-_INT, _FLOAT, _BOOL, _STR = Kind("int"), Kind("float"), Kind("bool"), Kind("str")
-_MAPPING, _SCHEDULE = Kind("mapping"), Kind("schedule")
+_COUNT, _COUNT_OR_0 = Kind(name="int", low=1), Kind(name="int", low=0)
+_BOOL, _STR, _MAPPING = Kind(name="bool"), Kind(name="str"), Kind(name="mapping")
+_AT_LEAST_0, _POSITIVE = Kind(name="float", low=0), Kind(name="float", positive=True)
+_SHARE = Kind(name="float", low=0, high=1)
+_MAYBE_POSITIVE = Kind(name="float", optional=True, positive=True)
+_RATE = Kind(name="schedule", low=0)
+
+_OPTIMIZER: Mapping[str, Kind] = {
+    "eps": _POSITIVE,
+    "weight_decay": _AT_LEAST_0,
+    "betas": Kind(name="pair", low=0, high=1),
+}
+POLICY_SETTINGS: Mapping[str, Kind] = {
+    "backbone_kwargs": _MAPPING,
+    "family": _STR,
+    "unnorm_key": _STR,
+    "revision": _STR,
+    "temperature": _POSITIVE,
+    "top_k": _COUNT_OR_0,
+    "value_lr": _MAYBE_POSITIVE,
+    "optimizer_kwargs": Kind(name="settings", settings=_OPTIMIZER),
+}
+"""What a run may set of `vla_policies.VLAPolicy`."""
 
 RUN_SETTINGS: Mapping[str, Kind] = {
-    "n_timesteps": _INT,
-    "num_envs": _INT,
-    "eval_freq": _INT,
-    "eval_episodes": _INT,
-    "save_freq": _INT,
-    "policy_kwargs": _MAPPING,
+    "n_timesteps": _COUNT,
+    "num_envs": _COUNT,
+    "eval_freq": _COUNT_OR_0,
+    "eval_episodes": _COUNT_OR_0,
+    "save_freq": _COUNT_OR_0,
+    "policy_kwargs": Kind(name="settings", settings=POLICY_SETTINGS),
 }
 """Settings of the run itself; steps are simulator steps, all environments together."""
 
 ENV_SETTINGS: Mapping[str, Kind] = {
-    "chunk": _INT,
-    "group_size": _INT,
-    "image_size": _INT,
+    "chunk": _COUNT,
+    "group_size": _COUNT,
+    "image_size": _COUNT,
     "wrist_camera": _BOOL,
     "reward": _STR,
-    "reward_scale": _FLOAT,
+    "reward_scale": _POSITIVE,
     "split": _STR,
-    "num_workers": _INT,
+    "num_workers": _COUNT_OR_0,
+    "on_worker_error": _STR,
+    "step_timeout": _POSITIVE,
+    "reset_timeout": _POSITIVE,
     "env_kwargs": _MAPPING,
 }
 """Keyword arguments of `vla_gym.make_vec`; `env_kwargs` holds the benchmark family's own options."""
 
 _SHARED: Mapping[str, Kind] = {
-    "learning_rate": _SCHEDULE,
-    "batch_size": _INT,
-    "n_epochs": _INT,
-    "clip_range": _SCHEDULE,
-    "clip_range_high": Kind("float", optional=True),
-    "ent_coef": _FLOAT,
-    "max_grad_norm": _FLOAT,
-    "target_kl": Kind("float", optional=True),
-    "dual_clip": Kind("float", optional=True),
+    "learning_rate": _RATE,
+    "batch_size": _COUNT,
+    "n_epochs": _COUNT,
+    "clip_range": _RATE,
+    "clip_range_high": _MAYBE_POSITIVE,
+    "ent_coef": Kind(name="float"),
+    "max_grad_norm": _POSITIVE,
+    "target_kl": _MAYBE_POSITIVE,
+    "dual_clip": _MAYBE_POSITIVE,
     "logprob_level": _STR,
     "recompute_logprobs": _BOOL,
 }
 _PPO: Mapping[str, Kind] = {
-    "n_steps": _INT,
-    "gamma": _FLOAT,
-    "gae_lambda": _FLOAT,
-    "clip_range_vf": Kind("schedule", optional=True),
+    "n_steps": _COUNT,
+    "gamma": _SHARE,
+    "gae_lambda": _SHARE,
+    "clip_range_vf": Kind(name="schedule", optional=True, positive=True),
     "normalize_advantage": _BOOL,
-    "vf_coef": _FLOAT,
+    "vf_coef": _AT_LEAST_0,
     "value_clip": _STR,
-    "huber_delta": Kind("float", optional=True),
+    "huber_delta": _MAYBE_POSITIVE,
 }
 _GRPO: Mapping[str, Kind] = {
-    "rollouts_per_update": _INT,
-    "score_bounds": Kind("pair", optional=True),
+    "rollouts_per_update": _COUNT,
+    "score_bounds": Kind(name="pair", optional=True),
 }
 
 ALGORITHM_SETTINGS: Mapping[str, Mapping[str, Kind]] = {
@@ -108,7 +141,10 @@ def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str
 
     Raises `UnknownName` for a setting that does not exist and `BadValue` for a value of another kind.
     """
-    known = known_settings(algo)
+    return _check_mapping(known_settings(algo), values, where)
+
+
+def _check_mapping(known: Mapping[str, Kind], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -120,10 +156,6 @@ def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str
 def _coerce(kind: Kind, value: object, where: str) -> Any:
     if value is None and kind.optional:
         return None
-    if kind.name == "mapping" or (kind.name == "schedule" and isinstance(value, Mapping)):
-        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            return dict(value)
-        raise BadValue(f"{where} must be a mapping such as {{name: value}}, got {value!r}")
     if kind.name == "bool":
         if isinstance(value, bool):
             return value
@@ -134,9 +166,13 @@ def _coerce(kind: Kind, value: object, where: str) -> Any:
         raise BadValue(f"{where} must be a word, got {value!r}")
     if kind.name == "pair":
         if isinstance(value, list | tuple) and len(value) == 2:
-            return [_number(one, where) for one in value]
+            return [_number(kind, one, where) for one in value]
         raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {value!r}")
-    number = _number(value, where)
+    if kind.name in ("mapping", "settings"):
+        return _mapping(kind, value, where)
+    if kind.name == "schedule" and isinstance(value, Mapping):
+        return _schedule(kind, value, where)
+    number = _number(kind, value, where)
     if kind.name != "int":
         return number
     if number != int(number):
@@ -144,7 +180,21 @@ def _coerce(kind: Kind, value: object, where: str) -> Any:
     return int(number)
 
 
-def _number(value: object, where: str) -> float:
+def _mapping(kind: Kind, value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise BadValue(f"{where} must be a mapping such as {{name: value}}, got {value!r}")
+    return _check_mapping(kind.settings, value, where) if kind.name == "settings" else dict(value)
+
+
+def _schedule(kind: Kind, value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The mapping with its numbers checked; it stays a mapping, so that a run's configuration can hold it."""
+    numbers = {key: _number(kind, one, f"{where}.{key}") for key, one in value.items() if key != "schedule"}
+    checked = {**value, **numbers}
+    build_schedule(checked, where)
+    return checked
+
+
+def _number(kind: Kind, value: object, where: str) -> float:
     # YAML 1.1 reads 3e-4 (no dot) as text; a number was meant.
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
@@ -152,4 +202,9 @@ def _number(value: object, where: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise BadValue(f"{where} must be a number, got {value!r}")
+    if kind.positive and number <= 0:
+        raise BadValue(f"{where} must be above 0, got {value!r}")
+    if number < kind.low or number > kind.high:
+        bound = f"at least {kind.low:g}" if number < kind.low else f"at most {kind.high:g}"
+        raise BadValue(f"{where} must be {bound}, got {value!r}")
     return number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def _train(
         log_folder=Path(args.log_folder) if args.log_folder else default,
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
         progress=args.progress,
-        command=(sys.executable, "-m", "zoo.train", *argv),
+        command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )
     train(request, say=lambda text: print(text, flush=True))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -38,9 +39,10 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
         cleanup.enter_context(warnings_as_lines(say))
         envs = make_vec(config.env, config.num_envs, seed=config.seed, **config.env_options)
         cleanup.callback(envs.close)
-        model = make_model(config, envs, device)
-        if request.resume is not None:
-            load_checkpoint(model, request.resume.checkpoint)
+        weights = request.resume.checkpoint if request.resume is not None else None
+        model = make_model(config, envs, device, weights=weights)
+        if weights is not None:
+            load_checkpoint(model, weights)
         run = open_run_folder(request, envs)
         try:
             Session(request, model, envs, run, say).learn()
@@ -51,8 +53,13 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     return run
 
 
-def make_model(config: RunConfig, envs: VLAVectorEnv, device: torch.device) -> VLAOnPolicyAlgorithm:
-    """The algorithm with its policy, seeded."""
+def make_model(
+    config: RunConfig, envs: VLAVectorEnv, device: torch.device, *, weights: Path | None = None
+) -> VLAOnPolicyAlgorithm:
+    """The algorithm with its policy, seeded; `weights` is a checkpoint that stands in for `config.policy`.
+
+    Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
+    """
     module, _, name = ALGORITHMS[config.algo].partition(":")
     algorithm = getattr(import_module(module), name)
     kinds = ALGORITHM_SETTINGS[config.algo]
@@ -60,13 +67,21 @@ def make_model(config: RunConfig, envs: VLAVectorEnv, device: torch.device) -> V
         name: build_schedule(value, name) if kinds[name].name == "schedule" and value is not None else value
         for name, value in config.algo_kwargs.items()
     }
-    policy_kwargs = {
-        "backbone": config.policy,
-        "action_spec": envs.benchmark.action_spec,
-        **config.policy_kwargs,
-    }
+    options = dict(config.policy_kwargs)
+    if weights is not None:
+        # A run goes on even when the folder its first weights came from is gone.
+        options.pop("backbone_kwargs", None)
     model: VLAOnPolicyAlgorithm = algorithm(
-        "VLAPolicy", envs, seed=config.seed, device=device, policy_kwargs=policy_kwargs, **settings
+        "VLAPolicy",
+        envs,
+        seed=config.seed,
+        device=device,
+        policy_kwargs={
+            "backbone": config.policy if weights is None else str(weights),
+            "action_spec": envs.benchmark.action_spec,
+            **options,
+        },
+        **settings,
     )
     return model
 

@@ -50,7 +50,7 @@ def test_no_fitting_entry_names_what_there_is(tmp_path: Path) -> None:
         ("default/nano: {source: [\n", "not valid YAML"),
         ("default/nano: {source: d, num_envs: 2.5}\n", "whole number"),
         ("default/nano: {source: d, wrist_camera: maybe}\n", "true or false"),
-        ("default/nano: {source: d, policy_kwargs: tiny}\n", "mapping"),
+        ("default/nano: {source: d, env_kwargs: tiny}\n", "mapping"),
         ("default/nano: {source: d, gamma: .nan}\n", "must be a number"),
         ("default/nano: {source: d, n_epochs: true}\n", "must be a number"),
     ],

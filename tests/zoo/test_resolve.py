@@ -30,12 +30,10 @@ def test_flags_stand_above_params_and_params_above_the_file() -> None:
 def test_policy_kwargs_are_merged_one_level_deep(tmp_path: Path) -> None:
     conf = tmp_path / "c.yml"
     conf.write_text(
-        "default/nano: {source: s, n_timesteps: 8, num_envs: 1, n_steps: 4, policy_kwargs: {a: 1, b: 2}}\n"
+        "default/nano: {source: s, n_timesteps: 8, num_envs: 2, policy_kwargs: {temperature: 1, top_k: 2}}\n"
     )
-    config = resolve(
-        f"--env Toy-Reach -conf {conf} -params policy_kwargs:{{b:3}} --seed 0".replace("b:3", "'b':3")
-    )
-    assert config.policy_kwargs == {"a": 1, "b": 3}
+    config = resolve(f"--env Toy-Reach -conf {conf} -params policy_kwargs:{{'top_k':3}} --seed 0")
+    assert config.policy_kwargs == {"temperature": 1, "top_k": 3}
 
 
 def test_without_a_seed_one_is_drawn() -> None:
@@ -53,6 +51,8 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--algo grppo --env Toy-Reach", "Did you mean 'grpo'"),
         ("--env Toy-Reach --policy nanno", "Did you mean 'nano'"),
         ("--env Toy-Reach --policy ./no/where", "no checkpoint folder"),
+        ("--env Toy-Reach -params batch_size:1", "batch_size must be at least 2"),
+        ("--env Toy-Reach --num-envs 1 -params n_steps:1", "n_steps x num_envs must be at least 2"),
         ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
         ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
         ("--env Toy-Reach -params gamma:[", "cannot read the value"),

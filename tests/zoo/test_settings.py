@@ -5,8 +5,9 @@ import inspect
 import pytest
 
 from vla_gym import make_vec
+from vla_policies import VLAPolicy
 from zoo import GRPO, PPO
-from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, check_settings
+from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, POLICY_SETTINGS, check_settings
 
 # Set by the run itself, or of no use with a VLAPolicy.
 NOT_SETTINGS = {
@@ -36,9 +37,6 @@ NOT_ENV_SETTINGS = {
     "num_groups",
     "render_mode",
     "family_options",
-    "on_worker_error",
-    "step_timeout",
-    "reset_timeout",
 }
 
 
@@ -63,3 +61,33 @@ def test_null_is_for_optional_settings_only() -> None:
     assert check_settings("ppo", {"target_kl": None}, "x") == {"target_kl": None}
     with pytest.raises(ValueError, match="must be a number, got None"):
         check_settings("ppo", {"gamma": None}, "x")
+
+
+def test_the_table_is_the_policys_signature() -> None:
+    decided = {"self", "observation_space", "action_space", "lr_schedule", "backbone", "action_spec"}
+    of_no_use = {"use_sde", "normalize_images", "optimizer_class"}
+    parameters = set(inspect.signature(VLAPolicy.__init__).parameters)
+    assert set(POLICY_SETTINGS) == parameters - decided - of_no_use
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("gamma", 1.5, "at most 1"),
+        ("gae_lambda", -0.1, "at least 0"),
+        ("max_grad_norm", 0, "above 0"),
+        ("n_steps", 0, "at least 1"),
+        ("learning_rate", -1e-3, "at least 0"),
+        ("learning_rate", {"schedule": "linear", "start": -1}, "learning_rate.start must be at least 0"),
+        ("learning_rate", {"schedule": "linaer", "start": 1}, "Did you mean 'linear'"),
+        ("learning_rate", {"schedule": "linear"}, "needs 'start'"),
+        ("policy_kwargs", {"temperatur": 1}, "Did you mean 'temperature'"),
+        ("policy_kwargs", {"temperature": "hot"}, "must be a number"),
+        ("policy_kwargs", {"backbone_kwargs": "tiny"}, "must be a mapping"),
+        ("policy_kwargs", {"optimizer_kwargs": {"beta": [0.9, 0.99]}}, "Did you mean 'betas'"),
+        ("policy_kwargs", {"optimizer_kwargs": {"betas": [0.9, 2]}}, "at most 1"),
+    ],
+)
+def test_a_value_out_of_range_is_named(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_settings("ppo", {name: value}, "x")

@@ -191,7 +191,12 @@ def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path
 
 def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
-    for params in (["policy_kwargs:{temperature: -1}"], ["dual_clip:0.5"], ["reward:gold"], ["image_size:3"]):
+    for params in (
+        ["policy_kwargs:{backbone_kwargs: {size: huge}}"],
+        ["dual_clip:0.5"],
+        ["reward:gold"],
+        ["image_size:3"],
+    ):
         assert guarded(train_command.run, [*argv, "-params", *params]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4
