@@ -22,7 +22,10 @@ def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.Capture
     assert [line["step"] for line in lines if "train/loss" in line] == [32, 64]
     stored = json.loads((run / "evaluation.json").read_text())
     # Nobody solves a task by chance in its first steps, so both episodes run to the horizon.
-    assert [(e["task_id"], e["trial_id"], e["length"]) for e in stored["episodes"]] == [(0, 0, 220), (5, 0, 220)]
+    assert [(e["task_id"], e["trial_id"], e["length"]) for e in stored["episodes"]] == [
+        (0, 0, 220),
+        (5, 0, 220),
+    ]
     protocol = json.loads((run / "protocol.json").read_text())
     assert len(protocol["tasks"]) == 10
     assert {"mujoco", "libero"} & {name.split("-")[0] for name in protocol["versions"]}
