@@ -18,5 +18,7 @@ test -f "$work/logs/ppo/Toy-Reach_1/evaluations.npz"
 code=0
 venv/bin/vla-zoo train --env LIBERO-Spatial 2> missing.txt || code=$?
 cat missing.txt
-[ "$code" = 2 ] && [ "$(wc -l < missing.txt)" = 1 ] && grep -q "pip install" missing.txt
+[ "$code" = 2 ]
+[ "$(wc -l < missing.txt)" = 1 ]
+grep -q "pip install" missing.txt
 echo "The wheel works outside the repository."
