@@ -39,6 +39,9 @@ OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expe
 """What `config.json` of an openpi conversion holds, beside `precision`."""
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = WEIGHTS_FILE + ".index.json"
+OPENPI_VISION = VisionShape()
+OPENPI_VOCABULARY = 257152
+"""What openpi's `config.json` leaves unsaid: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
 _VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
@@ -74,7 +77,6 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]
-    tiny = "tiny_overrides" in config and not (folder / TOKENIZER_FILE).is_file()
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
     return Pi0Config(
         network=network,
@@ -87,11 +89,16 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
             prompt_state=style,  # type: ignore[arg-type]
             max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
             resize="pil" if openpi else "torch",
-            tokenizer="words" if tiny else "paligemma",
+            tokenizer="words" if words_for_tiny(folder, config) else "paligemma",
         ),
         learning=Learning(value_feature=traits.value_feature, value_hidden=_VALUE_HIDDEN[family]),
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
     )
+
+
+def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Is this a small random network that no tokenizer belongs to?"""
+    return "tiny_overrides" in config and not (folder / TOKENIZER_FILE).is_file()
 
 
 def has_time_mlp(folder: Path) -> bool:
@@ -137,6 +144,8 @@ def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
         if key not in known:
             raise unknown_name(f"setting in {where}", key, known)
     return NetworkShape(
+        vision=OPENPI_VISION,
+        vocab_size=OPENPI_VOCABULARY,
         vlm=_variant(config["paligemma_variant"], where),
         expert=_variant(config["action_expert_variant"], where),
         horizon=int(config["action_horizon"]),

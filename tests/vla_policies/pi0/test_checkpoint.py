@@ -1,0 +1,244 @@
+"""Published folders of both layouts, whole and damaged."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.checkpoint_files import write_tensors
+from vla_policies.pi0.config import Statistics
+from vla_policies.pi0.model import Pi0Backbone
+
+from .conftest import Golden
+
+LM_HEAD = "model.paligemma_with_expert.paligemma.lm_head.weight"
+TABLE = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+
+
+@pytest.fixture
+def folder(golden: Golden, tmp_path: Path) -> Path:
+    """A copy of the golden checkpoint that may be damaged."""
+    copy = tmp_path / golden.folder.name
+    copy.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(golden.folder / name, copy / name)
+    return copy
+
+
+def change_tensors(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, tensor in change.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors")
+
+
+def open_policy(folder: Path, **settings: object) -> VLAPolicy:
+    return VLAPolicy.from_pretrained(folder, device="cpu", **settings)  # type: ignore[arg-type]
+
+
+def same_weights(policy: VLAPolicy, golden: Golden) -> bool:
+    got, want = policy.backbone.state_dict(), golden.backbone.state_dict()
+    return all(torch.equal(got[name], want[name]) for name in want if name.startswith("network."))
+
+
+def test_families_are_told_from_the_folder(golden: Golden) -> None:
+    assert golden.backbone.family == golden.folder.name.removesuffix("_tiny")
+    conventions = golden.backbone.conventions
+    assert (conventions.chunk, conventions.action_dim, conventions.state_dim) == (50, 32, 32)
+
+
+def test_names_with_and_without_prefix_and_in_shards(golden: Golden, folder: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(
+        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
+    assert same_weights(open_policy(folder), golden)
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {f"model-0000{k + 1}-of-00002.safetensors": names[k::2] for k in range(2)}
+    for file, own in shards.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    index = {"weight_map": {name: file for file, own in shards.items() for name in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same_weights(open_policy(folder), golden)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(BadValue, match="lacks the shard model-00002-of-00002"):
+        open_policy(folder)
+
+
+def test_the_token_embedding_may_have_either_name_or_both(golden: Golden, folder: Path) -> None:
+    table = load_file(folder / "model.safetensors")[LM_HEAD].clone()
+    change_tensors(folder, {LM_HEAD: None, TABLE: table})
+    assert same_weights(open_policy(folder), golden)
+    change_tensors(folder, {LM_HEAD: table})
+    assert same_weights(open_policy(folder), golden)
+    change_tensors(folder, {LM_HEAD: table + 1.0})
+    with pytest.raises(BadValue, match="two different token embeddings"):
+        open_policy(folder)
+
+
+def test_a_published_critic_is_taken_along(golden: Golden, folder: Path) -> None:
+    first = golden.backbone.value_head.state_dict()
+    shifted = {f"value_head.{name}": tensor.clone() + 1.0 for name, tensor in first.items()}
+    change_tensors(folder, dict(shifted))
+    got = open_policy(folder).backbone.value_head.state_dict()  # type: ignore[union-attr,operator]
+    assert all(torch.equal(got[name], shifted[f"value_head.{name}"]) for name in first)
+
+
+OUT = "model.action_out_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({OUT: None}, r"missing 'network\.action_out_proj\.bias'"),
+        ({"model.extra.weight": torch.zeros(1)}, r"unexpected 'network\.extra\.weight'"),
+        ({OUT: torch.zeros(5)}, r"'network\.action_out_proj\.bias' is \(5,\), the model needs \(32,\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(folder: Path, change: dict, message: str) -> None:
+    change_tensors(folder, change)
+    with pytest.raises(BadValue, match=message) as caught:
+        open_policy(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_named(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadValue, match=r"model\.safetensors' cannot be read as safetensors"):
+        open_policy(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"paligemma_variant": "gemma_3b"}, UnknownName, "no Gemma variant in .* 'gemma_3b'"),
+        ({"image_resolution": [56, 42]}, BadValue, "image_resolution must be square"),
+        ({"chunk_size": None}, BadValue, "lacks chunk_size"),
+        ({"tiny_overrides": {"vision": {"patches": 3}}}, UnknownName, "'patches'"),
+    ],
+)
+def test_faults_of_the_config_are_named(
+    folder: Path, change: dict, error: type[Exception], message: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text()) | change
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    with pytest.raises(error, match=message):
+        open_policy(folder)
+
+
+def test_a_full_size_folder_without_tokenizer_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("vla_policies.pi0.checkpoint.words_for_tiny", lambda *_: False)
+    with pytest.raises(BadValue, match=r"has no tokenizer\.json"):
+        open_policy(folder)
+
+
+def test_lerobots_statistics_are_read(folder: Path) -> None:
+    state = {
+        f"observation.state.{name}": torch.full((8,), float(i))
+        for i, name in enumerate(("mean", "std", "q01", "q99"))
+    }
+    action = {
+        f"action.{name}": torch.full((7,), i + 0.5) for i, name in enumerate(("mean", "std", "q01", "q99"))
+    }
+    save_file({**state, **action}, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    policy = open_policy(folder)
+    assert isinstance(policy.backbone, Pi0Backbone)
+    got = policy.backbone.config.preprocessing
+    assert got.state == Statistics(mean=(0.0,) * 8, std=(1.0,) * 8, q01=(2.0,) * 8, q99=(3.0,) * 8)
+    assert got.action == Statistics(mean=(0.5,) * 7, std=(1.5,) * 7, q01=(2.5,) * 7, q99=(3.5,) * 7)
+    assert got.epsilon == (1e-8 if got.normalization == "mean_std" else 0.0)
+    assert (policy.conventions.state_dim, policy.conventions.action_dim) == (8, 7)
+    with pytest.raises(UnknownName, match=r"no unnorm_key in .* 'libero'\. Known: default"):
+        open_policy(folder, unnorm_key="libero")
+
+
+def test_a_key_without_statistics_is_refused(folder: Path) -> None:
+    with pytest.raises(BadValue, match="has no action statistics; unnorm_key must be None, got 'libero'"):
+        open_policy(folder, unnorm_key="libero")
+
+
+def openpi_folder(golden: Golden, root: Path) -> Path:
+    """The layout that openpi's conversion writes, of a network as small as the golden one."""
+    root.mkdir()
+    tensors = load_file(golden.folder / "model.safetensors")
+    write_tensors(root, {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    config = {
+        "action_dim": 32,
+        "action_horizon": 50,
+        "paligemma_variant": "tiny_vlm",
+        "action_expert_variant": "tiny_expert",
+        "precision": "float32",
+    }
+    (root / "config.json").write_text(json.dumps(config))
+    for name in ("physical-intelligence/libero", "droid"):
+        numbers = {"mean": [0.5] * 8, "std": [2.0] * 8, "q01": [-1.0] * 8, "q99": [3.0] * 8}
+        path = root / "assets" / name / "norm_stats.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"norm_stats": {"state": numbers, "actions": numbers}}))
+    return root
+
+
+@pytest.fixture
+def tiny_variants(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = golden.backbone.config.network
+    variants = {"tiny_vlm": shape.vlm, "tiny_expert": shape.expert}
+    monkeypatch.setattr("vla_policies.pi0.checkpoint.VARIANTS", variants)
+    monkeypatch.setattr("vla_policies.pi0.checkpoint.words_for_tiny", lambda *_: True)
+    monkeypatch.setattr("vla_policies.pi0.checkpoint.OPENPI_VISION", shape.vision)
+    monkeypatch.setattr("vla_policies.pi0.checkpoint.OPENPI_VOCABULARY", shape.vocab_size)
+
+
+@pytest.mark.usefixtures("tiny_variants")
+def test_openpis_layout(golden: Golden, tmp_path: Path) -> None:
+    root = openpi_folder(golden, tmp_path / "openpi")
+    with pytest.raises(
+        BadValue, match="2 data sets; choose one with unnorm_key: droid, physical-intelligence/libero"
+    ):
+        open_policy(root)
+    policy = open_policy(root, unnorm_key="physical-intelligence/libero")
+    assert same_weights(policy, golden)
+    # The family is told by the weights: only pi0.5 has a time MLP for its norms.
+    assert policy.backbone.family == golden.backbone.family
+    assert isinstance(policy.backbone, Pi0Backbone)
+    got = policy.backbone.config.preprocessing
+    assert (got.epsilon, got.epsilon_back, got.resize) == (1e-6, True, "pil")
+    assert got.state is not None
+    assert got.state.std == (2.0,) * 8
+    assert (policy.conventions.state_dim, policy.conventions.action_dim) == (8, 8)
+    other = "pi05" if golden.backbone.family == "pi0" else "pi0"
+    with pytest.raises(BadValue, match="missing"):
+        open_policy(root, family=other, unnorm_key="droid")
+
+
+def test_the_environment_decides_chunk_and_dims(golden: Golden) -> None:
+    wanted = Conventions(cameras=("image",), image_size=128, state_dim=5, chunk=3, action_dim=4)
+    policy = open_policy(
+        golden.folder,
+        observation_space=wanted.observation_space(),
+        action_space=wanted.action_space(),
+        backbone_kwargs={"num_steps": 2},
+    )
+    got = policy.conventions
+    assert (got.cameras, got.image_size, got.state_dim, got.chunk, got.action_dim) == (
+        ("image",),
+        56,
+        5,
+        3,
+        4,
+    )
