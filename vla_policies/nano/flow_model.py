@@ -142,7 +142,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
 
     def denoise(self, context: NanoContext, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         tokens_BHE, _ = self.head.embed_actions(x_BHD, time_B)
-        tokens_BHE = tokens_BHE + context.reading.points_BD[:, None]
+        tokens_BHE = tokens_BHE + context.reading.places_BD[:, None]
         position_BH = torch.arange(self.horizon, device=x_BHD.device).expand(len(x_BHD), -1)
         hidden_BHE = self.head.expert(tokens_BHE, context.layers, position_BH, context.mask_B11L)
         velocity_BHD = self.head.velocity(hidden_BHE, self.horizon).float()
@@ -155,7 +155,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         return std_BHD
 
     def value_of(self, context: NanoContext) -> Tensor:
-        query_BQD = self.value_head.query + context.reading.points_BD[:, None]
+        query_BQD = self.value_head.query + context.reading.places_BD[:, None]
         read_BQD = self.value_reader(query_BQD, context.reading.context_BLD, context.reading.mask(before=1))
         value_B: Tensor = self.value_head(read_BQD[:, 0]).float()
         return value_B

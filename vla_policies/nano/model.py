@@ -9,26 +9,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue
 from vla_policies.action_codec import UniformBins
 from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.conventions import Conventions
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
-from vla_policies.nano.layers import (
-    ActionHead,
-    Block,
-    Reader,
-    ValueHead,
-    VisionStem,
-    WordEmbedding,
-    state_codes,
-)
+from vla_policies.nano.layers import ActionHead, Reader, ValueHead
 from vla_policies.nano.processor import prepare_inputs
+from vla_policies.nano.trunk import NanoTrunk
 from vla_policies.records import from_json, to_json
 from vla_policies.types import PolicyInputs
 
 
-class NanoBackbone(TokenBackbone):
+class NanoBackbone(NanoTrunk, TokenBackbone):
     """A small VLA: 256 bins per action dim, the whole chunk decoded in one pass."""
 
     family: ClassVar[str] = "nano"
@@ -39,22 +31,12 @@ class NanoBackbone(TokenBackbone):
     def __init__(self, conventions: Conventions, config: NanoConfig) -> None:
         codec = UniformBins()
         super().__init__(conventions, codec)
-        if conventions.image_size % (4 * config.grid):
-            raise BadValue(
-                f"nano with grid {config.grid} needs an image size that divides by {4 * config.grid}, "
-                f"got {conventions.image_size}"
-            )
         self.config = config
-        width, cameras = config.width, len(conventions.cameras)
-        self.words = WordEmbedding(width)
-        self.sentence_norm = nn.LayerNorm(width)
-        self.vision = VisionStem(width, config.grid, config.points, conventions.image_size)
-        self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
-        self.points = nn.Linear(2 * config.points * cameras, width)
-        self.state = _state_mlp(conventions.state_dim, width) if conventions.state_dim else None
+        width = config.width
+        self.build_senses(conventions, config)
         self.action_queries = nn.Parameter(0.02 * torch.randn(conventions.chunk, width))
+        self.build_blocks(config)
         shape = (width, config.heads, config.mlp_ratio)
-        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
         self.readers = nn.ModuleList(Reader(*shape) for _ in range(config.readers))
         self.action_head = ActionHead(
             width,
@@ -87,58 +69,10 @@ class NanoBackbone(TokenBackbone):
         return prepare_inputs(obs, self.conventions)
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
-        text_BL, text_mask_BL = _drop_empty_columns(inputs.text_BL, inputs.text_mask_BL)
-        words_BLD = self.words(text_BL)
-        sentence_BD = self._sentence(words_BLD, text_mask_BL)
-        pictures, points_BP = self._see(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
-        tokens = [words_BLD, *pictures]
-        # What the queries ask depends on the places seen and on the arm's own: a short way from both to the heads.
-        asked_BD = self.points(points_BP)
-        if self.state is not None:
-            assert inputs.state_BS is not None
-            state_BD = self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))
-            tokens.append(state_BD[:, None])
-            asked_BD = asked_BD + state_BD
-        context_BLD = torch.cat(tokens, dim=1)
+        reading = self.read_observation(inputs)
         queries_QD = torch.cat([self.action_queries, self.value_head.query])
-        length = len(queries_QD) + context_BLD.shape[1]
-        mask_B11L = _attention_mask(text_mask_BL, before=len(queries_QD), length=length)
-        context_mask = None if mask_B11L is None else mask_B11L[..., len(queries_QD) :]
-        for block in self.blocks:
-            context_BLD = block(context_BLD, context_mask)
-        x_BQD = queries_QD + asked_BD[:, None]
+        mask_B11L = reading.mask(before=len(queries_QD))
+        x_BQD = queries_QD + reading.places_BD[:, None]
         for reader in self.readers:
-            x_BQD = reader(x_BQD, context_BLD, mask_B11L)
+            x_BQD = reader(x_BQD, reading.context_BLD, mask_B11L)
         return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
-
-    def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-        """The mean word, normalised, `[B, width]`."""
-        weight = mask_BL[..., None].to(words_BLD.dtype)
-        sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
-        return sentence_BD
-
-    def _see(self, pixels_BMCHW: Tensor, sentence_BD: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Tokens of each camera and the points of all, through one stem."""
-        seen = [self.vision(pixels_BMCHW[:, m], sentence_BD) for m in range(pixels_BMCHW.shape[1])]
-        tokens = [tokens_BLD + camera for (tokens_BLD, _), camera in zip(seen, self.camera, strict=True)]
-        return tokens, torch.cat([points_BP for _, points_BP in seen], dim=1)
-
-
-def _state_mlp(state_dim: int, width: int) -> nn.Module:
-    inputs = state_codes(torch.zeros(1, state_dim)).shape[1]
-    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(approximate="tanh"), nn.Linear(width, width))
-
-
-def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the right end that is padding in every row: the masked result is the same, the work less."""
-    length = int(mask_BL.sum(dim=1).max())
-    return text_BL[:, :length], mask_BL[:, :length]
-
-
-def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int) -> Tensor | None:
-    """Every token sees all but padding, `[B, 1, 1, length]`; None, which is faster, without padding."""
-    if bool(text_mask_BL.all()):
-        return None
-    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool, device=text_mask_BL.device)
-    mask_BL[:, before : before + text_mask_BL.shape[1]] = text_mask_BL
-    return mask_BL[:, None, None]

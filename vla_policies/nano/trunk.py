@@ -22,8 +22,8 @@ class Reading:
     """Tokens of sentence, pictures and state after the blocks."""
     text_mask_BL: Tensor
     """True where a word is real; the words are the first tokens of the context."""
-    points_BD: Tensor
-    """Places in the pictures, as features that every query gets."""
+    places_BD: Tensor
+    """Places in the pictures and the arm's own, as features that every query gets."""
 
     def mask(self, before: int) -> Tensor | None:
         """Which of `before` queries followed by the context may be attended to, `[B, 1, 1, before + L]`."""
@@ -60,14 +60,18 @@ class NanoTrunk(nn.Module):
         sentence_BD = self._sentence(words_BLD, text_mask_BL)
         pictures, points_BP = self._see(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
         tokens = [words_BLD, *pictures]
+        # Queries get these directly as well: a short way from where things are to where the arm goes.
+        places_BD = self.points(points_BP)
         if self.state is not None:
             assert inputs.state_BS is not None
-            tokens.append(self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))[:, None])
+            state_BD = self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))
+            tokens.append(state_BD[:, None])
+            places_BD = places_BD + state_BD
         context_BLD = torch.cat(tokens, dim=1)
         mask_B11L = _attention_mask(text_mask_BL, before=0, length=context_BLD.shape[1])
         for block in self.blocks:
             context_BLD = block(context_BLD, mask_B11L)
-        return Reading(context_BLD, text_mask_BL, self.points(points_BP))
+        return Reading(context_BLD, text_mask_BL, places_BD)
 
     def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
         """The mean word, normalised, `[B, width]`."""
