@@ -19,6 +19,8 @@ class UpdateHealth:
     """GRPO: groups collected."""
     groups_live: int = 0
     """GRPO: groups whose members did not all score alike (and pass the filter)."""
+    groups_solved: int = 0
+    """GRPO: groups of which every member succeeded."""
     advantage_spread: float = math.nan
     """Highest minus lowest advantage before any normalisation."""
     clip_fraction: float = math.nan
@@ -45,7 +47,8 @@ RATIO_GAP_HIGH = 0.05
 def faults(health: UpdateHealth) -> dict[str, str]:
     """Name -> one sentence and the knob, for everything that is out of its normal range."""
     found: dict[str, str] = {}
-    if health.groups and not health.groups_live:
+    # All solved is no fault: then there is nothing left to learn.
+    if not health.groups_live and health.groups_solved < health.groups:
         found["AllGroupsDead"] = (
             f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
             "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"

@@ -43,7 +43,7 @@ class ChunkRolloutBuffer:
     """T decisions of N columns (slots; GRPO: slots x rollouts), kept on the CPU.
 
     Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
-    one record + 4 * K * A + 25). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 slots are
+    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 slots are
     0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
     12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep the dtype they come in.
 

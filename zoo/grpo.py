@@ -41,7 +41,6 @@ class GRPO(VLAOnPolicyAlgorithm):
     :param batch_size: decisions per minibatch (a rollout is cut into equal parts of at most this many).
     :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
-    :param n_steps: decisions per episode that the buffer holds; None takes the longest horizon.
 
     The other parameters are those of `PPO`.
     """
@@ -70,7 +69,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
         *,
-        n_steps: int | None = None,
         dual_clip: float | None = None,
         score_bounds: tuple[float, float] | None = None,
         logprob_level: LogprobLevel = "token",
@@ -83,7 +81,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             policy,
             env,
             learning_rate=learning_rate,
-            n_steps=n_steps or 1,
+            n_steps=1,  # set from the environment below
             batch_size=batch_size,
             n_epochs=n_epochs,
             gamma=1.0,
@@ -115,11 +113,11 @@ class GRPO(VLAOnPolicyAlgorithm):
                 f"GRPO needs a policy with `act` and `evaluate`, such as 'VLAPolicy'; got {self.policy_class.__name__}"
             )
         if self.env is not None:
-            self._check_env(n_steps)
+            self._check_env()
         if _init_setup_model:
             self._setup_model()
 
-    def _check_env(self, n_steps: int | None) -> None:
+    def _check_env(self) -> None:
         config = self.grouped_envs.config
         if config.group_size < 2:
             raise BadValue(
@@ -128,9 +126,8 @@ class GRPO(VLAOnPolicyAlgorithm):
             )
         if config.schedule != "random":
             raise BadValue(f"GRPO needs schedule='random', got '{config.schedule}', which ends")
-        if n_steps is None:
-            longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
-            self.n_steps = math.ceil(longest / config.chunk)
+        longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
+        self.n_steps = math.ceil(longest / config.chunk)
 
     @property
     def grouped_envs(self) -> VLAVectorEnv:
@@ -180,7 +177,12 @@ class GRPO(VLAOnPolicyAlgorithm):
         if taking_TN.any():
             elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
             buffer.element_scale_TN[taking_TN] = trajectory_scale(elements_M, column_TN[taking_TN])
-        self._health = {"groups": len(kept_P), "groups_live": int(kept_P.sum())}
+        solved = sum(one.successes == one.size for one in self.experience_of_groups.outcomes)
+        self._health = {
+            "groups": len(kept_P),
+            "groups_live": int(kept_P.sum()),
+            "groups_solved": solved,
+        }
         for line in group_lines(self.experience_of_groups.outcomes, kept_P):
             self.logger.info(line)
         executed_TN = buffer.executed_TN > 0

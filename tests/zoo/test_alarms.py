@@ -1,0 +1,65 @@
+"""Each fault is named, says which knob to turn, and does not flood a long run."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from zoo.alarms import Alarms, TrainingWarning, UpdateHealth, faults
+
+HEALTHY = {
+    "groups": 8,
+    "groups_live": 5,
+    "advantage_spread": 2.0,
+    "clip_fraction": 0.1,
+    "kl": 0.01,
+    "entropy": 3.0,
+    "explained_variance": 0.2,
+    "ratio_gap": 1e-6,
+}
+
+
+def test_a_healthy_update_is_not_complained_about():
+    assert faults(UpdateHealth(**HEALTHY)) == {}
+
+
+def test_groups_that_are_all_solved_are_no_fault():
+    assert faults(UpdateHealth(groups=8, groups_live=0, groups_solved=8)) == {}
+    assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_live=0, groups_solved=7))
+
+
+def test_what_does_not_apply_is_not_complained_about():
+    assert faults(UpdateHealth()) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "knob"),
+    [
+        ({"groups_live": 0}, "AllGroupsDead", "temperature"),
+        ({"advantage_spread": 0.0}, "ZeroAdvantage", "rewards"),
+        ({"clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
+        ({"kl": 0.4}, "KLHigh", "target_kl"),
+        ({"entropy": 1e-4}, "EntropyCollapse", "ent_coef"),
+        ({"explained_variance": -3.0}, "ValueDivergence", "clip_range_vf"),
+        ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
+        ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
+    ],
+)
+def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):
+    found = faults(UpdateHealth(**{**HEALTHY, **change}))
+    assert list(found) == [name]
+    assert knob in found[name]
+
+
+def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
+    alarms, sick = Alarms(), UpdateHealth(kl=1.0)
+    told = []
+    for occurrence in range(1, 11):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert alarms.check(sick) == ["KLHigh"]
+        if caught:
+            assert issubclass(caught[0].category, TrainingWarning)
+            told.append(occurrence)
+    assert told == [1, 2, 4, 8]
