@@ -179,11 +179,12 @@ def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> 
     from vla_gym.worker_environment import worker_environment
 
     benchmark = metaworld_benchmark("MetaWorld-MT50")
+    # The same share of the cores for a worker on every side, the single one included.
+    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=slots)
     slots = 1 if side == "one worker" else slots
     decisions = max(2, decisions // CHUNK) if side == "usual" else decisions
     command = [sys.executable, "-m", "benchmarks.metaworld", "--side", side, "--decisions", str(decisions)]
     command += ["--slots", str(slots), "--size", str(size), "--quality", quality]
-    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=slots)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
