@@ -123,7 +123,9 @@ class Pi0Processor:
         if self.preprocessing.normalization == "mean_std":
             return row(statistics.mean), row(statistics.std) + epsilon
         offset = row(statistics.q01)
-        return offset, row(statistics.q99) - offset + epsilon
+        width = row(statistics.q99) - offset + epsilon
+        # A dimension that never moved: lerobot divides by 1e-8 there.
+        return offset, width.masked_fill(width == 0, 1e-8)
 
     def _check_statistics(self) -> None:
         names = ("mean", "std") if self.preprocessing.normalization == "mean_std" else ("q01", "q99")

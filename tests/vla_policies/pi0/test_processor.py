@@ -55,6 +55,14 @@ def test_epsilons_are_the_makers(obs: dict[str, Tensor]) -> None:
     assert lerobot.to_env(torch.full((1, 4, 32), 0.5e6), inputs)[0, 0, 0].item() == 0.0
 
 
+def test_a_dimension_that_never_moved_divides_by_no_zero(obs: dict[str, Tensor]) -> None:
+    still = Statistics(q01=(0.5,) * 3, q99=(0.5,) * 3)
+    obs["state"] = torch.full((3, 3), 0.5)
+    inputs = processor(state=still, normalization="quantiles").prepare(obs)
+    assert inputs.state_BS is not None
+    assert (inputs.state_BS[:, :3] == -1.0).all()
+
+
 def test_actions_go_back_to_the_robots_units() -> None:
     x_BHD = torch.zeros(1, 10, 32)
     x_BHD[0, 0, :2] = torch.tensor([1.0, -1.0])
