@@ -241,7 +241,7 @@ def test_fresh_weights_need_a_size() -> None:
     envs = toy(1)
     with pytest.raises(BadValue, match="must be 1, got 4"):
         make("openvla", 4)
-    with pytest.raises(UnknownName, match="no size of openvla .huge.. Known: 100m, 7b, tiny"):
+    with pytest.raises(UnknownName, match=r"no size of openvla 'huge'\. Known: 100m, 7b, tiny"):
         VLAPolicy(
             envs.observation_space,
             envs.action_space,

@@ -1,0 +1,211 @@
+"""OpenVLA-OFT at about 100 million parameters, ours against the plain way: `python -m benchmarks.openvla_oft`.
+
+The plain way is what published scripts do: one observation at a time, scores of all 32064 words at every
+position, one pass for the action, another for its log-probability, a third for the value. Both ways use the same
+random weights and train the same LoRA adapters and value head with AdamW. Each runs in a process of its own,
+alternating; medians are printed. Memory is the peak of the process less what it held before the network was built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vla_gym import text
+from vla_policies import ActionSample, Conventions, VLAPolicy
+from vla_policies.checkpointing import keep_everything
+from vla_policies.openvla.llama import run_layers
+
+BATCH = 8
+"""Observations decided at a time, and decisions in one optimiser step."""
+SENTENCES = ("open the middle drawer", "put the bowl on the stove", "turn on the stove", "push the plate")
+CLIP, LEARNING_RATE = 0.2, 1e-4
+
+
+def build(*, recompute: bool) -> VLAPolicy:
+    """The policy of both ways, LIBERO's shapes: 224 px, chunks of 8 x 7."""
+    torch.manual_seed(0)
+    conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7)
+    options = {"size": "100m", "lora": {"rank": 32}, "recompute": recompute}
+    spaces = conventions.observation_space(), conventions.action_space()
+    return VLAPolicy(*spaces, lambda _: LEARNING_RATE, backbone="openvla-oft", backbone_kwargs=options)
+
+
+def observations() -> dict[str, np.ndarray]:
+    """`BATCH` pictures and sentences."""
+    rng = np.random.default_rng(0)
+    return {
+        "image": rng.integers(0, 256, (BATCH, 224, 224, 3), dtype=np.uint8),
+        "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(BATCH)]),
+    }
+
+
+def clipped_loss(logprob: Tensor, old: Tensor, value: Tensor) -> Tensor:
+    """PPO's loss for advantages of 1 and returns of 1."""
+    ratio = (logprob - old).exp()
+    surrogate = torch.minimum(ratio, ratio.clamp(1 - CLIP, 1 + CLIP))
+    return (value - 1.0).square().mean() - surrogate.mean()
+
+
+# Ours ------------------------------------------------------------------------------------------------
+
+
+def act_ours(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> ActionSample:
+    """All observations in one pass."""
+    return policy.act(obs)
+
+
+def update_ours(policy: VLAPolicy, obs: dict[str, np.ndarray], sample: ActionSample) -> None:
+    """One optimiser step on all decisions."""
+    result = policy.evaluate(obs, sample.record)
+    clipped_loss(result.logprob_BKA, sample.logprob_BKA, result.value_B).backward()
+    policy.optimizer.step()
+    policy.optimizer.zero_grad()
+
+
+# The plain way -----------------------------------------------------------------------------------------
+
+
+def one_by_one(obs: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Each observation alone."""
+    for i in range(len(obs["image"])):
+        yield {key: value[i : i + 1] for key, value in obs.items()}
+
+
+def plain_pass(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Scores of all words `[S, W]` and hidden states `[S, D]` at the action slots, by way of all positions."""
+    backbone: Any = policy.backbone
+    segment, last_B, first_slot = backbone.sequence(policy._inputs(obs))
+    network = backbone.network
+    hidden_LD = network.final_norm(run_layers(network.language_model.model, segment, keep_everything))[0]
+    logits_LW = network.language_model.lm_head(hidden_LD).float()
+    where_S = torch.cat([last_B, torch.arange(first_slot, first_slot + 55)])
+    return logits_LW[where_S], hidden_LD[where_S]
+
+
+def plain_log_probs(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> Tensor:
+    """Log-probabilities `[S, W]`, words that are no actions masked out."""
+    logits_SW, _ = plain_pass(policy, obs)
+    first = policy.backbone.network.first_action_id
+    mask_W = torch.full(logits_SW.shape[1:], -torch.inf)
+    mask_W[first : first + 256] = 0.0
+    return functional.log_softmax(logits_SW + mask_W, dim=-1)
+
+
+def plain_value(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> Tensor:
+    """The state's value, `[1]`."""
+    value: Tensor = policy.backbone.state_values(plain_pass(policy, obs)[1][:1])
+    return value
+
+
+@torch.no_grad()
+def act_plain(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, log-probabilities and value of each observation."""
+    decided = []
+    for one in one_by_one(obs):
+        token_S = torch.multinomial(plain_log_probs(policy, one).exp(), 1)[:, 0]
+        logprob_S = plain_log_probs(policy, one).gather(1, token_S[:, None])[:, 0]
+        decided.append((token_S, logprob_S, plain_value(policy, one)))
+    return decided
+
+
+def update_plain(
+    policy: VLAPolicy, obs: dict[str, np.ndarray], decided: list[tuple[Tensor, Tensor, Tensor]]
+) -> None:
+    """One optimiser step, gradients gathered decision by decision."""
+    for one, (token_S, old_S, _) in zip(one_by_one(obs), decided, strict=True):
+        logprob_S = plain_log_probs(policy, one).gather(1, token_S[:, None])[:, 0]
+        (clipped_loss(logprob_S, old_S, plain_value(policy, one)) / len(decided)).backward()
+    policy.optimizer.step()
+    policy.optimizer.zero_grad()
+
+
+WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "ours": (act_ours, update_ours),
+    "plain": (act_plain, update_plain),
+}
+
+
+def measure(way: str, task: str, repeats: int) -> dict[str, float]:
+    """Rate of one way at one task ("act" or "update") after one unmeasured turn, and the peak memory."""
+    obs = observations()
+    before = peak_bytes()
+    policy = build(recompute=way == "ours")
+    act, update = WAYS[way]
+    sample = act(policy, obs)
+    turn = (lambda: act(policy, obs)) if task == "act" else (lambda: update(policy, obs, sample))
+    if task == "update":
+        turn()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        turn()
+    rate = repeats * BATCH / (time.perf_counter() - start)
+    parameters = sum(one.numel() for one in policy.backbone.network.parameters())
+    return {"rate": rate, "GB": (peak_bytes() - before) / 1e9, "parameters": float(parameters)}
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run_apart(way: str, task: str, repeats: int) -> dict[str, float]:
+    """`measure` in a process of its own: once for the rate, once for the memory."""
+    command = [sys.executable, "-m", "benchmarks.openvla_oft", "--way", way, "--task", task]
+    # Freed blocks go back at once: what the C library hoards says nothing about what is needed.
+    frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "1"}
+    results: list[dict[str, float]] = []
+    for times, environment in ((repeats, dict(os.environ)), (0, frugal)):
+        done = subprocess.run(
+            [*command, "--repeats", str(times)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        results.append(json.loads(done.stdout))
+    return {**results[0], "GB": results[1]["GB"]}
+
+
+def main() -> None:
+    """Alternate the ways and print medians with ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--task", choices=("act", "update"), default="act")
+    arguments = parser.parse_args()
+    if arguments.way:
+        print(json.dumps(measure(arguments.way, arguments.task, arguments.repeats)))
+        return
+    print(
+        f"{BATCH} observations of one 224 px image, chunks of 8 x 7, float32, {os.cpu_count()} cores; medians of"
+    )
+    print(f"{arguments.rounds} alternating rounds.\n")
+    print(f"{'':<24}{'ours':>12}{'plain':>12}{'ratio':>10}")
+    for task, label in (("act", "decisions/s, acting"), ("update", "samples/s, PPO update")):
+        rounds = [
+            {way: run_apart(way, task, arguments.repeats) for way in WAYS} for _ in range(arguments.rounds)
+        ]
+        for figure, name in (("rate", label), ("GB", "  peak memory, GB")):
+            ours, plain = (statistics.median(one[way][figure] for one in rounds) for way in WAYS)
+            ratio = ours / plain if figure == "rate" else plain / ours
+            print(f"{name:<24}{ours:>12.3f}{plain:>12.3f}{ratio:>9.1f}x")
+    print(f"\n{rounds[0]['ours']['parameters'] / 1e6:.0f} million parameters, adapters included.")
+
+
+if __name__ == "__main__":
+    main()
