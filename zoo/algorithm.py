@@ -305,6 +305,10 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         callback.on_training_end()
         return self
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""
+        self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
+
     def _record_iteration(self) -> None:
         self.record(episode_metrics(self._episodes))
         self.record(self.clock.read(**self._counts))

@@ -90,8 +90,8 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
 
 def save_policy(policy: Any, folder: Path) -> None:
     """The policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
-    if hasattr(policy, "save_pretrained"):
-        policy.save_pretrained(folder)
+    if hasattr(policy, "save_trained"):
+        policy.save_trained(folder)
         return
     # Plain policies may register one module under several names; safetensors wants memory of its own for each.
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
