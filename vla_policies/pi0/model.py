@@ -25,7 +25,7 @@ from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
 from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
-from vla_policies.weights import CONFIG_FILE
+from vla_policies.weights import CONFIG_FILE, check_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +150,12 @@ class Pi0Backbone(FlowBackbone):
             _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
         self._folder = folder
         self._processor = self._build_processor()
+
+    def restore(self, folder: Path) -> None:
+        """Overwrite all weights in place by those of a folder that `save` wrote, in one file or in shards."""
+        tensors, where = read_tensors(folder), weight_files(folder)[0]
+        check_tensors(where, tensors, self.state_dict())
+        self.load_state_dict(tensors, strict=True)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -141,6 +141,22 @@ def test_round_trip(golden: Golden, tmp_path: Path, scheme: str) -> None:
     assert again.backbone.noise_head is not None
 
 
+def test_weights_are_restored_in_place(
+    make_backbone: MakeBackbone, obs: Obs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_policies.checkpoint_files.SHARD_BYTES", 200_000)
+    backbone = make_backbone("pi0")
+    backbone.save(tmp_path, {})
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    before, places = act(backbone, obs, deterministic=True), [p.data_ptr() for p in backbone.parameters()]
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.mul_(2.0)
+    backbone.restore(tmp_path)
+    assert [p.data_ptr() for p in backbone.parameters()] == places
+    assert torch.equal(act(backbone, obs, deterministic=True).action_BKA, before.action_BKA)
+
+
 def test_stable_baselines3s_own_save_and_load(obs: Obs, tmp_path: Path) -> None:
     spaces = CONVENTIONS.observation_space(), CONVENTIONS.action_space()
     policy = VLAPolicy(
