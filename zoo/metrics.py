@@ -123,11 +123,12 @@ class Tally:
         log_ratio = _numpy(torch.cat(self._log_ratio))
         kl = np.expm1(log_ratio) - log_ratio
         outside = np.abs(np.exp(log_ratio) - 1) > objective.clip_low
+        mask = torch.cat(self._mask).cpu().numpy() if self._mask else np.ones_like(log_ratio)
         values = {
             "train/entropy_loss": -_mean(self._entropy_bonus),
             "train/policy_gradient_loss": _mean(self._policy),
-            "train/approx_kl": float(np.mean(_means(kl, sizes)[self._epoch_began :])),
-            "train/clip_fraction": float(np.mean(_means(outside, sizes))),
+            "train/approx_kl": float(np.mean(_means(kl, mask, sizes)[self._epoch_began :])),
+            "train/clip_fraction": float(np.mean(_means(outside, mask, sizes))),
             "train/loss": float(self._loss[-1]),
         }
         if objective.vf_coef:
@@ -207,11 +208,11 @@ def _mean(scalars: Sequence[Tensor]) -> float:
     return float(np.mean(_numpy(torch.stack([one.detach() for one in scalars]))))
 
 
-def _means(values: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Mean of each consecutive block of rows."""
+def _means(values: np.ndarray, mask: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """Mean of the unmasked elements of each consecutive block of rows."""
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    rows = values.reshape(len(values), -1).mean(axis=1)
-    return np.asarray(np.add.reduceat(rows, starts) / np.asarray(sizes))
+    sums = np.add.reduceat((values * mask).sum(axis=1), starts)
+    return np.asarray(sums / np.add.reduceat(mask.sum(axis=1), starts))
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

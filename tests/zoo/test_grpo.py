@@ -16,7 +16,7 @@ from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.advantages import group_advantage
-from zoo.groups import GroupOutcome, check_shared_start, group_lines
+from zoo.groups import GroupOutcome
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -153,23 +153,12 @@ def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
     assert all(torch.equal(one, before[name]) for name, one in model.policy.state_dict().items())
 
 
-def test_one_line_shows_every_groups_start_state_and_successes():
-    outcomes = [GroupOutcome("0123456789abcdef", 3, 8), GroupOutcome("fedcba9876543210", 0, 8)]
-    assert group_lines(outcomes, torch.tensor([True, False])) == ["groups: 01234567 3/8 | fedcba98 0/8 dead"]
-
-
 def test_the_line_is_written_with_every_update(capsys):
     model = toy(verbose=1)
     model._custom_logger = False
     model.learn(1)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("groups: "))
     assert line.count("/4") == 2
-
-
-def test_groups_that_began_in_different_states_are_an_error():
-    check_shared_start(["a", "a", "b", "b"], 2)
-    with pytest.raises(AssertionError, match=r"group 1 \(slots 2 .. 3\)"):
-        check_shared_start(["a", "a", "b", "c"], 2)
 
 
 def test_a_stopped_rollout_is_given_up_whole():

@@ -1,0 +1,71 @@
+"""One gradient step, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.learner import Learner, Scorer
+
+
+def make(max_grad_norm: float = 10.0) -> tuple[Learner, nn.Parameter]:
+    policy = nn.Module()
+    policy.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1, momentum=0.9)
+    return Learner(Scorer(policy), optimizer, max_grad_norm), policy.weight
+
+
+def test_a_step_descends():
+    learner, weight = make()
+    norm, stepped = learner.step((weight * torch.tensor([3.0, 4.0])).sum())
+    assert stepped
+    assert norm.item() == pytest.approx(5.0)
+    assert weight.tolist() == pytest.approx([0.7, 1.6])
+
+
+def test_the_gradient_is_clipped_by_its_global_norm():
+    learner, weight = make(max_grad_norm=1.0)
+    norm, _ = learner.step((weight * torch.tensor([3.0, 4.0])).sum())
+    assert norm.item() == pytest.approx(5.0)
+    assert weight.tolist() == pytest.approx([1 - 0.06, 2 - 0.08], abs=1e-5)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum_alone(poison: float):
+    learner, weight = make()
+    learner.step(weight.sum())
+    before = weight.detach().clone()
+    momentum = learner.raw_optimizer.state[weight]["momentum_buffer"].clone()
+    _, stepped = learner.step((weight * poison).sum())
+    assert not stepped
+    assert torch.equal(weight.detach(), before)
+    assert torch.equal(learner.raw_optimizer.state[weight]["momentum_buffer"], momentum)
+    # And the next good step is not spoilt by what was left of the bad one.
+    learner.step(weight.sum())
+    assert weight.tolist() == pytest.approx((before - 0.1 * (1 + 0.9)).tolist())
+
+
+def test_moments_are_mean_and_unbiased_deviation():
+    learner, _ = make()
+    assert learner.moments(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1.0))
+    assert learner.moments(torch.tensor([5.0])) == (5.0, 0.0)
+    assert learner.moments(torch.zeros(0)) == (0.0, 0.0)
+
+
+def test_moments_of_equal_numbers_have_no_spread():
+    mean, std = make()[0].moments(torch.full((1000,), 0.1))
+    assert mean == pytest.approx(0.1)
+    assert std == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_rank_sums_to_itself():
+    assert make()[0].total(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+
+
+def test_a_learner_knows_whom_it_serves():
+    learner, _ = make()
+    assert learner.serves(learner.policy, learner.raw_optimizer)
+    assert not learner.serves(nn.Module(), learner.raw_optimizer)
