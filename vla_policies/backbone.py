@@ -33,6 +33,8 @@ class Request:
     """Name in `registry.FAMILIES`, where the folder leaves a choice."""
     unnorm_key: str | None = None
     """Data set whose statistics turn the network's numbers into actions."""
+    suite: str | None = None
+    """Suite of the environment's tasks: chooses the statistics of that name where no `unnorm_key` does."""
     action_spec: ActionSpec | None = None
     """How the environment reads actions; None = as the checkpoint says."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -121,9 +123,19 @@ class Backbone(nn.Module, ABC):
         """Read the weights of a checkpoint folder; what is missing, left over or misshapen raises."""
         load_weights(folder, self)
 
+    def restore(self, folder: Path) -> None:
+        """As `load`, into a network that already holds weights: tensors are overwritten in place, so an
+        optimiser goes on with them."""
+        load_weights(folder, self)
+
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Write a folder that `load` reads; `config` is what `config.json` says in our own layout."""
         write_checkpoint(folder, config, self)
+
+    @property
+    def has_adapter(self) -> bool:
+        """Is a LoRA adapter attached?"""
+        return False
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""

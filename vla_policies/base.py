@@ -46,6 +46,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param backbone_kwargs: options of the family, e.g. `{"size": "tiny"}` for fresh weights.
     :param family: which family reads the checkpoint, where several could.
     :param unnorm_key: data set whose statistics turn the network's numbers into actions, where there are any.
+    :param suite: suite of the environment's tasks; chooses statistics of that name where `unnorm_key` does not.
     :param revision: branch, tag or commit of a Hub id.
     :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
     :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
@@ -68,6 +69,7 @@ class VLAPolicy(ActorCriticPolicy):
         backbone_kwargs: Mapping[str, Any] | None = None,
         family: str | None = None,
         unnorm_key: str | None = None,
+        suite: str | None = None,
         revision: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -94,7 +96,11 @@ class VLAPolicy(ActorCriticPolicy):
         self.use_sde = False
         self.value_lr = value_lr
         request = Request(
-            family=family, unnorm_key=unnorm_key, action_spec=action_spec, options=backbone_kwargs or {}
+            family=family,
+            unnorm_key=unnorm_key,
+            suite=suite,
+            action_spec=action_spec,
+            options=backbone_kwargs or {},
         )
         self._open_backbone(str(backbone), request, revision)
         if temperature is not None:
@@ -117,6 +123,9 @@ class VLAPolicy(ActorCriticPolicy):
         loaded = load_checkpoint(folder, request)
         check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
         self.backbone, self.sampling = loaded.backbone, loaded.sampling
+        if loaded.backbone.source == str(folder.resolve()) and not Path(name).is_dir():
+            # A Hub id says more to others than the place of its copy here.
+            loaded.backbone.source = loaded.backbone.published if name in FAMILIES else name.partition("@")[0]
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
@@ -213,6 +222,13 @@ class VLAPolicy(ActorCriticPolicy):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
         save_checkpoint(Path(folder), self.backbone, self.sampling)
+
+    def save_trained(self, folder: str | Path) -> None:
+        """Write what training changed, to load or go on with: the adapter alone where there is one, else all."""
+        if self.backbone.has_adapter and self.backbone.source is not None:
+            self.save_adapter(folder)
+        else:
+            self.save_pretrained(folder)
 
     def save_adapter(self, folder: str | Path, base: str | None = None) -> None:
         """Write the LoRA adapter and the value head alone, in plain peft's layout; the folder loads again by itself.

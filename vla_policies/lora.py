@@ -144,6 +144,11 @@ def load_adapter(module: nn.Module, folder: Path) -> None:
     values = read_adapter_config(folder)
     known = LoraConfig.__dataclass_fields__
     _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
+    copy_adapter(module, folder)
+
+
+def copy_adapter(module: nn.Module, folder: Path) -> None:
+    """Overwrite the adapters that are attached by those of a folder, in place."""
     path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")

@@ -52,13 +52,19 @@ def identity(dims: int) -> Normaliser:
     return Normaliser(-np.ones(dims), np.ones(dims), np.zeros(dims, dtype=bool), 0.0)
 
 
-def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str) -> str | None:
+def choose_key(
+    statistics: Mapping[str, Any], wanted: str | None, where: str, suite: str | None = None
+) -> str | None:
     """The data set meant by `unnorm_key`; None when there are no statistics and none were asked for.
 
-    A key may leave out `_no_noops`. Without a key there must be exactly one data set. Raises `UnknownName`
+    A key may leave out `_no_noops`. Without a key there must be exactly one data set, or one that is called like
+    the environment's `suite`. Raises `UnknownName`
     listing the right ones, or `BadValue`.
     """
     if wanted is None:
+        for key in () if suite is None else (suite, suite + NO_NOOPS):
+            if key in statistics:
+                return key
         if len(statistics) > 1:
             raise BadValue(
                 f"{where} has action statistics of {len(statistics)} data sets; "

@@ -119,7 +119,7 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     where = f"model of {base / CONFIG_FILE}"
     backbone = family_class(header.family).from_config(header.conventions, header.model, where)
     backbone.load(base)
-    backbone.source = str(folder) if adapter is None else adapter.base_name
+    backbone.source = str(folder.resolve()) if adapter is None else adapter.base_name
     if adapter is not None:
         backbone.load_adapter(folder)
     return Pretrained(backbone, header.sampling)

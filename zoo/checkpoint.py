@@ -190,8 +190,11 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     the file or the setting when something is missing or of another run.
     """
     state = _read_state(algorithm, folder)
-    target = getattr(algorithm.policy, "backbone", algorithm.policy)
-    load_weights(folder, target)
+    backbone = getattr(algorithm.policy, "backbone", None)
+    if backbone is None:
+        load_weights(folder, algorithm.policy)
+    else:
+        backbone.restore(folder)
     _load_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE, state["param_groups"])
     arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
     _restore_env(algorithm, state["env"])

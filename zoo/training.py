@@ -71,6 +71,7 @@ def make_model(
     if weights is not None:
         # A run goes on even when the folder its first weights came from is gone.
         options.pop("backbone_kwargs", None)
+    suites = {task.suite for task in envs.benchmark.tasks}
     model: VLAOnPolicyAlgorithm = algorithm(
         "VLAPolicy",
         envs,
@@ -79,6 +80,7 @@ def make_model(
         policy_kwargs={
             "backbone": config.policy if weights is None else str(weights),
             "action_spec": envs.benchmark.action_spec,
+            "suite": suites.pop() if len(suites) == 1 else None,
             **options,
         },
         **settings,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
+from vla_policies.backbone import Request
 from vla_policies.checkpoint_files import (
     fill,
     read_safetensors,
@@ -47,18 +48,20 @@ LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame
 
 
 def resolve(
-    folder: Path, config: Mapping[str, Any], key: str | None, options: Mapping[str, Any], base: Settings
+    folder: Path, config: Mapping[str, Any], request: Request, base: Settings
 ) -> tuple[OpenVLAConfig, Conventions]:
-    """Settings and conventions of a folder: what it says itself, over `base`, under the user's `options`."""
+    """Settings and conventions of a folder: what it says itself, over `base`, under the user's options."""
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OURS, {})
-    chosen = choose_key(official["norm_stats"], key or saved.get("unnorm_key"), where)
+    chosen = choose_key(
+        official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite
+    )
     if OURS in config:
         base = from_json(Settings, saved["settings"], f"{OURS}.settings of '{folder / CONFIG_FILE}'")
     else:
         base = replace(base, **_habits(chosen, official["norm_stats"]))
-    settings = from_json(Settings, {**settings_json(base), **options}, "backbone_kwargs")
+    settings = from_json(Settings, {**settings_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)
     found = OpenVLAConfig(
@@ -96,14 +99,20 @@ def saved_sampling(config: Mapping[str, Any]) -> Sampling:
     return from_json(Sampling, config.get(OURS, {}).get("sampling", {}), f"{OURS}.sampling")
 
 
-def load_weights(
-    folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig
-) -> None:
-    """Fill both; a folder without a critic gets a fresh one."""
+def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The network's tensors and the critic's, which a folder may lack."""
     tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
     values = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)}
     if (folder / VALUE_HEAD_FILE).is_file():
         values = read_safetensors(folder / VALUE_HEAD_FILE)
+    return tensors, values
+
+
+def load_weights(
+    folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig
+) -> None:
+    """Fill both; a folder without a critic gets a fresh one."""
+    tensors, values = read_weights(folder)
     dtype = weight_dtype(config)
     fill(network, tensors, folder, lambda _: dtype)
     if values:

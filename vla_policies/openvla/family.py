@@ -16,7 +16,15 @@ from vla_policies.action_codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
 from vla_policies.conventions import Conventions
-from vla_policies.lora import attach, load_adapter, lora_settings, merge, save_adapter
+from vla_policies.lora import (
+    attach,
+    copy_adapter,
+    is_attached,
+    load_adapter,
+    lora_settings,
+    merge,
+    save_adapter,
+)
 from vla_policies.openvla import checkpoint
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.fresh import fresh_config, initialise
@@ -25,6 +33,7 @@ from vla_policies.openvla.processor import OpenVLAProcessor
 from vla_policies.pretrained import ADAPTER_SETTINGS
 from vla_policies.types import PolicyInputs
 from vla_policies.value_head import ValueHead
+from vla_policies.weights import check_tensors
 
 
 class OpenVLAFamily(Backbone):
@@ -79,7 +88,7 @@ class OpenVLAFamily(Backbone):
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         check_options(request.options, cls.family)
         base = replace(cls.base_settings, **cls.folder_settings(folder, request.unnorm_key))
-        found, conventions = checkpoint.resolve(folder, config, request.unnorm_key, request.options, base)
+        found, conventions = checkpoint.resolve(folder, config, request, base)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(config)
         conventions = replace(conventions, action_spec=checkpoint.emitted_spec(found.settings, wanted))
@@ -111,6 +120,16 @@ class OpenVLAFamily(Backbone):
         self.load_heads(folder)
         self.finish()
 
+    def restore(self, folder: Path) -> None:
+        if self.has_adapter:
+            copy_adapter(self.network, folder)
+            values = read_safetensors(folder / checkpoint.VALUE_HEAD_FILE)
+        else:
+            tensors, values = checkpoint.read_weights(folder)
+            check_tensors(folder, tensors, self.network.state_dict())
+            self.network.load_state_dict(tensors)
+        checkpoint.load_value_head(self.value_head, values, folder)
+
     def load_heads(self, folder: Path) -> None:
         """Read what a family keeps beside the common weights."""
 
@@ -128,6 +147,10 @@ class OpenVLAFamily(Backbone):
         ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
         checkpoint.save_folder(folder, self.config, self.network, self.value_head, ours)
         self.save_heads(folder)
+
+    @property
+    def has_adapter(self) -> bool:
+        return is_attached(self.network)
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         save_adapter(self.network, folder, base)

@@ -207,3 +207,31 @@ def test_the_number_of_trained_weights_is_the_published_one() -> None:
                 counts[part] = counts.get(part, 0) + rank * (layer.in_features + layer.out_features)
     assert counts == {"lar": 12_582_912, "so4": 15_399_936, "pool": 607_232}
     assert np.sum(list(counts.values())) == 28_590_080
+
+
+@BOTH
+def test_training_goes_on_from_the_adapter_alone(
+    trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path
+) -> None:
+    trained.save_trained(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    wanted = logits(trained, observe(0))
+    other = open_policy(folder, family=trained.backbone.family, backbone_kwargs=LORA)
+    held = dict(other.named_parameters())
+    other.backbone.restore(tmp_path)
+    assert torch.equal(logits(other, observe(0)), wanted)
+    # In place: the optimiser still holds the very same tensors.
+    assert all(parameter is held[name] for name, parameter in other.named_parameters())
+
+
+@FAMILIES
+def test_weights_are_restored_in_place(folder: Path, observe: Observe, tmp_path: Path, family: str) -> None:
+    policy = open_policy(folder, family=family)
+    train_a_step(policy, observe(1))
+    policy.save_trained(tmp_path)
+    other = open_policy(folder, family=family)
+    held = dict(other.named_parameters())
+    assert not torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
+    other.backbone.restore(tmp_path)
+    assert torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
+    assert all(parameter is held[name] for name, parameter in other.named_parameters())
