@@ -46,7 +46,6 @@ class Camera:
         self._model = model
         self._names = tuple(names)
         self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._size = size
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
@@ -80,6 +79,9 @@ class Camera:
     def develop(self, film: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
         """Draw each camera of `film`: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
         _gl_context(self._size).make_current()
+        # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
+        # models in a process each would get the other's picture.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         pictures = []
         for scene in film.values():
             picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
