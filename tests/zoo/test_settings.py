@@ -64,7 +64,15 @@ def test_null_is_for_optional_settings_only() -> None:
 
 
 def test_the_table_is_the_policys_signature() -> None:
-    decided = {"self", "observation_space", "action_space", "lr_schedule", "backbone", "action_spec"}
+    decided = {
+        "self",
+        "observation_space",
+        "action_space",
+        "lr_schedule",
+        "backbone",
+        "action_spec",
+        "suite",
+    }
     of_no_use = {"use_sde", "normalize_images", "optimizer_class"}
     parameters = set(inspect.signature(VLAPolicy.__init__).parameters)
     assert set(POLICY_SETTINGS) == parameters - decided - of_no_use
