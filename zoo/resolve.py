@@ -65,15 +65,20 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
             "--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3"
         )
     algo = check_algorithm(args.algo or "ppo")
-    find_benchmark(args.env)
+    suites = {task.suite for task in find_benchmark(args.env).tasks}
     overrides = check_settings(algo, key_values(args.params), "-params")
     conf_file = Path(args.conf_file) if args.conf_file else None
-    policy = resolve_policy(args.policy or "nano")
+    policy = resolve_policy(
+        args.policy or "nano",
+        suite=suites.pop() if len(suites) == 1 else None,
+        settings=overrides.get("policy_kwargs", {}),
+    )
     hyperparams = load_hyperparams(algo, args.env, policy.family, conf_file)
     tuned = dict(hyperparams.values)
     if policy.env_options:
-        # A checkpoint has its own size; options of fresh weights are not for it.
         tuned.update(policy.env_options)
+    if not policy.takes_options:
+        # A checkpoint of ours has its own size; options of fresh weights are not for it.
         fresh = dict(tuned.get("policy_kwargs", {}))
         fresh.pop("backbone_kwargs", None)
         tuned["policy_kwargs"] = fresh
@@ -129,17 +134,22 @@ class PolicyChoice:
     """Which family's hyperparameters fit."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
+    takes_options: bool
+    """Do a hyperparameter entry's `backbone_kwargs` apply? Fresh weights and published checkpoints take them."""
 
 
-def resolve_policy(name: str) -> PolicyChoice:
+def resolve_policy(
+    name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None
+) -> PolicyChoice:
     """A family name, a checkpoint folder or a Hub id (which is downloaded).
 
+    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint.
     Raises `UnknownName` or `BadValue` for what is none of them.
     """
     from vla_policies.registry import FAMILIES
 
     if name in FAMILIES:
-        return PolicyChoice(name=name, family=name, env_options={})
+        return PolicyChoice(name=name, family=name, env_options={}, takes_options=True)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if "/" not in name:
@@ -149,18 +159,47 @@ def resolve_policy(name: str) -> PolicyChoice:
         found = find_checkpoint(name)
         assert found is not None, "a family was handled above"
         folder = found
-    path = folder / "config.json"
+    stored = _read_config(folder)
+    if "family" in stored:
+        family, conventions = str(stored["family"]), stored["conventions"]
+        cameras, chunk = conventions["cameras"], conventions["chunk"]
+    else:
+        from vla_policies.backbone import Request
+        from vla_policies.pretrained import read_header
+
+        given = settings or {}
+        request = Request(
+            family=given.get("family"),
+            unnorm_key=given.get("unnorm_key"),
+            suite=suite,
+            options=given.get("backbone_kwargs") or {},
+        )
+        header = read_header(folder, request)
+        family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
+    if family not in FAMILIES:
+        raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
+    return PolicyChoice(
+        name=str(folder),
+        family=family,
+        env_options={"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
+        takes_options="family" not in stored and (folder / "config.json").is_file(),
+    )
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    """`config.json` of a policy's folder, checked where it is in our own layout; {} of an adapter's, which has none."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return {}
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        family, conventions = stored["family"], stored["conventions"]
-        options = {"chunk": conventions["chunk"], "wrist_camera": "wrist_image" in conventions["cameras"]}
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "family" in stored or not {"model_type", "type", "action_horizon"} & set(stored):
+            _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadValue(
             f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions'"
         ) from error
-    if family not in FAMILIES:
-        raise unknown_name(f"policy family (in {path})", str(family), FAMILIES)
-    return PolicyChoice(name=str(folder), family=family, env_options=options)
+    found: Mapping[str, Any] = stored
+    return found
 
 
 def check_benchmark_options(config: RunConfig) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,41 @@ def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:
 def test_what_would_make_it_another_run_is_refused(point: ResumePoint, command: str, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         resume(point, command)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The files of an OpenVLA-OFT folder that are read before its weights, statistics of two data sets."""
+    fixtures = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
+    source = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "openvla_oft_tiny"
+    if not source.is_dir():
+        pytest.skip(f"no golden fixtures at {source}; set VLA_ZOO_FIXTURES to their folder")
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    (tmp_path / "action_head--1_checkpoint.pt").touch()
+    return tmp_path
+
+
+def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(published: Path) -> None:
+    config = resolve(f"--env LIBERO-Spatial --policy {published}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert config.env_options["chunk"] == 8
+    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32}
+
+
+def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
+    with pytest.raises(
+        BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"
+    ):
+        resolve(f"--env LIBERO-Object --policy {published}")
+
+
+def test_an_adapter_folder_keeps_its_own_size(
+    published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("adapter")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    config = resolve(f"--env LIBERO-Spatial --policy {folder}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert "backbone_kwargs" not in config.policy_kwargs
