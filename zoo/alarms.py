@@ -29,8 +29,8 @@ class UpdateHealth:
     """k3 estimate of KL(old || new) per element, nats."""
     entropy: float = math.nan
     """Mean entropy per element, nats."""
-    explained_variance: float = math.nan
-    """Of the returns, by the values of the rollout."""
+    value_gap: float = math.nan
+    """Root mean square error of the values, over the largest return that the rewards seen allow."""
     skipped_steps: int = 0
     """Optimiser steps left out because the gradient was not finite."""
     ratio_gap: float = math.nan
@@ -40,7 +40,7 @@ class UpdateHealth:
 CLIP_FRACTION_HIGH = 0.5
 KL_HIGH = 0.3
 ENTROPY_LOW = 1e-3
-EXPLAINED_VARIANCE_LOW = -1.0
+VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
 
 
@@ -72,9 +72,9 @@ def faults(health: UpdateHealth) -> dict[str, str]:
         found["EntropyCollapse"] = (
             f"entropy is {health.entropy:.3g} nats: the policy no longer explores. Raise ent_coef or temperature"
         )
-    if health.explained_variance < EXPLAINED_VARIANCE_LOW:
+    if health.value_gap > VALUE_GAP_HIGH:
         found["ValueDivergence"] = (
-            f"explained variance is {health.explained_variance:.3g}: values are worse than a constant. "
+            f"the values' error is {health.value_gap:.3g} times the largest return possible. "
             "Lower the value learning rate (policy_kwargs value_lr) or vf_coef, or set clip_range_vf"
         )
     if health.skipped_steps:

@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import Any, Self
 
+import numpy as np
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -22,9 +23,6 @@ from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.losses import ValueClip
 from zoo.metrics import Tally, learning_rates
 from zoo.objective import Objective
-
-CRITIC_SETTLES = 10
-"""Updates before the critic's quality is judged."""
 
 
 class PPO(VLAOnPolicyAlgorithm):
@@ -122,6 +120,7 @@ class PPO(VLAOnPolicyAlgorithm):
         self.clip_range_vf = clip_range_vf
         self.value_clip: ValueClip = value_clip
         self.huber_delta = huber_delta
+        self._largest_reward = 0.0
         self._check_batch()
         if _init_setup_model:
             self._setup_model()
@@ -226,13 +225,20 @@ class PPO(VLAOnPolicyAlgorithm):
                     clip_fraction=ours["train/actor/clip_fraction"],
                     kl=ours["train/actor/approx_kl_k3"],
                     entropy=ours["train/actor/entropy"],
-                    explained_variance=explained
-                    if self._n_updates > CRITIC_SETTLES * self.n_epochs
-                    else math.nan,
+                    value_gap=self._value_gap(value, target),
                     skipped_steps=tally.skipped_steps,
                     ratio_gap=ours["train/actor/ratio_first_gap"],
                 )
             )
+
+    def _value_gap(self, value: np.ndarray, target: np.ndarray) -> float:
+        """Error of the values over the largest return possible; nan while no reward was seen."""
+        self._largest_reward = max(self._largest_reward, float(self.chunk_buffer.reward_TN.abs().max()))
+        if not self._largest_reward:
+            return math.nan
+        decisions = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
+        largest_return = self._largest_reward * min(decisions, 10 * self.n_steps)
+        return float(np.sqrt(np.mean((value - target) ** 2))) / largest_return
 
     def learn(
         self,

@@ -15,7 +15,7 @@ HEALTHY = {
     "clip_fraction": 0.1,
     "kl": 0.01,
     "entropy": 3.0,
-    "explained_variance": 0.2,
+    "value_gap": 0.2,
     "ratio_gap": 1e-6,
 }
 
@@ -41,7 +41,7 @@ def test_what_does_not_apply_is_not_complained_about():
         ({"clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
         ({"kl": 0.4}, "KLHigh", "target_kl"),
         ({"entropy": 1e-4}, "EntropyCollapse", "ent_coef"),
-        ({"explained_variance": -3.0}, "ValueDivergence", "clip_range_vf"),
+        ({"value_gap": 3.0}, "ValueDivergence", "clip_range_vf"),
         ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
         ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
     ],

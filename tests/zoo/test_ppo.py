@@ -216,6 +216,13 @@ def test_rewards_that_never_come_are_warned_of():
         model.learn(1)
 
 
+def test_values_beyond_any_possible_return_are_warned_of():
+    model = scripted(batch_size=6, learning_rate=0.0)
+    model.policy.scale.data.fill_(100.0)
+    with pytest.warns(UserWarning, match="ValueDivergence"):
+        model.learn(1)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
