@@ -27,7 +27,7 @@ from vla_gym.vector import VLAVectorEnv
 from vla_policies import VLAPolicy
 from zoo.aggregation import LogprobLevel, masked_mean
 from zoo.alarms import Alarms
-from zoo.boundary import Boundary, take_boundary
+from zoo.boundary import Boundary, take_boundary, vla_envs
 from zoo.buffer import ChunkRolloutBuffer
 from zoo.experience import (
     ChunkExperience,
@@ -276,6 +276,9 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         To go on after `zoo.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
         `reset_num_timesteps=False`: schedules then continue as if nothing had happened.
         """
+        envs = vla_envs(self.env)
+        if envs is not None and envs.config.schedule != "random":
+            raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar

@@ -178,10 +178,12 @@ class ChunkExperience(Experience):
                 actions = sample.action_BKA.cpu().numpy()
             with algorithm.clock.phase("env"):
                 new_obs, rewards, dones, infos = env.step(actions.reshape(env.num_envs, *shape))
-            executed = np.array([info.get("executed", 1) for info in infos])
+            # An environment that does not say how much of a chunk it ran has run it all, as one step.
+            counted = np.array([info.get("executed", 1) for info in infos])
+            executed = np.array([info.get("executed", actions.shape[1]) for info in infos])
             if not algorithm.after_decision(
                 callback,
-                executed=executed,
+                executed=counted,
                 infos=infos,
                 dones=dones,
                 rewards=rewards,

@@ -124,8 +124,6 @@ class GRPO(VLAOnPolicyAlgorithm):
                 f"GRPO compares the members of a group, but the environment has group_size={config.group_size}. "
                 "Make it with vla_gym.make_vec(..., group_size=8)"
             )
-        if config.schedule != "random":
-            raise BadValue(f"GRPO needs schedule='random', got '{config.schedule}', which ends")
         longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
         self.n_steps = math.ceil(longest / config.chunk)
 

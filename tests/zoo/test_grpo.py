@@ -197,7 +197,6 @@ def test_the_last_callback_infos_are_those_of_stable_baselines3():
     ("make", "match"),
     [
         (lambda: vla_gym.make_vec("Toy-Reach", num_envs=4), "group_size=1"),
-        (lambda: vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=4, schedule="grid"), "schedule"),
         (lambda: ScriptedVecEnv([[(0.0, 3, "terminated")]]), "make_vec"),
     ],
 )
@@ -206,6 +205,13 @@ def test_environments_without_groups_are_refused(make: Any, match: str):
     policy = StandInPolicy if isinstance(env, ScriptedVecEnv) else "VLAPolicy"
     with pytest.raises(BadValue, match=match):
         GRPO(policy, env, policy_kwargs=TINY if policy == "VLAPolicy" else None, device="cpu")
+
+
+def test_a_schedule_that_ends_is_refused():
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=4, schedule="grid")
+    model = GRPO("VLAPolicy", envs, policy_kwargs=TINY, device="cpu")
+    with pytest.raises(BadValue, match="schedule='random'"):
+        model.learn(1)
 
 
 def test_policies_without_records_are_refused():

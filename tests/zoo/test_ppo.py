@@ -69,6 +69,21 @@ def test_timesteps_are_the_simulator_steps_really_run():
     assert model.num_timesteps == 3 + 1 + 3 + 3 + 3 + 2
 
 
+def test_an_environment_that_does_not_say_how_much_it_ran_has_run_whole_chunks():
+    class Silent(ScriptedVecEnv):
+        def step_wait(self) -> Any:
+            obs, rewards, dones, infos = super().step_wait()
+            for info in infos:
+                del info["executed"]
+            return obs, rewards, dones, infos
+
+    model = PPO(StandInPolicy, Silent(SCRIPTS), n_steps=3, batch_size=6, device="cpu")
+    model.set_logger(Logger(None, [Rows()]))
+    model.learn(1)
+    assert (model.chunk_buffer.executed_TN == CHUNK).all()
+    assert model.num_timesteps == 6
+
+
 @pytest.mark.parametrize(("level", "elements"), [("token", 15 * DIMS), ("action", 15), ("chunk", 6)])
 def test_only_executed_steps_carry_loss_and_each_element_counts_the_same(level: str, elements: int):
     model = scripted(logprob_level=level)
