@@ -50,7 +50,9 @@ class StandInPolicy(ActorCriticPolicy):
         )
 
     def predict_values(self, obs: Any) -> Tensor:
-        image = torch.as_tensor(np.asarray(obs["image"]) if not isinstance(obs["image"], Tensor) else obs["image"])
+        image = torch.as_tensor(
+            np.asarray(obs["image"]) if not isinstance(obs["image"], Tensor) else obs["image"]
+        )
         return self.scale * image.float().flatten(1).mean(dim=1, keepdim=True)
 
 
@@ -84,7 +86,12 @@ class ScriptedVecEnv(VecEnv):
             rewards[slot], dones[slot] = reward, end != "on"
             if dones[slot]:
                 info["terminal_observation"] = {key: value[slot] for key, value in self._obs().items()}
-                stats = {"return": reward, "length": 5, "success_once": reward > 0, "success_at_end": reward > 0}
+                stats = {
+                    "return": reward,
+                    "length": 5,
+                    "success_once": reward > 0,
+                    "success_at_end": reward > 0,
+                }
                 info["episode"] = {**stats, "r": reward, "l": 5, "t": 0.0}
                 info["is_success"] = reward > 0
                 self.at[slot] = 0
