@@ -14,7 +14,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"width": 192, "heads": 6, "depth": 2, "readers": 2},
     "base": {"width": 320, "heads": 10, "depth": 4, "readers": 3},
 }
-"""Presets of about 0.4, 2.5 and 9.6 million parameters."""
+"""Presets of about 0.5, 2.5 and 9.3 million parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
