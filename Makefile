@@ -10,7 +10,7 @@ EXTRAS ?= libero,metaworld,dev
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS)) | sha256sum | cut -c1-16)
 
 # A size that two cores finish in about five minutes; more: make train TRAIN_ARGS="-n 1000000 -P"
-TRAIN_ARGS ?= -n 3000 --eval-episodes 6 --seed 0 -P
+TRAIN_ARGS ?= -n 2048 --eval-episodes 4 --seed 0
 PYTEST_ARGS ?=
 
 .PHONY: help setup system train test lint format bench clean
