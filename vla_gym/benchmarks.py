@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_gym.adapters import metaworld_tasks
+from vla_gym.adapters import libero_pro_tasks, metaworld_tasks
 from vla_gym.errors import UnknownName, unknown_name
 from vla_gym.specs import Benchmark
 
@@ -42,6 +42,13 @@ FAMILIES: tuple[Family, ...] = (
             "LIBERO-130": 130,
         },
         aliases={"LIBERO-10": "LIBERO-Long"},
+    ),
+    Family(
+        build="vla_gym.adapters.libero_pro_tasks:libero_pro_benchmark",
+        num_tasks=dict.fromkeys(libero_pro_tasks.pro_suites(), libero_pro_tasks.NUM_TASKS),
+        aliases={
+            f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS
+        },
     ),
     Family(build="vla_gym.adapters.metaworld_tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),

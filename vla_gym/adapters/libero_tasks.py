@@ -8,6 +8,7 @@ differs from the BDDL file's own in 29 of the 130 tasks.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -177,12 +178,16 @@ def _pick(tasks: tuple[Task, ...], suite_id: str, index: str) -> Task:
     return tasks[int(index)]
 
 
-@cache
-def _task_names(suite: str) -> tuple[str, ...]:
-    try:
-        table = importlib.import_module("libero.libero.benchmark.libero_suite_task_map").libero_task_map
-    except ModuleNotFoundError as error:
+def require_libero() -> None:
+    """Raise `MissingDependency` unless LIBERO is installed."""
+    if importlib.util.find_spec("libero") is None:
         raise MissingDependency(
             'LIBERO is not installed (no module named "libero"). Install it with: pip install "vla-zoo[libero]"'
-        ) from error
+        )
+
+
+@cache
+def _task_names(suite: str) -> tuple[str, ...]:
+    require_libero()
+    table = importlib.import_module("libero.libero.benchmark.libero_suite_task_map").libero_task_map
     return tuple(table[suite])
