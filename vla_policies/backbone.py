@@ -76,6 +76,10 @@ class Backbone(nn.Module, ABC):
     """What fresh weights read and write when no environment is given."""
     published: ClassVar[str | None] = None
     """Hub id that the bare family name stands for; None = the name stands for fresh weights."""
+    continuous: ClassVar[bool] = False
+    """Are log-probabilities densities of real numbers, not probabilities of tokens?"""
+    fits_environment: ClassVar[bool] = False
+    """Do published checkpoints take whatever chunk and cameras the environment has?"""
     source: str | None = None
     """Folder or Hub id the weights came from; None when fresh."""
 

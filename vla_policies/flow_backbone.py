@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class FlowBackbone(Backbone):
     `horizon` is H, the actions predicted at once (at least K), and `flow_width` D, the numbers per action
     that the network knows (at least A). Log-probabilities are those of the first K actions and A dims.
     """
+
+    continuous: ClassVar[bool] = True
 
     def __init__(
         self, conventions: Conventions, flow: FlowSettings, *, horizon: int, flow_width: int

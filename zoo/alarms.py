@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import spaces
 
 
 class TrainingWarning(UserWarning):
@@ -28,7 +31,7 @@ class UpdateHealth:
     kl: float = math.nan
     """k3 estimate of KL(old || new) per element, nats."""
     entropy: float = math.nan
-    """Mean entropy per element, nats."""
+    """Mean entropy per element of a choice between tokens, nats; that of a density may well be negative."""
     value_gap: float = math.nan
     """Root mean square error of the values, over the largest return that the rewards seen allow."""
     skipped_steps: int = 0
@@ -42,6 +45,14 @@ KL_HIGH = 0.3
 ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
+
+
+def entropy_to_judge(policy: Any, entropy: float) -> float:
+    """`entropy` where small means certain, nan for densities (flow policies, Gaussians)."""
+    backbone = getattr(policy, "backbone", None)
+    if backbone is not None:
+        return math.nan if backbone.continuous else entropy
+    return math.nan if isinstance(policy.action_space, spaces.Box) else entropy
 
 
 def faults(health: UpdateHealth) -> dict[str, str]:

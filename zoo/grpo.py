@@ -15,7 +15,7 @@ from vla_gym.errors import BadValue
 from vla_gym.vector import VLAVectorEnv
 from zoo.advantages import group_advantage, live_groups
 from zoo.aggregation import LogprobLevel, trajectory_scale
-from zoo.alarms import UpdateHealth
+from zoo.alarms import UpdateHealth, entropy_to_judge
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.boundary import vla_envs
 from zoo.experience import is_chunk_policy
@@ -215,7 +215,7 @@ class GRPO(VLAOnPolicyAlgorithm):
                 **self._health,
                 clip_fraction=ours["train/actor/clip_fraction"],
                 kl=ours["train/actor/approx_kl_k3"],
-                entropy=ours["train/actor/entropy"],
+                entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
                 skipped_steps=tally.skipped_steps,
                 ratio_gap=ours["train/actor/ratio_first_gap"],
             )

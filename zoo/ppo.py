@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector import VLAVectorEnv
 from zoo.advantages import gae, normalize
 from zoo.aggregation import LogprobLevel, even_scale
-from zoo.alarms import UpdateHealth
+from zoo.alarms import UpdateHealth, entropy_to_judge
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.losses import ValueClip
 from zoo.metrics import Tally, learning_rates
@@ -224,7 +224,7 @@ class PPO(VLAOnPolicyAlgorithm):
                     advantage_spread=self._advantage_spread,
                     clip_fraction=ours["train/actor/clip_fraction"],
                     kl=ours["train/actor/approx_kl_k3"],
-                    entropy=ours["train/actor/entropy"],
+                    entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
                     value_gap=self._value_gap(value, target),
                     skipped_steps=tally.skipped_steps,
                     ratio_gap=ours["train/actor/ratio_first_gap"],

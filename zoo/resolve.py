@@ -146,8 +146,9 @@ def resolve_policy(
     `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint.
     Raises `UnknownName` or `BadValue` for what is none of them.
     """
-    from vla_policies.registry import FAMILIES
+    from vla_policies.registry import FAMILIES, family_class
 
+    given = settings or {}
     if name in FAMILIES:
         return PolicyChoice(name=name, family=name, env_options={}, takes_options=True)
     folder = Path(name).expanduser()
@@ -156,18 +157,19 @@ def resolve_policy(
             raise unknown_name("policy", name, FAMILIES)
         from vla_policies.pretrained import find_checkpoint
 
-        found = find_checkpoint(name)
+        found = find_checkpoint(name, revision=given.get("revision"))
         assert found is not None, "a family was handled above"
         folder = found
     stored = _read_config(folder)
     if "family" in stored:
-        family, conventions = str(stored["family"]), stored["conventions"]
-        cameras, chunk = conventions["cameras"], conventions["chunk"]
+        family, fits = str(stored["family"]), False
+        cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
+        if family not in FAMILIES:
+            raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
     else:
         from vla_policies.backbone import Request
         from vla_policies.pretrained import read_header
 
-        given = settings or {}
         request = Request(
             family=given.get("family"),
             unnorm_key=given.get("unnorm_key"),
@@ -176,12 +178,12 @@ def resolve_policy(
         )
         header = read_header(folder, request)
         family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
-    if family not in FAMILIES:
-        raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
+        fits = family_class(family).fits_environment
     return PolicyChoice(
-        name=str(folder),
+        # A Hub id says more to others than the place of its copy here.
+        name=str(folder) if Path(name).expanduser().is_dir() else name,
         family=family,
-        env_options={"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
+        env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
         takes_options="family" not in stored and (folder / "config.json").is_file(),
     )
 

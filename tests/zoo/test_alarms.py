@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from types import SimpleNamespace
 
 import pytest
+from gymnasium import spaces
 
-from zoo.alarms import Alarms, TrainingWarning, UpdateHealth, faults
+from vla_policies.registry import FAMILIES, family_class
+from zoo.alarms import Alarms, TrainingWarning, UpdateHealth, entropy_to_judge, faults
 
 HEALTHY = {
     "groups": 8,
@@ -63,3 +67,19 @@ def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
             assert issubclass(caught[0].category, TrainingWarning)
             told.append(occurrence)
     assert told == [1, 2, 4, 8]
+
+
+def test_the_entropy_of_a_density_is_not_judged():
+    box, tokens = spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([256, 256])
+    # A Gaussian of standard deviation 0.144 has 0.5 ln(2 pi e 0.144^2) = -0.52 nats: no collapse.
+    for continuous, space, judged in ((True, box, False), (False, box, True)):
+        policy = SimpleNamespace(backbone=SimpleNamespace(continuous=continuous), action_space=space)
+        health = UpdateHealth(**{**HEALTHY, "entropy": entropy_to_judge(policy, -0.52)})
+        assert ("EntropyCollapse" in faults(health)) == judged
+    assert math.isnan(entropy_to_judge(SimpleNamespace(action_space=box), -0.52))
+    assert entropy_to_judge(SimpleNamespace(action_space=tokens), 0.0) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_families_say_which_kind_their_log_probabilities_are(name: str):
+    assert family_class(name).continuous == (name in ("nano-flow", "pi0", "pi05"))

@@ -50,6 +50,7 @@ class Pi0Backbone(FlowBackbone):
 
     family: ClassVar[str] = "pi0"
     published: ClassVar[str | None] = "lerobot/pi0_base"
+    fits_environment: ClassVar[bool] = True
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=224, state_dim=8, chunk=10, action_dim=7
     )
