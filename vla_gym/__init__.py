@@ -1,7 +1,14 @@
 """Robot benchmarks for vision-language-action policies, as Gymnasium environments."""
 
 from vla_gym.benchmarks import find_benchmark, list_envs
-from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError, WorkerFailed
+from vla_gym.errors import (
+    BadValue,
+    MissingDependency,
+    UnknownName,
+    VLAZooError,
+    WorkerFailed,
+    WorkerRestarted,
+)
 from vla_gym.make import make_vec
 from vla_gym.registration import gymnasium_id, register_all
 from vla_gym.vector import VLAVectorEnv
@@ -13,6 +20,7 @@ __all__ = [
     "VLAVectorEnv",
     "VLAZooError",
     "WorkerFailed",
+    "WorkerRestarted",
     "find_benchmark",
     "gymnasium_id",
     "list_envs",

@@ -6,7 +6,7 @@
     ├── MissingDependency  an extra, a system library, an asset (names the command that brings it)
     └── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
 
-The command line turns each into one line and exit code 2.
+The command line turns each into one line and exit code 2. One thing is only warned of: `WorkerRestarted`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class MissingDependency(VLAZooError, ImportError):
 
 class WorkerFailed(VLAZooError, RuntimeError):
     """A worker process ended, hung or raised."""
+
+
+class WorkerRestarted(UserWarning):
+    """A worker failed, was started anew, and its episodes were lost (`on_worker_error="restart"`)."""
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str], *, show: int = 12) -> UnknownName:

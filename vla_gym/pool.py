@@ -6,13 +6,14 @@ Both take the same commands, drive the same `Slot` objects and leave observation
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from vla_gym.errors import WorkerFailed
+from vla_gym.errors import WorkerFailed, WorkerRestarted
 from vla_gym.rewards import RewardRule
 from vla_gym.simulator import Simulator
 from vla_gym.slot import Slot, SlotReport
@@ -70,6 +71,9 @@ class Pool(Protocol):
     def pids(self) -> list[int]:
         """Process ids of the workers, none for a local pool."""
 
+    def last_failure(self) -> str:
+        """What the latest restart was for; empty when there was none."""
+
     def close(self) -> None:
         """Free every simulator and end every worker; may be called again."""
 
@@ -96,6 +100,7 @@ class LocalPool:
         self._on_worker_error = on_worker_error
         self.memory = SlotMemory.private(setup.memory)
         self._slots = [setup.build() for _ in range(setup.memory.num_slots)]
+        self._last_failure = ""
 
     def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
         """See `Pool.run`."""
@@ -104,6 +109,10 @@ class LocalPool:
     def pids(self) -> list[int]:
         """No process."""
         return []
+
+    def last_failure(self) -> str:
+        """See `Pool.last_failure`."""
+        return self._last_failure
 
     def close(self) -> None:
         """See `Pool.close`."""
@@ -115,10 +124,12 @@ class LocalPool:
         try:
             return run_command(self._slots[command.slot], command, self.memory)
         except Exception as error:
+            what = f"{describe(self._setup, command)}: {type(error).__name__}: {error}"
             if self._on_worker_error == "raise":
                 self.close()
-                where = describe(self._setup, command)
-                raise WorkerFailed(f"{where}: {type(error).__name__}: {error}") from error
+                raise WorkerFailed(what) from error
+            self._last_failure = what
+            warn_of_restart(what)
             self._slots[command.slot] = self._setup.build()
             if command.kind == "step":
                 return SlotReport(truncated=True, lost=True)
@@ -127,8 +138,20 @@ class LocalPool:
 
 def describe(setup: SlotSetup, command: SlotCommand) -> str:
     """Env, slot, task and trial of a command, as errors name them."""
-    start = command.start
+    return f"{describe_cell(setup.env_id, setup.tasks, command.slot, command.start)}, during {command.kind}"
+
+
+def describe_cell(env_id: str, tasks: tuple[Task, ...], slot: int, start: StartState) -> str:
+    """Env, slot, task and trial of an episode."""
     return (
-        f"{setup.env_id}, slot {command.slot}, task {start.task_id} "
-        f"({setup.tasks[start.task_id].name}), trial {start.trial_id}, during {command.kind}"
+        f"{env_id}, slot {slot}, task {start.task_id} ({tasks[start.task_id].name}), trial {start.trial_id}"
+    )
+
+
+def warn_of_restart(why: str) -> None:
+    """Say that a worker is started anew."""
+    warnings.warn(
+        f"{why}. It is started anew; episodes that were running in it are lost and counted as such",
+        WorkerRestarted,
+        stacklevel=2,
     )

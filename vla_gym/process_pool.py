@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from vla_gym import errors
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.messages import Failure, read_reply, write_commands
-from vla_gym.pool import OnWorkerError, SlotCommand, SlotSetup, describe
+from vla_gym.pool import OnWorkerError, SlotCommand, SlotSetup, describe, warn_of_restart
 from vla_gym.slot import SlotReport
 from vla_gym.slot_memory import SlotMemory, shared_block
 from vla_gym.worker_process import WorkerProcess
@@ -44,6 +44,7 @@ class ProcessPool:
         self._reset_timeout = reset_timeout
         self._on_worker_error = on_worker_error
         self._closed = False
+        self._last_failure = ""
         self._restarts = [0] * len(environments)
         self._bereft: set[int] = set()
         """Slots whose episode went with a worker while nothing was asked of them."""
@@ -70,6 +71,10 @@ class ProcessPool:
     def pids(self) -> list[int]:
         """Process id of each worker."""
         return [worker.pid for worker in self._workers]
+
+    def last_failure(self) -> str:
+        """See `vla_gym.pool.Pool.last_failure`."""
+        return self._last_failure
 
     def close(self) -> None:
         """See `vla_gym.pool.Pool.close`."""
@@ -159,6 +164,8 @@ class ProcessPool:
         self._restarts[number] += 1
         if self._on_worker_error == "raise" or self._restarts[number] > MAX_RESTARTS:
             raise why
+        self._last_failure = str(why)
+        warn_of_restart(str(why))
         old = self._workers[number]
         old.waiting = True
         old.hang_up()

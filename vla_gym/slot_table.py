@@ -26,6 +26,8 @@ class SlotTable:
         self.idle = np.ones(num_envs, dtype=np.bool_)
         self.episodes = np.zeros(num_envs, dtype=np.int64)
         """Episodes each slot has taken from the schedule."""
+        self.losses = np.zeros(num_envs, dtype=np.int64)
+        """Episodes each slot has lost in a row."""
         self.log: list[list[np.ndarray]] = [[] for _ in range(num_envs)]
         """Executed actions `[executed, A]` of the present episode, one array per decision."""
 
@@ -50,6 +52,11 @@ class SlotTable:
         """Cell of the slot's present episode."""
         return StartState(task_id=int(self.task_id[slot]), trial_id=int(self.trial_id[slot]))
 
+    def begin_schedule(self, mask_N: np.ndarray) -> None:
+        """The slots of the mask take their episodes from the schedule's start; a lost cell is forgotten."""
+        self.episodes[mask_N] = 0
+        self.lost[mask_N] = False
+
     def begin(self, slot: int, start: StartState, fingerprint: str) -> None:
         """A new episode has begun."""
         self.task_id[slot] = start.task_id
@@ -69,6 +76,10 @@ class SlotTable:
         self.terminated[slot] = report.terminated
         self.truncated[slot] = report.truncated
         self.lost[slot] = report.lost
+        if report.lost:
+            self.losses[slot] += 1
+        elif report.terminated or report.truncated:
+            self.losses[slot] = 0
         if len(action_TA):
             self.log[slot].append(action_TA)
 

@@ -14,8 +14,9 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym import vector_state
 from vla_gym.env_config import EnvConfig
+from vla_gym.errors import WorkerFailed
 from vla_gym.observation import ObservationLayout
-from vla_gym.pool import Pool, SlotCommand
+from vla_gym.pool import Pool, SlotCommand, describe_cell
 from vla_gym.slot import SlotReport
 from vla_gym.slot_table import SlotTable
 from vla_gym.specs import Benchmark, StartState
@@ -26,6 +27,8 @@ from vla_gym.vector_inputs import read_actions, read_reset_options
 if TYPE_CHECKING:
     from vla_gym.sb3 import SB3VecEnv
 
+MAX_LOSSES = 3
+"""Episodes that one slot may lose in a row; workers die by accident, but not three times."""
 Observation = dict[str, Any]
 """`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `instruction` tuple of N str."""
 
@@ -44,7 +47,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         start_state   object    hex str, equal exactly when two episodes began in the same simulator state
         step_rewards  float32   [N, K], zero where no step was run
         idle          bool      the slot's part of the grid is used up: it costs and does nothing
-        lost          bool      the worker died with the episode (`on_worker_error="restart"`): not counted
+        lost          bool      the worker failed with the episode (`on_worker_error="restart"`): it is truncated and
+                                not counted; a grid gives its cell out again
         episode       dict      on the last decision: return, length (simulator steps), success_once,
                                 success_at_end, seconds
 
@@ -98,12 +102,12 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if mask_N is None:
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
             if self._schedule.kind == "grid":
-                self._table.episodes[:] = 0
+                self._table.begin_schedule(mask_N)
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
             self._schedule = self._schedule.reseeded(seed)
-            self._table.episodes[mask_N] = 0
+            self._table.begin_schedule(mask_N)
         slots = np.flatnonzero(mask_N).tolist()
         self._run(self._begin_commands(slots, cells))
         self._was_reset = True
@@ -118,7 +122,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise gym.error.ResetNeeded("call reset() before step()")
         table = self._table
         running_N = table.running
-        action_NKA = read_actions(actions, running_N, self.single_action_space)
+        action_NKA = read_actions(actions, running_N, self.single_action_space, self._where)
         commands: list[SlotCommand] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             commands += self._begin_commands(np.flatnonzero(table.finished).tolist())
@@ -216,6 +220,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return commands
 
     def _draw(self, slot: int) -> StartState | None:
+        if self._schedule.kind == "grid" and self._table.lost[slot]:
+            return self._table.start(slot)  # no cell of a grid goes missing
         start = self._schedule.cell(slot, int(self._table.episodes[slot]))
         if start is not None:
             self._table.episodes[slot] += 1
@@ -233,7 +239,21 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 executed = len(report.step_rewards)
                 self._table.record(command.slot, report, command.action_TA[:executed].copy())
                 decision.enter(command.slot, report)
+        self._check_losses()
         return decision
+
+    def _check_losses(self) -> None:
+        """A slot that loses episode after episode has no accidents: close and raise."""
+        slot = int(self._table.losses.argmax())
+        if self._table.losses[slot] >= MAX_LOSSES:
+            where, failure = self._where(slot), self._pool.last_failure()
+            self.close()
+            raise WorkerFailed(
+                f"{MAX_LOSSES} episodes in a row were lost [{where}]. The last failure: {failure}"
+            )
+
+    def _where(self, slot: int) -> str:
+        return describe_cell(self.benchmark.id, self.benchmark.tasks, slot, self._table.start(slot))
 
     def _ask(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
         try:

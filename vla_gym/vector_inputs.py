@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,14 @@ from vla_gym.specs import StartState, Task
 RESET_OPTIONS = ("reset_mask", "task_id", "trial_id")
 
 
-def read_actions(actions: object, running_N: np.ndarray, single: spaces.Box) -> np.ndarray:
+def read_actions(
+    actions: object, running_N: np.ndarray, single: spaces.Box, where: Callable[[int], str] = "slot {}".format
+) -> np.ndarray:
     """Actions as a fresh float32 `[N, K, A]` clipped to [-1, 1].
 
     With K = 1, `[N, A]` is accepted too. Rows of slots that do not run are ignored. Raises `BadValue` for
-    another shape, for what is no number, and for NaN or infinity in a running slot's row.
+    another shape, for what is no number, and for NaN or infinity in a running slot's row; `where` says what
+    that slot is doing.
     """
     num_envs, (chunk, action_dim) = len(running_N), single.shape
     try:
@@ -40,8 +43,8 @@ def read_actions(actions: object, running_N: np.ndarray, single: spaces.Box) -> 
         if bad.any():
             slot, step, dim = np.argwhere(bad)[0].tolist()
             raise BadValue(
-                f"actions[{slot}, {step}, {dim}] is {raw[slot, step, dim]}; every action must be finite, "
-                "in [-1, 1]"
+                f"actions[{slot}, {step}, {dim}] is {raw[slot, step, dim]} [{where(slot)}]; every action must be "
+                "finite, in [-1, 1]"
             )
         raw = np.nan_to_num(raw)
     return np.clip(raw, -1.0, 1.0)

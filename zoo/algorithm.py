@@ -159,6 +159,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             "_learner",
             "_episodes",
             "_counts",
+            "_num_lost",
         ]
 
     def _forget_run(self) -> None:
@@ -169,6 +170,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.alarms = Alarms()
         self._episodes: list[Episode] = []
         self._counts = {"decisions": 0, "sim_steps": 0}
+        self._num_lost = 0
 
     @property
     def learner(self) -> Learner:
@@ -208,6 +210,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.num_timesteps += int(executed.sum())
         self._counts["sim_steps"] += int(executed.sum())
         self._counts["decisions"] += int((executed > 0).sum())
+        self._num_lost += sum(bool(done and info.get("lost", False)) for done, info in zip(dones, infos))
         callback.update_locals({"infos": infos, "dones": dones, "env": self.env, **seen})
         if not callback.on_step():
             return False
@@ -314,9 +317,11 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _record_iteration(self) -> None:
         self.record(episode_metrics(self._episodes))
+        self.record({"env/episodes_lost": float(self._num_lost)})
         self.record(self.clock.read(**self._counts))
         self._episodes = []
         self._counts = {"decisions": 0, "sim_steps": 0}
+        self._num_lost = 0
 
 
 def _plain_view(env: Any) -> Any:

@@ -6,11 +6,12 @@ import argparse
 import difflib
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import yaml
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.pool import OnWorkerError
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -86,6 +87,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "-i", "--run", metavar="RUN", help="run folder, best/ or checkpoints/step_<n>/ folder"
     )
     parser.add_argument("--policy", metavar="NAME", help="family name or folder, instead of -i")
+    parser.add_argument(
+        "--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint is to use"
+    )
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(
         "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
@@ -93,4 +97,24 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
     parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of the likeliest")
+    add_worker_error_argument(parser, default="raise", what="start it anew and run its episodes again")
     parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+
+
+def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, what: str) -> None:
+    """`--on-worker-error`; `what` says what "restart" does, `default` None leaves it to the run."""
+    parser.add_argument(
+        "--on-worker-error",
+        type=worker_error,
+        default=default,
+        metavar="{raise,restart}",
+        help=f"a simulator that dies, hangs or raises ends the command, or: {what} "
+        f"(default: {default or 'restart'})",
+    )
+
+
+def worker_error(text: str) -> str:
+    """One of the two ways to meet a failed worker."""
+    if text not in get_args(OnWorkerError):
+        raise argparse.ArgumentTypeError(str(unknown_name("way", text, get_args(OnWorkerError))))
+    return text

@@ -75,6 +75,8 @@ class Frame:
     """Main camera, uint8 `[H, W, 3]`."""
     success: bool
     """Solved so far?"""
+    first: bool = False
+    """Does the episode begin here? A cell that was lost begins once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,8 @@ def evaluate(
     """One episode from each cell; the result is in the order of `cells`, whoever finished first.
 
     Slots take contiguous blocks of cells (few task switches); a slot that is through costs nothing.
-    `envs` must have autoreset DISABLED and at most as many slots as there are cells.
+    `envs` must have autoreset DISABLED and at most as many slots as there are cells. An episode lost with its
+    worker (`on_worker_error="restart"`) is run again, so that no cell is skipped; `envs` gives up by itself.
     """
     if envs.num_envs > len(cells):
         raise ValueError(f"{envs.num_envs} slots for {len(cells)} cells")
@@ -163,9 +166,11 @@ def evaluate(
     solved_N = np.zeros(envs.num_envs, dtype=bool)
     live_N = np.ones(envs.num_envs, dtype=bool)
     done: dict[int, Episode] = {}
+    begins_N = live_N.copy()
     actions: np.ndarray | None = None
     while True:
-        _show(on_frame, obs, current, solved_N, live_N)
+        _show(on_frame, obs, current, solved_N, live_N, begins_N)
+        begins_N[:] = False
         chosen, _ = policy.predict(_rows(obs, live_N), deterministic=deterministic)
         if actions is None:
             actions = np.zeros((envs.num_envs, *chosen.shape[1:]), dtype=np.float32)
@@ -175,22 +180,24 @@ def evaluate(
         ended_N = (terminated_N | truncated_N) & live_N
         if not ended_N.any():
             continue
-        _show(on_frame, obs, current, solved_N, ended_N)
-        for slot in np.flatnonzero(ended_N).tolist():
+        lost_N = ended_N & infos["lost"]
+        _show(on_frame, obs, current, solved_N, ended_N & ~lost_N, begins_N)
+        for slot in np.flatnonzero(ended_N & ~lost_N).tolist():
             episode = _episode(cells[current[slot]], infos["episode"], slot, starts[slot])
             done[current[slot]] = episode
             if on_episode is not None:
                 on_episode(episode)
-        again_N = ended_N & np.array([bool(block) for block in blocks])
+        again_N = lost_N | (ended_N & np.array([bool(block) for block in blocks]))
         live_N &= ~ended_N | again_N
         if not live_N.any():
             return [done[index] for index in range(len(cells))]
         if again_N.any():
-            for slot in np.flatnonzero(again_N).tolist():
+            for slot in np.flatnonzero(again_N & ~lost_N).tolist():
                 current[slot] = blocks[slot].popleft()
             obs, infos = envs.reset(options=_reset_options(cells, current, again_N))
             starts = list(infos["start_state"])
             solved_N &= ~again_N
+            begins_N = again_N
 
 
 def rates_by_task(episodes: Sequence[Episode], tasks: Sequence[Task]) -> list[Rate]:
@@ -269,10 +276,17 @@ def _show(
     current: Sequence[int],
     solved_N: np.ndarray,
     mask_N: np.ndarray,
+    begins_N: np.ndarray,
 ) -> None:
     if on_frame is None:
         return
     for slot in np.flatnonzero(mask_N).tolist():
         on_frame(
-            Frame(slot=slot, episode=current[slot], image=obs["image"][slot], success=bool(solved_N[slot]))
+            Frame(
+                slot=slot,
+                episode=current[slot],
+                image=obs["image"][slot],
+                success=bool(solved_N[slot]),
+                first=bool(begins_N[slot]),
+            )
         )

@@ -24,7 +24,7 @@ from zoo.settings import check_algorithm, check_settings
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
-_RESUME_FLAGS = ("n_timesteps", "eval_freq", "save_freq", "device", "num_threads")
+_RESUME_FLAGS = ("n_timesteps", "eval_freq", "save_freq", "device", "num_threads", "on_worker_error")
 """What may change when a run goes on; anything else would make it another run."""
 _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
 
@@ -84,6 +84,8 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         tuned["policy_kwargs"] = fresh
     values = _merge(tuned, overrides)
     flags = {name: getattr(args, name) for name in _RUN_FLAGS if getattr(args, name) is not None}
+    if args.on_worker_error is not None:
+        flags["on_worker_error"] = args.on_worker_error
     config = build_config(
         algo=algo,
         env=args.env,
@@ -114,6 +116,9 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
                 f"--{name.replace('_', '-')} cannot change when a run goes on with -i; allowed: {allowed}"
             )
     changed = {name: getattr(args, name) for name in _RESUME_FLAGS if getattr(args, name) is not None}
+    on_worker_error = changed.pop("on_worker_error", None)
+    if on_worker_error is not None:
+        changed["env_options"] = {**config.env_options, "on_worker_error": on_worker_error}
     config = replace(config, **changed)
     check_arithmetic(config)
     if config.n_timesteps <= point.step:

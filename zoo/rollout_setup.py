@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_policies import VLAPolicy
 
 _DEFAULT_NUM_ENVS = 4
-_TRAINING_ONLY = ("group_size", "num_workers", "reward", "reward_scale")
+_TRAINING_ONLY = ("group_size", "num_workers", "reward", "reward_scale", "on_worker_error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,10 @@ class RolloutPlan:
     """Environment id."""
     policy: str
     """Family name or checkpoint folder."""
+    suite: str | None
+    """Suite of the tasks, where it is one."""
+    unnorm_key: str | None
+    """Data set whose action statistics a published checkpoint is to use."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
@@ -57,14 +61,16 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     else:
         if args.env is None:
             raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-        find_benchmark(args.env)
-        policy = resolve_policy(args.policy)
+        policy = resolve_policy(
+            args.policy, suite=_suite(args.env), settings={"unnorm_key": args.unnorm_key}
+        )
         values = load_hyperparams("ppo", args.env, policy.family).values
         options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
         options.update(values.get("env_kwargs", {}))
         env, run_path = args.env, None
     options.update(policy.env_options)
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
+    options["on_worker_error"] = args.on_worker_error
     family_options = {
         name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"
     }
@@ -72,11 +78,19 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     return RolloutPlan(
         env=env,
         policy=policy.name,
+        suite=_suite(env),
+        unnorm_key=args.unnorm_key,
         env_options=options,
         num_envs=min(args.num_envs or _DEFAULT_NUM_ENVS, len(cells)),
         cells=tuple(cells),
         run_path=run_path,
     )
+
+
+def _suite(env: str) -> str | None:
+    """The one suite of the environment's tasks; None for several."""
+    suites = {task.suite for task in find_benchmark(env).tasks}
+    return suites.pop() if len(suites) == 1 else None
 
 
 def open_rollout(
@@ -98,6 +112,9 @@ def open_rollout(
         view = envs.as_sb3()
         policy = VLAPolicy.from_pretrained(
             plan.policy,
+            unnorm_key=plan.unnorm_key,
+            suite=plan.suite,
+            action_spec=envs.benchmark.action_spec,
             observation_space=view.observation_space,
             action_space=view.action_space,
             device=where,

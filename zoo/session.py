@@ -206,7 +206,8 @@ class Evaluator:
 
     def _make(self) -> VLAVectorEnv:
         num_envs = min(self._config.num_envs, len(self._cells))
-        options = {**self._config.env_options, "group_size": 1}
+        # A lost episode is run again, so a restart leaves no hole in the evaluation.
+        options = {"on_worker_error": "restart", **self._config.env_options, "group_size": 1}
         if "num_workers" in options:
             options["num_workers"] = min(options["num_workers"], num_envs)
         return make_vec(self._config.env, num_envs, autoreset_mode="disabled", **options)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser, count, count_or_zero
+from zoo.arguments import OneLineParser, add_worker_error_argument, count, count_or_zero
 from zoo.cli import guarded
 from zoo.config import RunConfig
 from zoo.dry_run import dry_run_text
@@ -61,6 +61,7 @@ def parser() -> OneLineParser:
         "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
     )
     p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab")
+    add_worker_error_argument(p, default=None, what="start it anew, its episodes are lost and not counted")
     p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
     p.add_argument("--device", metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)")
     p.add_argument(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
 from vla_gym import VLAVectorEnv, make_vec
-from vla_gym.errors import VLAZooError
+from vla_gym.errors import VLAZooError, WorkerRestarted
 from zoo.alarms import TrainingWarning
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.checkpoint import load_checkpoint
@@ -23,6 +23,9 @@ from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
 from zoo.settings import ALGORITHM_SETTINGS, ALGORITHMS
+
+ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
+"""What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
 
 
 def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
@@ -37,7 +40,7 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     device = check_device(config.device)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
-        envs = make_vec(config.env, config.num_envs, seed=config.seed, **config.env_options)
+        envs = make_vec(config.env, config.num_envs, seed=config.seed, **(ENV_DEFAULTS | config.env_options))
         cleanup.callback(envs.close)
         weights = request.resume.checkpoint if request.resume is not None else None
         model = make_model(config, envs, device, weights=weights)
@@ -101,7 +104,7 @@ def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
 
 @contextmanager
 def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
-    """Show a training warning as one line instead of a source position."""
+    """Show a training warning, or a worker's restart, as one line instead of a source position."""
     former = warnings.showwarning
 
     def show(
@@ -112,7 +115,7 @@ def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if issubclass(category, TrainingWarning):
+        if issubclass(category, TrainingWarning | WorkerRestarted):
             say(f"warning: {message}")
         else:
             former(message, category, filename, lineno, file, line)
@@ -120,5 +123,6 @@ def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         # The alarms limit their own rate.
         warnings.simplefilter("always", TrainingWarning)
+        warnings.simplefilter("always", WorkerRestarted)
         warnings.showwarning = show
         yield

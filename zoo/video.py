@@ -30,6 +30,8 @@ class VideoRecorder:
     def add(self, frame: Frame) -> None:
         """Keep a frame (of the first `max_episodes` cells)."""
         if frame.episode < self._max_episodes:
+            if frame.first:
+                self._tiles[frame.episode], self._solved[frame.episode] = [], []
             self._tiles.setdefault(frame.episode, []).append(frame.image.copy())
             self._solved.setdefault(frame.episode, []).append(frame.success)
 

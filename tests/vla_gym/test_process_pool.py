@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv, WorkerFailed, make_vec
+from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted, make_vec
 
 Make = Callable[..., VLAVectorEnv]
 Alive = Callable[[int], bool]
@@ -34,6 +36,9 @@ def doomed(make: Make, fate: str, **options: Any) -> VLAVectorEnv:
     """Three slots in two workers: slot 0, and slots 1 and 2."""
     benchmark = scripted_benchmark((9, 9, 9), fate=fate)
     return make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **options)
+
+
+SAYS = {"raise": "raised ZeroDivisionError", "die": "killed by SIGKILL", "hang": "hung for 1 s"}
 
 
 def numbers(envs: VLAVectorEnv, steps: int) -> list[Any]:
@@ -84,6 +89,29 @@ def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) 
     assert not any(map(alive, pids))
 
 
+def test_a_killed_worker_is_noticed_at_once(make: Make) -> None:
+    envs = doomed(make, "hang", step_timeout=60.0)
+    envs.reset()
+    pid = envs.worker_pids[0]
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL.*slot 0, task 0"):
+        envs.step(trigger(0))
+    assert time.monotonic() - began < 5.0  # 0.3 s until the kill; the timeout of 60 s plays no part
+
+
+def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: Make) -> None:
+    envs = doomed(make, "")
+    envs.reset()
+    action = QUIET.copy()
+    action[2, 3, 1] = np.nan
+    with pytest.raises(
+        BadValue, match=r"actions\[2, 3, 1\] is nan \[Scripted, slot 2, task 2 \(task_2\), trial 0\]"
+    ):
+        envs.step(action)
+    assert envs.step(QUIET)[4]["executed"].tolist() == [5, 5, 5]
+
+
 def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
     envs = doomed(make, "hang", step_timeout=0.5)
     envs.reset()
@@ -112,7 +140,10 @@ def test_restart_loses_the_worker_s_episodes_only(make: Make, fate: str) -> None
     envs = doomed(make, fate, **options, step_timeout=1.0)
     envs.reset()
     before = envs.worker_pids
-    _, reward, terminated, truncated, infos = envs.step(trigger(1))
+    with pytest.warns(
+        WorkerRestarted, match=rf"{SAYS[fate]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"
+    ):
+        _, reward, terminated, truncated, infos = envs.step(trigger(1))
     assert envs.worker_pids[0] == before[0]
     assert envs.worker_pids[1] != before[1]
     assert infos["lost"].tolist() == [False, True, True]
@@ -132,9 +163,10 @@ def test_restart_in_this_process(make: Make) -> None:
     benchmark = scripted_benchmark((9, 9, 9), fate="raise")
     envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
     envs.reset()
-    assert envs.step(trigger(1))[4]["lost"].tolist() == [False, True, False]
+    with pytest.warns(WorkerRestarted, match=r"slot 1, task 1.*ZeroDivisionError: the arm fell off"):
+        assert envs.step(trigger(1))[4]["lost"].tolist() == [False, True, False]
     obs, *_, infos = envs.step(QUIET)
-    assert infos["trial_id"].tolist() == [0, 1, 0]
+    assert infos["trial_id"].tolist() == [0, 0, 0]  # the lost cell again
     assert obs["state"].tolist() == [[9], [0], [9]]
 
 
@@ -151,7 +183,8 @@ def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> N
     envs.reset()
     envs.step(QUIET)
     os.kill(envs.worker_pids[1], signal.SIGKILL)
-    envs.reset(options={"reset_mask": np.array([False, False, True])})  # done again by the new worker
+    with pytest.warns(WorkerRestarted, match=r"SIGKILL.*during reset"):  # done again by the new worker
+        envs.reset(options={"reset_mask": np.array([False, False, True])})
     obs, *_, infos = envs.step(QUIET)
     assert infos["lost"].tolist() == [False, True, False]
     assert infos["executed"].tolist() == [4, 0, 5]
@@ -159,14 +192,71 @@ def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> N
 
 
 def test_restarting_has_an_end(make: Make) -> None:
-    with pytest.raises(WorkerFailed, match="cannot be reset"):
-        doomed(make, "bad reset", on_worker_error="restart").reset()
+    envs = doomed(make, "bad reset", on_worker_error="restart")
+    with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match="cannot be reset"):
+        envs.reset()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> None:
+    benchmark = scripted_benchmark((9, 9, 9), fate="raise")
+    envs = make(benchmark, 1, chunk=5, num_workers=num_workers, on_worker_error="restart")
+    envs.reset()
+    for _ in range(2):
+        with pytest.warns(WorkerRestarted):
+            envs.step(trigger(0)[:1])  # lost
+        envs.step(QUIET[:1])  # the next episode begins
+    last = r"3 episodes in a row were lost \[Scripted, slot 0.*the arm fell off"
+    with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match=last):
+        envs.step(trigger(0)[:1])
+    assert envs.closed
+
+
+def test_losses_with_an_episode_in_between_are_accidents(make: Make) -> None:
+    envs = make(scripted_benchmark((9,), fate="raise"), 1, chunk=5, on_worker_error="restart")
+    envs.reset()
+    for _ in range(4):
+        with pytest.warns(WorkerRestarted):
+            envs.step(trigger(0)[:1])
+        for _ in range(4):  # the reset, a whole episode of two decisions, the reset
+            envs.step(QUIET[:1])
+    assert not envs.closed
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_a_grid_with_losses_still_visits_every_cell(make: Make, mode: str, group_size: int) -> None:
+    benchmark = scripted_benchmark((2, 3, 4), fate="raise", num_trials=3)
+    options = {"schedule": "grid", "group_size": group_size, "autoreset_mode": mode}
+    envs = make(benchmark, 4, chunk=5, on_worker_error="restart", **options)
+    _, infos = envs.reset()
+    finished: list[tuple[int, int]] = []
+    for step in range(60):
+        cells = list(zip(infos["task_id"].tolist(), infos["trial_id"].tolist(), strict=True))
+        action = np.zeros((4, 5, 2), dtype=np.float32)
+        action[step % 4, 1, 0] = float(step % 3 == 0)  # now and then one slot's worker fails
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WorkerRestarted)
+            _, _, terminated, _, infos = envs.step(action)
+        finished += [
+            cell
+            for cell, done, held in zip(cells, terminated, envs.idle, strict=True)
+            if done and cell[0] >= 0
+        ]
+        if mode == "disabled" and envs.finished.any():
+            _, infos = envs.reset(options={"reset_mask": envs.finished})
+        if envs.idle.all():
+            break
+    assert envs.idle.all()
+    every = [(task, trial) for task in range(3) for trial in range(3)]
+    assert sorted(finished) == sorted(every * group_size)
 
 
 def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
     envs = doomed(make, "die", on_worker_error="restart", autoreset_mode="disabled")
     envs.reset()
-    envs.step(trigger(1))
+    with pytest.warns(WorkerRestarted):
+        envs.step(trigger(1))
     other = doomed(make, "", autoreset_mode="disabled")
     _, infos = other.load_state_dict(envs.state_dict())
     assert infos["lost"].tolist() == [False, True, True]

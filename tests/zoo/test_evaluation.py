@@ -10,6 +10,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import StartState, Task
 from zoo.evaluation import (
     Episode,
+    Frame,
     choose_cells,
     evaluate,
     overall_rate,
@@ -45,6 +46,8 @@ class FakeEnvs:
         self.cells = [(-1, -1)] * num_envs
         self.left = np.zeros(num_envs, dtype=int)
         self.begun: list[tuple[int, int, int]] = []
+        self.loses: set[tuple[int, int]] = set()
+        """Cells whose first episode is lost at its end."""
         self.batch_sizes: list[int] = []
 
     def reset(self, *, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -69,7 +72,10 @@ class FakeEnvs:
             "seconds": np.zeros(self.num_envs),
         }
         # A finished slot is held: its flags stay up.
-        return self._obs(), success * 1.0, ended, np.zeros_like(ended), {"success": success, "episode": stats}
+        lost = np.array([cell in self.loses for cell in self.cells]) & running & ended
+        self.loses -= {cell for cell, gone in zip(self.cells, lost) if gone}
+        infos = {"success": success & ~lost, "episode": stats, "lost": lost}
+        return self._obs(), success * 1.0, ended, np.zeros_like(ended), infos
 
     def _obs(self) -> dict[str, Any]:
         image = np.zeros((self.num_envs, 2, 2, 3), dtype=np.uint8)
@@ -154,6 +160,25 @@ def test_frames_show_each_decision_and_the_end() -> None:
         on_frame=lambda frame: seen.append((frame.episode, int(frame.image[0, 0, 0]), frame.success)),
     )
     assert seen == [(0, 1, False), (0, 1, False), (0, 1, True), (1, 10, False), (1, 10, False)]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 6])
+def test_a_lost_episode_is_run_again(num_envs: int) -> None:
+    cells = [StartState(task_id=a, trial_id=b) for a in range(2) for b in range(3)]
+    envs = FakeEnvs(num_envs)
+    envs.loses = {(0, 1), (1, 2)}
+    films: dict[int, int] = {}
+
+    def count(frame: Frame) -> None:
+        films[frame.episode] = 1 if frame.first else films[frame.episode] + 1
+
+    episodes = evaluate(FakePolicy(envs), envs, cells, on_frame=count)
+    assert [(e.task_id, e.trial_id) for e in episodes] == [(c.task_id, c.trial_id) for c in cells]
+    assert [e.success_once for e in episodes] == [True, True, True, False, False, False]
+    begun = [begun[1:] for begun in envs.begun]
+    assert sorted(begun) == sorted([(a, b) for a in range(2) for b in range(3)] + [(0, 1), (1, 2)])
+    # One frame a decision and the last state; what was filmed of a lost episode is dropped.
+    assert films == {0: 2, 1: 3, 2: 4, 3: 2, 4: 3, 5: 4}
 
 
 def test_rates_by_task_and_suite_and_their_means() -> None:
