@@ -82,6 +82,8 @@ class Backbone(nn.Module, ABC):
     """Do published checkpoints take whatever chunk and cameras the environment has?"""
     source: str | None = None
     """Folder or Hub id the weights came from; None when fresh."""
+    source_revision: str | None = None
+    """Commit of that Hub id."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()

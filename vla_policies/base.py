@@ -30,6 +30,7 @@ from vla_policies.pretrained import (
     fresh_backbone,
     fresh_options,
     load_checkpoint,
+    name_source,
     read_header,
     save_adapter,
     save_checkpoint,
@@ -123,9 +124,7 @@ class VLAPolicy(ActorCriticPolicy):
         loaded = load_checkpoint(folder, request)
         check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
         self.backbone, self.sampling = loaded.backbone, loaded.sampling
-        if loaded.backbone.source == str(folder.resolve()) and not Path(name).is_dir():
-            # A Hub id says more to others than the place of its copy here.
-            loaded.backbone.source = loaded.backbone.published if name in FAMILIES else name.partition("@")[0]
+        name_source(loaded.backbone, name, folder)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
@@ -250,6 +249,7 @@ class VLAPolicy(ActorCriticPolicy):
         unnorm_key: str | None = None,
         *,
         revision: str | None = None,
+        suite: str | None = None,
         backbone_kwargs: Mapping[str, Any] | None = None,
         action_spec: ActionSpec | None = None,
         observation_space: spaces.Space[Any] | None = None,
@@ -260,10 +260,14 @@ class VLAPolicy(ActorCriticPolicy):
 
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
-        `unnorm_key` chooses action statistics where there are any.
+        `unnorm_key`, or else `suite`, chooses action statistics where there are any.
         """
         request = Request(
-            family=family, unnorm_key=unnorm_key, action_spec=action_spec, options=backbone_kwargs or {}
+            family=family,
+            unnorm_key=unnorm_key,
+            suite=suite,
+            action_spec=action_spec,
+            options=backbone_kwargs or {},
         )
         folder = find_checkpoint(str(name), request.options, revision)
         if folder is None:
@@ -282,8 +286,11 @@ class VLAPolicy(ActorCriticPolicy):
             backbone_kwargs=backbone_kwargs,
             family=None if folder is None else family,
             unnorm_key=unnorm_key,
+            suite=suite,
             action_spec=action_spec,
         )
+        if folder is not None:
+            name_source(policy.backbone, str(name), folder)
         return policy.to(get_device(device))
 
 

@@ -110,8 +110,8 @@ def adapter_state(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
-    """Write the adapters alone; `base` is the folder or Hub id of the model they belong to."""
+def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | None = None) -> None:
+    """Write the adapters alone; `base` is the folder or Hub id (at `revision`) of the model they belong to."""
     config = getattr(module, "peft_config", {}).get(_NAME)
     if config is None:
         raise BadValue(
@@ -120,6 +120,7 @@ def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     values = {key: _plain(value) for key, value in config.to_dict().items()}
     values["base_model_name_or_path"] = base
+    values["revision"] = revision
     values["inference_mode"] = True
     write_safetensors(folder / ADAPTER_WEIGHTS, adapter_state(module))
     write_text(folder / ADAPTER_CONFIG, json.dumps(values, indent=2, sort_keys=True) + "\n")

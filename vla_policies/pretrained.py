@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
+from vla_policies.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.norm_stats import STATISTICS_FILE
 from vla_policies.records import from_json, to_json
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
@@ -19,11 +19,6 @@ from vla_policies.weights import CONFIG_FILE, read_config
 
 FORMAT_VERSION = 1
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
-_HUB_FILES = ["*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt"]
-"""What a download may bring: no code, and of torch's own files only those read with `weights_only=True`."""
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETTINGS = "vla_zoo.json"
 """Beside an adapter: what goes over its base's `config.json`."""
@@ -35,6 +30,8 @@ class Adapter:
 
     base_name: str
     """Folder or Hub id of the model it belongs to."""
+    revision: str | None
+    """Commit of the Hub id that it was trained on, where that is known."""
     base: Path
     """That model's folder."""
     config: Mapping[str, Any]
@@ -70,9 +67,9 @@ def find_checkpoint(
         if revision is not None:
             raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' is a folder")
         return path
-    hub = _HUB_ID.fullmatch(name)
-    if hub and not name.startswith((".", "~")) and not path.parent.is_dir():
-        return _download(hub["repo"], revision or hub["revision"])
+    hub = parse_hub_id(name)
+    if hub is not None:
+        return _download(hub.repo, revision or hub.revision)
     if "/" in name or path.exists():
         raise BadValue(
             f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
@@ -119,10 +116,19 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     where = f"model of {base / CONFIG_FILE}"
     backbone = family_class(header.family).from_config(header.conventions, header.model, where)
     backbone.load(base)
-    backbone.source = str(folder.resolve()) if adapter is None else adapter.base_name
-    if adapter is not None:
+    if adapter is None:
+        backbone.source = str(folder.resolve())
+    else:
+        backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
         backbone.load_adapter(folder)
     return Pretrained(backbone, header.sampling)
+
+
+def name_source(backbone: Backbone, name: str, folder: Path) -> None:
+    """After `load_checkpoint(folder)`: a Hub id and its commit say more to others than the place of its copy here."""
+    if backbone.source == str(folder.resolve()) and not Path(name).expanduser().is_dir():
+        backbone.source = backbone.published if name in FAMILIES else name.partition("@")[0]
+        backbone.source_revision = folder.name
 
 
 def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str | None) -> None:
@@ -138,8 +144,10 @@ def _open_adapter(folder: Path) -> Adapter | None:
         return None
     from vla_policies.lora import read_adapter_config  # loads peft, which most policies do without
 
-    name = str(read_adapter_config(folder)["base_model_name_or_path"])
-    base = find_checkpoint(name)
+    values = read_adapter_config(folder)
+    name = str(values["base_model_name_or_path"])
+    revision = None if Path(name).is_dir() else values.get("revision")
+    base = find_checkpoint(name, revision=revision)
     if base is None:
         raise BadValue(
             f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'"
@@ -149,7 +157,7 @@ def _open_adapter(folder: Path) -> Adapter | None:
         config |= read_config(folder, ADAPTER_SETTINGS)
     if (folder / STATISTICS_FILE).is_file():
         config["norm_stats"] = {**config.get("norm_stats", {}), **read_config(folder, STATISTICS_FILE)}
-    return Adapter(name, base, config)
+    return Adapter(name, revision, base, config)
 
 
 def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
@@ -228,15 +236,4 @@ def fresh_options(backbone: Backbone) -> dict[str, Any]:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        folder = snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        at = f" at revision '{revision}'" if revision else ""
-        raise BadValue(
-            f"policy '{repo}' is no family ({', '.join(sorted(FAMILIES))}), no folder, and could not be fetched "
-            f"from the Hugging Face Hub{at}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        ) from error
-    return Path(folder)
+    return fetch(HubId(repo, revision), allow=POLICY_FILES, ignore=(CHECKPOINTS,))

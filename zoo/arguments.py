@@ -90,6 +90,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint is to use"
     )
+    parser.add_argument(
+        "--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint is to use"
+    )
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(
         "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"

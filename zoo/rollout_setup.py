@@ -37,6 +37,10 @@ class RolloutPlan:
     """Suite of the tasks, where it is one."""
     unnorm_key: str | None
     """Data set whose action statistics a published checkpoint is to use."""
+    suite: str | None
+    """Suite of the tasks, where it is one."""
+    unnorm_key: str | None
+    """Data set whose action statistics a published checkpoint is to use."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
@@ -61,9 +65,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     else:
         if args.env is None:
             raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-        policy = resolve_policy(
-            args.policy, suite=_suite(args.env), settings={"unnorm_key": args.unnorm_key}
-        )
+        policy = resolve_policy(args.policy, suite=_suite(args.env), settings={"unnorm_key": args.unnorm_key})
         values = load_hyperparams("ppo", args.env, policy.family).values
         options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
         options.update(values.get("env_kwargs", {}))
@@ -85,6 +87,12 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         cells=tuple(cells),
         run_path=run_path,
     )
+
+
+def _suite(env: str) -> str | None:
+    """The one suite of the environment's tasks; None for several."""
+    suites = {task.suite for task in find_benchmark(env).tasks}
+    return suites.pop() if len(suites) == 1 else None
 
 
 def _suite(env: str) -> str | None:

@@ -163,14 +163,19 @@ def policy_folder(path: str) -> Path:
     """Where the policy of `-i path` is: the folder itself if it holds one, else best/, else the newest checkpoint."""
     wanted = Path(path).expanduser()
     _must_exist(wanted)
-    if (wanted / "config.json").is_file():
+    if holds_policy(wanted):
         return wanted
     run = find_run(path)
     steps = run.saved_steps()
     for folder in (run.best, *(run.checkpoint(step) for step in reversed(steps))):
-        if (folder / "config.json").is_file():
+        if holds_policy(folder):
             return folder
     raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+
+
+def holds_policy(folder: Path) -> bool:
+    """Are there weights, whole or an adapter's, with what says how to read them?"""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
 def metadata_version() -> str:

@@ -177,7 +177,7 @@ def test_a_path_into_an_existing_folder_is_not_a_hub_id(
 def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fetch(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def fetch(repo: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append((repo, revision, allow_patterns))
         return str(folder)
 
@@ -209,6 +209,8 @@ def test_a_config_of_nobody_we_know_is_named(folder: Path) -> None:
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> str:
         raise OSError("no route\nto host")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(BadValue, match=r"could not be fetched .* at revision 'main': no route$"):

@@ -153,7 +153,8 @@ class OpenVLAFamily(Backbone):
         return is_attached(self.network)
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
-        save_adapter(self.network, folder, base)
+        revision = self.source_revision if base == self.source else None
+        save_adapter(self.network, folder, base, revision)
         write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
         ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
         write_text(folder / ADAPTER_SETTINGS, json.dumps({OURS: ours}, indent=2) + "\n")

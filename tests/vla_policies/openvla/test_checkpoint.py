@@ -338,7 +338,7 @@ def test_a_published_name_is_fetched_and_fresh_weights_need_a_size(
 ) -> None:
     asked = []
 
-    def fetch(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def fetch(repo: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append((repo, revision))
         return str(folder)
 
