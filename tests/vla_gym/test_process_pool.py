@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -334,6 +335,37 @@ def test_no_worker_outlives_the_program(body: str, send: signal.Signals | None, 
         program.send_signal(send)
     program.communicate(timeout=20)
     assert gone(pids, alive)
+
+
+@pytest.mark.parametrize("body", ["envs.step(np.ones((2, 1, 2)))", "time.sleep(60)"])
+def test_ctrl_c_in_a_terminal_ends_everything(body: str, alive: Alive) -> None:
+    """The terminal sends SIGINT to the program and to its workers alike, in a step or between steps."""
+    program = run_script(body, start_new_session=True)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    time.sleep(0.5)
+    os.killpg(program.pid, signal.SIGINT)
+    _, err = program.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err
+    assert gone(pids, alive)
+
+
+def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:vla-gym")
+
+    def use() -> None:
+        envs = make_vec("Toy-Reach", 4, num_workers=2)
+        envs.reset()
+        envs.step(np.zeros((4, 1, 2), dtype=np.float32))
+        assert held()[1] > before[1]
+        envs.close()
+
+    before = held()
+    use()
+    gc.collect()
+    assert held() == before
 
 
 def test_ctrl_c_reaches_the_whole_terminal_group_and_the_program_stays_in_charge(alive: Alive) -> None:
