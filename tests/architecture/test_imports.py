@@ -36,6 +36,7 @@ BANNED_AT_MODULE_LEVEL = {
 
 LATE = {
     "vla_gym.sb3": {"stable_baselines3"},
+    "vla_gym.adapters.gl_textures": {"mujoco"},
     "vla_gym.adapters.libero": {"mujoco"},
     "vla_gym.adapters.libero_compile": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.libero_goals": {"mujoco"},

@@ -77,7 +77,14 @@ class LoadedTask:
         self.states = start_states(task.suite, task.name)
         self.settled: dict[int, Settled] = {}
         names = [CAMERA_NAMES[camera] for camera in cameras]
-        self.camera = Camera(self.model, names, image_size, hidden_groups=(COLLISION_GROUP,))
+        self.camera = Camera(
+            self.model,
+            names,
+            image_size,
+            hidden_groups=(COLLISION_GROUP,),
+            textures=self.compiled.textures,
+        )
+        self.first_pictures: dict[int, list[np.ndarray]] = {}
         forget_textures(self.model)
         self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
         fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
@@ -151,23 +158,34 @@ class LiberoSimulator:
             self._loaded.settled[start.trial_id] = settled
         self._restore(settled)
         self._advance(self._settle_action)
+        self._untouched: int | None = start.trial_id
         return self._fingerprint()
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 0.05 s; the reward is 1.0 when the goal holds afterwards."""
+        self._untouched = None
         self._advance(np.asarray(action_A, dtype=np.float64))
         success = holds(self._compiled.goal, self._model, self._data)
         return SimStep(reward=float(success), success=success, terminated=success)
 
     def observe(self) -> dict[str, np.ndarray]:
         """Draw what the cameras saw when the observables last sampled; rotated 180 degrees as every VLA expects."""
-        pictures = self._loaded.camera.develop(self._film)
+        pictures = self._pictures()
         observation = {
             camera: np.ascontiguousarray(picture[::-1, ::-1])
             for camera, picture in zip(self._cameras, pictures, strict=True)
         }
         observation["state"] = self._proprio()
         return observation
+
+    def _pictures(self) -> list[np.ndarray]:
+        """Drawn anew, except that a start state looks the same every time."""
+        if self._untouched is None:
+            return self._loaded.camera.develop(self._film)
+        first = self._loaded.first_pictures
+        if self._untouched not in first:
+            first[self._untouched] = self._loaded.camera.develop(self._film)
+        return first[self._untouched]
 
     def close(self) -> None:
         """Let go of the task."""

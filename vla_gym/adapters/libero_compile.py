@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -33,7 +33,7 @@ from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
 from vla_gym.cache import cache_dir
 
-FORMAT = 1
+FORMAT = 2
 """Raise when what is stored changes: older folders are then not found."""
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ class CompiledTask:
     """All a task needs at run time besides its start states."""
 
     model: mujoco.MjModel
+    """Its large textures are black: their pixels are in `textures`."""
+    textures: Mapping[int, Path]
+    """Texture id -> file of its pixels."""
     reset_state: np.ndarray
     """mjSTATE_INTEGRATION after upstream's reset: solver warm start and controls matter for bit equality."""
     home: np.ndarray
@@ -115,8 +118,10 @@ def _compile_in_child(suite: str, task: str, folder: Path) -> None:
 
 def _read(folder: Path, key: str) -> CompiledTask:
     record = json.loads((folder / "task.json").read_text())
+    model, textures = model_store.load_unpainted(folder, _blobs())
     return CompiledTask(
-        model=model_store.load(folder, _blobs()),
+        model=model,
+        textures=textures,
         reset_state=np.array(record["reset_state"]),
         home=np.array(record["home"]),
         arm=ArmIndex.from_json(record["arm"]),

@@ -14,6 +14,8 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
@@ -64,6 +66,22 @@ def share_textures(model: mujoco.MjModel) -> None:
             model.tex_width[tex] = model.tex_height[tex] = 1
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A run of bytes of a model's image that is filed on its own."""
+
+    start: int
+    stop: int
+    blob: str
+    """Name of the file that holds it; empty for a run of zeros, which is not filed."""
+    texture: int
+    """The texture whose pixels these are, -1 for other data."""
+
+    def file(self, blobs: Path) -> Path:
+        """Where the bytes are."""
+        return blobs / self.blob[:2] / self.blob
+
+
 def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     """Write `model` to `folder/model.json` and `folder/model.rest`, its large pieces to `blobs`.
 
@@ -73,20 +91,24 @@ def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     image = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
     mujoco.mj_saveModel(model, None, image)
     data = image.tobytes()
-    pieces: list[list[object]] = []
+    pieces: list[Piece] = []
     rest = bytearray()
     end = 0
-    for start, stop in _large_pieces(model, data):
+    for start, stop, texture in _large_pieces(model, data):
         rest += data[end:start]
-        digest = hashlib.blake2b(data[start:stop], digest_size=20).hexdigest()
-        pieces.append([start, stop, digest])
-        _write_once(blobs / digest[:2] / digest, data[start:stop])
+        run = data[start:stop]
+        blob = hashlib.blake2b(run, digest_size=20).hexdigest() if run.count(0) < len(run) else ""
+        pieces.append(Piece(start, stop, blob, texture))
+        if blob:
+            _write_once(pieces[-1].file(blobs), run)
         end = stop
     rest += data[end:]
     write_atomic(folder / "model.rest", bytes(rest))
-    write_atomic(folder / "model.json", json.dumps({"size": len(data), "pieces": pieces}).encode())
-    if _image(folder, blobs) != data:
-        raise RuntimeError(f"the compiled model in {folder} does not read back as it was written")
+    layout = {"size": len(data), "pieces": [[p.start, p.stop, p.blob, p.texture] for p in pieces]}
+    write_atomic(folder / "model.json", json.dumps(layout).encode())
+    with _image(folder, blobs, pieces) as path:
+        if Path(path).read_bytes() != data:
+            raise RuntimeError(f"the compiled model in {folder} does not read back as it was written")
 
 
 def load(folder: Path, blobs: Path) -> mujoco.MjModel:
@@ -95,7 +117,22 @@ def load(folder: Path, blobs: Path) -> mujoco.MjModel:
     Raises:
         FileNotFoundError: if a piece is gone; the caller compiles the model anew.
     """
-    return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": bytes(_image(folder, blobs))})
+    with _image(folder, blobs, _pieces(folder)) as path:
+        return mujoco.MjModel.from_binary_path(path)
+
+
+def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int, Path]]:
+    """Read a model but leave its large textures black: the model, and the file of each such texture's pixels.
+
+    Two thirds of a model are pixels that GL often holds already; without them it loads three times as fast.
+
+    Raises:
+        FileNotFoundError: as `load`.
+    """
+    pieces = _pieces(folder)
+    with _image(folder, blobs, [piece for piece in pieces if piece.texture < 0]) as path:
+        model = mujoco.MjModel.from_binary_path(path)
+    return model, {piece.texture: piece.file(blobs) for piece in pieces if piece.texture >= 0 and piece.blob}
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -111,21 +148,56 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise
 
 
-def _image(folder: Path, blobs: Path) -> bytearray:
-    layout = json.loads((folder / "model.json").read_text())
+def _pieces(folder: Path) -> list[Piece]:
+    return [Piece(*fields) for fields in json.loads((folder / "model.json").read_text())["pieces"]]
+
+
+@contextmanager
+def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
+    """Path of a file in memory with the model's image; pieces that are not wanted stay holes, which read as zeros."""
+    size = json.loads((folder / "model.json").read_text())["size"]
     rest = memoryview((folder / "model.rest").read_bytes())
-    image = bytearray(layout["size"])
-    view = memoryview(image)
-    taken = end = 0
-    for start, stop, digest in layout["pieces"]:
-        view[end:start] = rest[taken : taken + start - end]
-        taken += start - end
-        with (blobs / digest[:2] / digest).open("rb") as stream:
-            if stream.readinto(view[start:stop]) != stop - start:
-                raise FileNotFoundError(f"cached piece {digest} of a compiled model is cut short")
-        end = stop
-    view[end:] = rest[taken:]
-    return image
+    with _memory_file(size) as (handle, path):
+        taken = end = 0
+        for piece in _pieces(folder):
+            between = piece.start - end
+            os.pwrite(handle, rest[taken : taken + between], end)
+            taken, end = taken + between, piece.stop
+        os.pwrite(handle, rest[taken:], end)
+        for piece in wanted:
+            if piece.blob:
+                os.pwrite(handle, read_exactly(piece.file(blobs), piece.stop - piece.start), piece.start)
+        yield path
+
+
+@contextmanager
+def _memory_file(size: int) -> Iterator[tuple[int, str]]:
+    """A file of `size` zeros that never touches a disk where the system offers one: handle and path."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("compiled-model")
+        try:
+            os.ftruncate(handle, size)
+            yield handle, f"/proc/self/fd/{handle}"
+        finally:
+            os.close(handle)
+        return
+    with tempfile.NamedTemporaryFile() as stream:
+        stream.truncate(size)
+        yield stream.fileno(), stream.name
+
+
+def read_exactly(file: Path, count: int) -> bytes:
+    """The `count` bytes of a file.
+
+    Raises:
+        FileNotFoundError: if it is gone or shorter, as after an interrupted copy of the cache.
+    """
+    data = file.read_bytes()
+    if len(data) != count:
+        raise FileNotFoundError(
+            f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes"
+        )
+    return data
 
 
 def _write_once(path: Path, data: bytes) -> None:
@@ -139,8 +211,9 @@ def _texture(model: mujoco.MjModel, tex: int) -> np.ndarray:
     return model.tex_data[start : start + count]
 
 
-def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int]]:
-    """Byte ranges worth filing on their own, ascending and disjoint."""
+def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Byte ranges worth filing on their own, ascending and disjoint, each with its texture or -1."""
+    textures = {int(start): tex for tex, start in enumerate(model.tex_adr)}
     searched = 0  # several arrays may hold equal bytes, so each is looked for behind the one before it
     for name, starts in LARGE_ARRAYS:
         array = getattr(model, name)
@@ -154,4 +227,4 @@ def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int
         cuts = sorted({int(start) * row for start in starts(model) if start >= 0} | {0, array.nbytes})
         for start, stop in itertools.pairwise(cuts):
             if stop - start >= MIN_BLOB:
-                yield base + start, base + stop
+                yield base + start, base + stop, textures[start] if name == "tex_data" else -1

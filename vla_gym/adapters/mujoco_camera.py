@@ -11,9 +11,12 @@ import ctypes
 import functools
 import mmap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import mujoco
 import numpy as np
+
+from vla_gym.adapters.gl_textures import TEXTURES
 
 MAX_GEOMS = 1000
 """Visible geometries per scene, robosuite binding_utils.py:MjRenderContext."""
@@ -36,16 +39,24 @@ class Camera:
         names: camera names of the model, in the order `develop` returns them.
         size: side of each picture, pixels.
         hidden_groups: geom groups not drawn (robosuite hides group 0, the collision shapes).
+        textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
+            process share them.
     """
 
     def __init__(
-        self, model: mujoco.MjModel, names: Sequence[str], size: int, hidden_groups: Sequence[int] = ()
+        self,
+        model: mujoco.MjModel,
+        names: Sequence[str],
+        size: int,
+        *,
+        hidden_groups: Sequence[int] = (),
+        textures: Mapping[int, Path] | None = None,
     ) -> None:
         _gl_context(size).make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         self._model = model
         self._names = tuple(names)
-        self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        self._resources, self._borrowed = TEXTURES.upload(model, textures or {})
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._size = size
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
@@ -93,6 +104,7 @@ class Camera:
     def close(self) -> None:
         """Free the GL resources."""
         _gl_context(self._size).make_current()
+        TEXTURES.give_back(self._resources, self._borrowed)
         self._resources.free()
 
 

@@ -35,6 +35,7 @@ def ours(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[np.
     )
     start = StartState(task_id=task, trial_id=trial)
     simulator.reset(start)
+    simulator.observe()  # the pictures of a start state are remembered
     for action in actions(15):  # the second episode must be as good as the first
         simulator.step(-action)
     simulator.reset(start)
