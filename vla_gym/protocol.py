@@ -11,6 +11,7 @@ from typing import Any
 from vla_gym.env_config import EnvConfig
 from vla_gym.rendering import rendering_environment
 from vla_gym.specs import Benchmark
+from vla_gym.vulkan import sapien_environment
 
 CORE_PACKAGES = ("vla-zoo", "gymnasium", "numpy")
 
@@ -43,7 +44,9 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
 
 
 def renderer(benchmark: Benchmark) -> dict[str, str]:
-    """What draws the pictures: MuJoCo's GL backend and its device, or NumPy for benchmarks without one."""
+    """What draws the pictures: MuJoCo's GL backend, SAPIEN's device, or NumPy for benchmarks without either."""
+    if "mani_skill" in benchmark.requires:
+        return {"name": "sapien", **sapien_environment(os.environ)}
     if "mujoco" not in benchmark.requires:
         return {"name": "numpy"}
     return rendering_environment(os.environ)

@@ -11,6 +11,7 @@ from vla_gym.cache import library_caches
 from vla_gym.errors import MissingDependency
 from vla_gym.rendering import rendering_environment
 from vla_gym.specs import Benchmark
+from vla_gym.vulkan import sapien_environment
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 RENDER_THREADS = ("LP_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -32,7 +33,9 @@ def check_installed(benchmark: Benchmark) -> None:
 def simulator_environment(
     benchmark: Benchmark, environ: Mapping[str, str], *, worker: int = 0
 ) -> dict[str, str]:
-    """Variables the benchmark's simulator reads when it is imported; none when it needs no MuJoCo."""
+    """Variables the benchmark's simulator reads when it is imported; none when it draws with NumPy."""
+    if "mani_skill" in benchmark.requires:
+        return sapien_environment(environ)
     if "mujoco" not in benchmark.requires:
         return {}
     return {**library_caches(environ), **rendering_environment(environ, worker=worker)}

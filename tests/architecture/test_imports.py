@@ -40,6 +40,8 @@ LATE = {
     "vla_gym.adapters.libero": {"mujoco"},
     "vla_gym.adapters.libero_compile": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.libero_goals": {"mujoco"},
+    "vla_gym.adapters.maniskill": {"mani_skill", "sapien"},
+    "vla_gym.adapters.maniskill_scene": {"mani_skill", "sapien"},
     "vla_gym.adapters.metaworld": {"mujoco"},
     "vla_gym.adapters.metaworld_env": {"metaworld", "mujoco"},
     "vla_gym.adapters.model_store": {"mujoco"},
