@@ -50,3 +50,5 @@ class EnvConfig:
     """Seconds a worker may take to start, to reset or to replay."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The benchmark's own options."""
+    own_instructions: Mapping[str, str] = field(default_factory=dict)
+    """Task name -> the benchmark's own instruction, of the tasks that are told otherwise."""

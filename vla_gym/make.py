@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -12,6 +13,7 @@ from vla_gym import text
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.env_config import EnvConfig
 from vla_gym.errors import BadValue, unknown_name
+from vla_gym.instructions import Instructions, changed_instructions, retold
 from vla_gym.observation import ObservationLayout
 from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
 from vla_gym.process_pool import ProcessPool
@@ -44,6 +46,8 @@ def make_vec(
     schedule: str = "random",
     image_size: int | None = None,
     wrist_camera: bool = False,
+    state: bool = True,
+    instructions: Instructions | None = None,
     seed: int = 0,
     num_workers: int | None = None,
     autoreset_mode: str | AutoresetMode = "next_step",
@@ -70,6 +74,9 @@ def make_vec(
             once (once per member with `group_size`), then slots are idle.
         image_size: side of the square images, pixels; the benchmark's own by default.
         wrist_camera: add `wrist_image`.
+        state: give `state`, where the benchmark has one.
+        instructions: other words for some tasks, `{task name: text}` or a function of the `Task`; recorded in
+            `protocol()`.
         seed: of the schedule; `reset(seed=...)` starts it anew.
         num_workers: worker processes (more than slots are not started). Default: one per CPU core, or none (the slots
             run in this process) for a benchmark so cheap that processes would slow it down. 0 means none.
@@ -94,7 +101,10 @@ def make_vec(
         raise unknown_name("render mode", str(render_mode), ("rgb_array",))
     for name, value in (("num_envs", num_envs), ("chunk", chunk)):
         _check_count(name, value)
-    benchmark = _benchmark(env_id, split, family_options)
+    own = _benchmark(env_id, split, family_options)
+    benchmark = own if instructions is None else retold(own, instructions)
+    if not _flag("state", state):
+        benchmark = dataclasses.replace(benchmark, state_dim=0)
     deal = make_schedule(
         schedule,
         benchmark.tasks,
@@ -113,7 +123,7 @@ def make_vec(
         split=split,
         schedule=schedule,
         image_size=_image_size(benchmark, image_size),
-        cameras=_cameras(benchmark, wrist_camera=wrist_camera),
+        cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
         seed=deal.seed,
         num_workers=_num_workers(benchmark, num_envs, num_workers),
         autoreset_mode=_autoreset_mode(autoreset_mode),
@@ -122,6 +132,7 @@ def make_vec(
         step_timeout=_seconds("step_timeout", step_timeout),
         reset_timeout=_seconds("reset_timeout", reset_timeout),
         options=dict(family_options),
+        own_instructions=changed_instructions(own, benchmark),
     )
     return VLAVectorEnv(benchmark, config, deal, make_pool(benchmark, config))
 
@@ -175,6 +186,12 @@ def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadValue(f"{name} must be an integer >= 1, got {value!r}")
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise BadValue(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def _image_size(benchmark: Benchmark, image_size: int | None) -> int:

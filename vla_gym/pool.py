@@ -88,7 +88,10 @@ def run_command(slot: Slot, command: SlotCommand, memory: SlotMemory) -> SlotRep
             report = slot.step(command.action_TA)
         else:
             report = slot.replay(command.start, command.action_TA)
-    memory.write(command.slot, slot.observe())
+    observation = slot.observe()
+    if not memory.layout.observation.state_dim:  # not asked for, or none there is
+        observation = {key: value for key, value in observation.items() if key != "state"}
+    memory.write(command.slot, observation)
     return report
 
 

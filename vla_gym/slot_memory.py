@@ -48,6 +48,7 @@ class SlotMemory:
     """NumPy views `action` `[N, K, A]` and one `[N, ...]` per observation key, over one block of memory."""
 
     def __init__(self, layout: MemoryLayout, block: mmap.mmap) -> None:
+        self.layout = layout
         self._block = block
         offsets, _ = layout.offsets()
         views = {

@@ -75,6 +75,8 @@ ENV_SETTINGS: Mapping[str, Kind] = {
     "group_size": _COUNT,
     "image_size": _COUNT,
     "wrist_camera": _BOOL,
+    "state": _BOOL,
+    "instructions": _MAPPING,
     "reward": _STR,
     "reward_scale": _POSITIVE,
     "split": _STR,

@@ -1,0 +1,51 @@
+"""Instructions in other words: what `make_vec(..., instructions=...)` does to a benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.specs import Benchmark, Task
+from vla_gym.text import check_speakable
+
+Instructions = Mapping[str, str] | Callable[[Task], str]
+"""Task name -> text (tasks left out keep theirs), or a function that is asked for every task's text once."""
+
+
+def retold(benchmark: Benchmark, instructions: Instructions) -> Benchmark:
+    """The benchmark with other instructions; nothing else about its tasks changes.
+
+    Raises `UnknownName` for a task that does not exist and `BadValue` for a text that cannot be told.
+    """
+    texts = _texts(benchmark, instructions)
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise BadValue(f"instruction of task '{name}' must be a text, got {type(text).__name__}")
+        check_speakable(text)
+    tasks = (
+        dataclasses.replace(task, instruction=texts.get(task.name, task.instruction))
+        for task in benchmark.tasks
+    )
+    return dataclasses.replace(benchmark, tasks=tuple(tasks))
+
+
+def changed_instructions(before: Benchmark, after: Benchmark) -> dict[str, str]:
+    """Task name -> the benchmark's own instruction, of the tasks that are told otherwise."""
+    pairs = zip(before.tasks, after.tasks, strict=True)
+    return {old.name: old.instruction for old, new in pairs if old.instruction != new.instruction}
+
+
+def _texts(benchmark: Benchmark, instructions: Instructions) -> dict[str, str]:
+    if callable(instructions):
+        return {task.name: instructions(task) for task in benchmark.tasks}
+    if not isinstance(instructions, Mapping):
+        raise BadValue(
+            "instructions must map task names to texts, or be a function of a task, "
+            f"got {type(instructions).__name__}"
+        )
+    names = {task.name for task in benchmark.tasks}
+    for name in instructions:
+        if name not in names:
+            raise unknown_name(f"task of {benchmark.id}", str(name), names)
+    return dict(instructions)
