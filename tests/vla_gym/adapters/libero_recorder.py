@@ -10,8 +10,9 @@ import sys
 
 import numpy as np
 
+from vla_gym import find_benchmark
 from vla_gym.adapters.libero_compile import bddl_file, start_states
-from vla_gym.adapters.libero_tasks import PROTOCOLS, libero_benchmark
+from vla_gym.adapters.libero_tasks import PROTOCOLS
 from vla_gym.specs import StartState
 
 SIZE = 64
@@ -29,7 +30,7 @@ def actions(steps: int) -> np.ndarray:
 def ours(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[np.ndarray]]:
     from vla_gym.adapters.libero import LiberoSimulator
 
-    benchmark = libero_benchmark(suite_id)
+    benchmark = find_benchmark(suite_id)
     simulator = LiberoSimulator(
         benchmark.tasks, SIZE, ("image", "wrist_image"), **dict(benchmark.simulator_kwargs)
     )
@@ -59,7 +60,7 @@ def upstream(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list
     from libero.libero.envs import OffScreenRenderEnv
     from robosuite.utils.transform_utils import quat2axisangle
 
-    named = libero_benchmark(suite_id).tasks[task]
+    named = find_benchmark(suite_id).tasks[task]
     path = str(bddl_file(named.suite, named.name))
     env = OffScreenRenderEnv(bddl_file_name=path, camera_heights=SIZE, camera_widths=SIZE)
     env.seed(0)

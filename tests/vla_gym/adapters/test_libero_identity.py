@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero_tasks import libero_benchmark
+from vla_gym import find_benchmark
 from vla_gym.worker_environment import worker_environment
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
@@ -20,7 +20,7 @@ STEPS = 40
 
 def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, np.ndarray]:
     command = [sys.executable, str(RECORDER), who, suite, str(task), str(trial), str(STEPS), str(out)]
-    environment = worker_environment(libero_benchmark(suite), os.environ, worker=0, num_workers=1)
+    environment = worker_environment(find_benchmark(suite), os.environ, worker=0, num_workers=1)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with np.load(out) as log:
@@ -36,6 +36,7 @@ def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, 
         ("LIBERO-90", 60, 5),
         ("LIBERO-Long", 2, 9),
         ("LIBERO-130", 33, 49),
+        ("LIBERO-Goal-PRO-object", 7, 3),
     ],
 )
 def test_forty_steps_are_bit_identical_to_offscreen_render_env(
