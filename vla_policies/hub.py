@@ -85,7 +85,8 @@ def reason(error: BaseException) -> str:
     for one in chain:
         if type(one).__module__.startswith(("httpx", "httpcore")):
             return f"no connection to {_endpoint()} ({_first_line(one)})"
-    return _first_line(chain[0])
+    cause = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
+    return _first_line(chain[0]) + cause
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:

@@ -84,14 +84,16 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """The selectors shared by every command that rolls a policy out."""
     parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
     parser.add_argument(
-        "-i", "--run", metavar="RUN", help="run folder, best/ or checkpoints/step_<n>/ folder"
+        "-i",
+        "--run",
+        metavar="RUN",
+        help="run folder, best/ or checkpoints/step_<n>/ folder, or the Hub id of a run",
     )
     parser.add_argument("--policy", metavar="NAME", help="family name or folder, instead of -i")
     parser.add_argument(
-        "--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint is to use"
-    )
-    parser.add_argument(
-        "--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint is to use"
+        "--unnorm-key",
+        metavar="KEY",
+        help="data set whose action statistics a published checkpoint is to use",
     )
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(

@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
+    "push_to_hub": ("zoo.push_to_hub", "publish a run on the Hugging Face Hub, with a model card"),
+    "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }
 """Command -> (module with a `run(argv) -> int`, one line of help)."""
 

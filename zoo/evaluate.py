@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     plan = plan_rollout(args, episodes=args.eval_episodes)
-    output = Path(args.output) if args.output else (plan.run_path or Path()) / "results.json"
+    output = Path(args.output) if args.output else (plan.output_folder or Path()) / "results.json"
 
     from zoo.evaluation import Episode, evaluate
     from zoo.report import evaluation_record, evaluation_table, protocol_line
@@ -66,6 +66,7 @@ def run(argv: Sequence[str]) -> int:
         policy=plan.policy,
         seed=args.seed,
         deterministic=not args.stochastic,
+        summary=line,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     plan = plan_rollout(args, episodes=args.episodes)
-    default = plan.run_path / "videos" / "recorded.mp4" if plan.run_path else Path("video.mp4")
+    default = plan.output_folder / "videos" / "recorded.mp4" if plan.output_folder else Path("video.mp4")
     output = Path(args.output) if args.output else default
 
     from zoo.evaluation import evaluate, overall_rate

@@ -60,11 +60,11 @@ def evaluation_record(
     return {
         "env": env_id,
         **facts,
-        "success": _rate_values(overall_rate(episodes)),
+        "success": rate_values(overall_rate(episodes)),
         "task_weighted_mean": task_weighted_mean(by_task),
         "suite_weighted_mean": suite_weighted_mean(by_suite),
-        "suites": [_rate_values(rate) for rate in by_suite],
-        "tasks": [_rate_values(rate) for rate in by_task],
+        "suites": [rate_values(rate) for rate in by_suite],
+        "tasks": [rate_values(rate) for rate in by_task],
         "episodes": [dataclasses.asdict(episode) for episode in episodes],
         "protocol": dict(protocol),
     }
@@ -95,7 +95,8 @@ def _mean_row(mean: float, label: str) -> str:
     return f"{mean:>7.1%}    {'':<15}  {'':>7}    {label}"
 
 
-def _rate_values(rate: Rate) -> dict[str, Any]:
+def rate_values(rate: Rate) -> dict[str, Any]:
+    """A rate with its Wilson 95 % interval as JSON values."""
     low, high = rate.interval
     return {
         "name": rate.label,

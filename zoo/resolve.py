@@ -21,6 +21,7 @@ from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
 from zoo.runs import ResumePoint
 from zoo.settings import check_algorithm, check_settings
+from zoo.sharing import check_repo
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
@@ -42,7 +43,7 @@ def refuse_unbuilt(args: argparse.Namespace) -> None:
             f"--track {args.track} is not available in this version; every run writes TensorBoard events"
         )
     if args.push_to_hub is not None:
-        raise BadValue(f"--push-to-hub {args.push_to_hub} is not available in this version; leave it out")
+        check_repo(args.push_to_hub)
 
 
 def _check_placement(text: str) -> None:

@@ -16,6 +16,7 @@ from zoo.hyperparams import load_hyperparams
 from zoo.resolve import resolve_policy
 from zoo.runs import find_run, policy_folder
 from zoo.settings import ENV_SETTINGS
+from zoo.sharing import download_run, is_remote
 
 if TYPE_CHECKING:
     from vla_gym import VLAVectorEnv
@@ -37,18 +38,14 @@ class RolloutPlan:
     """Suite of the tasks, where it is one."""
     unnorm_key: str | None
     """Data set whose action statistics a published checkpoint is to use."""
-    suite: str | None
-    """Suite of the tasks, where it is one."""
-    unnorm_key: str | None
-    """Data set whose action statistics a published checkpoint is to use."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
     """Slots."""
     cells: tuple[StartState, ...]
     """Start states, task-major."""
-    run_path: Path | None
-    """Run folder the policy comes from, if it does."""
+    output_folder: Path | None
+    """Run folder the policy comes from, if it comes from one here; results belong there."""
 
 
 def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPlan:
@@ -58,10 +55,12 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
     if args.run is not None:
-        run = find_run(args.run)
+        remote = is_remote(args.run)
+        run = download_run(args.run) if remote else find_run(args.run)
         config = run.config()
-        env, options, run_path = args.env or config.env, dict(config.env_options), run.path
-        policy = resolve_policy(str(policy_folder(args.run)))
+        env, options = args.env or config.env, dict(config.env_options)
+        output_folder = None if remote else run.path
+        policy = resolve_policy(str(policy_folder(str(run.path) if remote else args.run)))
     else:
         if args.env is None:
             raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
@@ -69,7 +68,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         values = load_hyperparams("ppo", args.env, policy.family).values
         options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
         options.update(values.get("env_kwargs", {}))
-        env, run_path = args.env, None
+        env, output_folder = args.env, None
     options.update(policy.env_options)
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
     options["on_worker_error"] = args.on_worker_error
@@ -85,14 +84,8 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         env_options=options,
         num_envs=min(args.num_envs or _DEFAULT_NUM_ENVS, len(cells)),
         cells=tuple(cells),
-        run_path=run_path,
+        output_folder=output_folder,
     )
-
-
-def _suite(env: str) -> str | None:
-    """The one suite of the environment's tasks; None for several."""
-    suites = {task.suite for task in find_benchmark(env).tasks}
-    return suites.pop() if len(suites) == 1 else None
 
 
 def _suite(env: str) -> str | None:

@@ -158,6 +158,7 @@ class Session:
                 protocol=self._envs.protocol(),
                 num_timesteps=self._model.num_timesteps,
                 deterministic=True,
+                summary=line,
             )
             (self._run.path / "evaluation.json").write_text(
                 json.dumps(record, indent=2) + "\n", encoding="utf-8"

@@ -12,6 +12,7 @@ from zoo.config import RunConfig
 from zoo.dry_run import dry_run_text
 from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
+from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
 
 def parser() -> OneLineParser:
@@ -36,8 +37,8 @@ def parser() -> OneLineParser:
         "-i",
         "--resume",
         metavar="RUN",
-        help="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder: go on from "
-        "there in a new run folder",
+        help="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "
+        "of a run: go on from there in a new run folder",
     )
     p.add_argument(
         "-params",
@@ -76,7 +77,7 @@ def parser() -> OneLineParser:
     p.add_argument(
         "--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing"
     )
-    p.add_argument("--push-to-hub", metavar="REPO", help="publish the result")
+    p.add_argument("--push-to-hub", metavar="REPO", help="publish the result, privately")
     return p
 
 
@@ -84,12 +85,16 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     refuse_unbuilt(args)
-    point = find_resume_point(args.resume) if args.resume else None
+    point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
     if args.dry_run:
         print(dry_run_text(config, point))
         return 0
     return _train(args, config, point, argv)
+
+
+def _resume_point(name: str) -> ResumePoint:
+    return remote_resume_point(name) if is_remote(name) else find_resume_point(name)
 
 
 def _train(
@@ -99,7 +104,8 @@ def _train(
     from zoo.session import TrainingRequest
     from zoo.training import train
 
-    default = point.run.path.parent.parent if point else Path("logs")
+    remote = args.resume is not None and is_remote(args.resume)
+    default = point.run.path.parent.parent if point and not remote else Path("logs")
     request = TrainingRequest(
         config=config,
         resume=point,
@@ -109,7 +115,9 @@ def _train(
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )
-    train(request, say=lambda text: print(text, flush=True))
+    run = train(request, say=lambda text: print(text, flush=True))
+    if args.push_to_hub:
+        print(publish_trained(run, args.push_to_hub), flush=True)
     return 0
 
 

@@ -74,7 +74,10 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
         ("--env Toy-Reach --pipeline-stages 2", "not available"),
         ("--env Toy-Reach --track wandb", "not available"),
-        ("--env Toy-Reach --push-to-hub me/it", "not available"),
+        (
+            "--env Toy-Reach --push-to-hub it",
+            "'it' is no name of a Hub repository; it must look like org/name",
+        ),
     ],
 )
 def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:

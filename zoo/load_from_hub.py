@@ -1,0 +1,42 @@
+"""`python -m zoo.load_from_hub me/my-policy`: a published run as a run folder under logs/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_gym.errors import BadValue
+from zoo.arguments import OneLineParser
+from zoo.cli import guarded
+from zoo.sharing import install_run, is_remote
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.load_from_hub`."""
+    p = OneLineParser("zoo.load_from_hub", "Fetch a run that zoo.push_to_hub published, as a run folder.")
+    p.add_argument("repo", metavar="REPO", help="org/name, or org/name@revision")
+    p.add_argument(
+        "-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)"
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    if not is_remote(args.repo):
+        raise BadValue(f"'{args.repo}' is no Hub id; it must look like org/name or org/name@revision")
+    found = install_run(args.repo, Path(args.log_folder))
+    print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {found.path} -P")
+    if found.saved_steps():
+        print(f"  python -m zoo.train -i {found.path} -n {2 * found.config().n_timesteps}   (train on)")
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.load_from_hub`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""`python -m zoo.push_to_hub -i logs/ppo/LIBERO-Spatial_1 me/my-policy`: a run as a Hub repository."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from vla_gym.errors import BadValue
+from vla_policies.hub import call
+from zoo.arguments import OneLineParser
+from zoo.cli import guarded
+from zoo.runs import find_run
+from zoo.sharing import Publication, base_is_local, check_repo, default_name, publish
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.push_to_hub`."""
+    p = OneLineParser(
+        "zoo.push_to_hub", "Publish a run on the Hugging Face Hub: policy, model card, video, records."
+    )
+    p.add_argument(
+        "repo", nargs="?", metavar="REPO", help="org/name (default: <your name>/<algo>-<env>-<policy>)"
+    )
+    p.add_argument("-i", "--run", metavar="RUN", help="run folder")
+    p.add_argument("-orga", "--organization", metavar="ORG", help="instead of REPO: whose repository")
+    p.add_argument("-name", "--repo-name", metavar="NAME", help="instead of REPO: its name")
+    p.add_argument("--public", action="store_true", help="everybody may see it (default: private)")
+    p.add_argument(
+        "--base", metavar="HUB_ID", help="name this as the adapter's base, not the folder it came from"
+    )
+    p.add_argument("--weights-only", action="store_true", help="leave out what training would go on from")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    if args.run is None:
+        raise BadValue("say which run to publish: -i logs/ppo/Toy-Reach_1")
+    if args.repo is not None and (args.organization or args.repo_name):
+        raise BadValue("give REPO, or -orga and -name, not both")
+    found = find_run(args.run)
+    repo = args.repo or f"{args.organization or _own_name()}/{args.repo_name or default_name(found)}"
+    publication = Publication(
+        run=found,
+        repo=check_repo(repo),
+        public=args.public,
+        base=args.base,
+        with_checkpoint=not args.weights_only,
+    )
+    local = base_is_local(publication)
+    if local is not None:
+        print(
+            f"warning: the adapter belongs to '{local}', a folder that others do not have; --base HUB_ID names "
+            "where they find it",
+            file=sys.stderr,
+        )
+    url = publish(publication)
+    print(f"pushed to  {url}  ({'public' if args.public else 'private'})")
+    return 0
+
+
+def _own_name() -> str:
+    from huggingface_hub import HfApi
+
+    name = call(lambda: HfApi().whoami()["name"], "cannot ask the Hub who you are; give REPO as org/name, or")
+    return str(name)
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.push_to_hub`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
