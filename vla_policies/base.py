@@ -22,7 +22,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.backbone import Backbone, Request
-from vla_policies.conventions import Conventions, check_spaces, conventions_of
+from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.observations import batch_observation
 from vla_policies.optim import GroupScaledAdamW, parameter_groups
 from vla_policies.pretrained import (
@@ -123,6 +123,8 @@ class VLAPolicy(ActorCriticPolicy):
         request = replace(request, wanted=wanted)
         loaded = load_checkpoint(folder, request)
         check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
+        if request.action_spec is not None:
+            check_compatible(request.action_spec, loaded.backbone.conventions.action_spec)
         self.backbone, self.sampling = loaded.backbone, loaded.sampling
         name_source(loaded.backbone, name, folder)
 

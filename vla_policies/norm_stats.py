@@ -58,11 +58,12 @@ def choose_key(
     """The data set meant by `unnorm_key`; None when there are no statistics and none were asked for.
 
     A key may leave out `_no_noops`. Without a key there must be exactly one data set, or one that is called like
-    the environment's `suite`. Raises `UnknownName`
-    listing the right ones, or `BadValue`.
+    the environment's `suite`, or like the suite that this one is a changed form of (`libero_goal` of
+    `libero_goal_swap`). Raises `UnknownName` listing the right ones, or `BadValue`.
     """
     if wanted is None:
-        for key in () if suite is None else (suite, suite + NO_NOOPS):
+        unchanged = () if suite is None else (suite, suite.rpartition("_")[0])
+        for key in (key for name in unchanged for key in (name, name + NO_NOOPS)):
             if key in statistics:
                 return key
         if len(statistics) > 1:

@@ -49,6 +49,7 @@ def test_the_identity_leaves_numbers_alone() -> None:
         ("bridge", None, "bridge"),
         ("libero_10", None, "libero_10_no_noops"),
         (None, "libero_10", "libero_10_no_noops"),
+        (None, "libero_10_swap", "libero_10_no_noops"),
         ("bridge", "libero_10", "bridge"),
     ],
 )

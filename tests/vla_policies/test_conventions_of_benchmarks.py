@@ -1,0 +1,75 @@
+"""Each benchmark's way to write actions, against each family's: a mismatch raises with both sides shown."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from vla_gym import find_benchmark
+from vla_gym.benchmarks import FAMILIES
+from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.specs import ActionSpec
+from vla_policies import VLAPolicy
+from vla_policies.conventions import check_compatible
+
+MakePolicy = Callable[..., VLAPolicy]
+CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ActionSpec).items()}
+
+
+def spec_of(env_id: str) -> ActionSpec:
+    try:
+        return find_benchmark(env_id).action_spec
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+def others(spec: ActionSpec) -> list[tuple[str, ActionSpec]]:
+    """Every spec that differs in one field, with the field's name."""
+    return [
+        (name, replace(spec, **{name: choice}))
+        for name, choices in CHOICES.items()
+        for choice in choices
+        if choice != getattr(spec, name)
+    ]
+
+
+@pytest.mark.parametrize("env_id", [next(iter(family.num_tasks)) for family in FAMILIES])
+def test_every_difference_from_a_benchmark_is_named(env_id: str) -> None:
+    spec = spec_of(env_id)
+    check_compatible(spec, spec)
+    assert {name for name, _ in others(spec)} == {one.name for one in fields(ActionSpec)}
+    for name, other in others(spec):
+        both = f"{name}: environment '{getattr(spec, name)}', policy '{getattr(other, name)}'"
+        with pytest.raises(BadValue, match=both):
+            check_compatible(spec, other)
+
+
+@pytest.mark.parametrize("backbone", ["nano", "nano-flow"])
+def test_a_checkpoint_refuses_an_environment_that_reads_other_actions(
+    make_policy: MakePolicy, backbone: str, tmp_path: Path
+) -> None:
+    spec = spec_of("Toy-Reach")
+    kwargs = {"backbone_kwargs": {"size": "tiny"}} if backbone != "nano" else {}
+    make_policy(backbone=backbone, action_spec=spec, **kwargs).save_pretrained(tmp_path)
+    make_policy(backbone=str(tmp_path), action_spec=spec, backbone_kwargs={})
+    make_policy(backbone=str(tmp_path), backbone_kwargs={})  # an environment that does not say
+    for name, other in others(spec):
+        with pytest.raises(BadValue, match=f"{name}: environment '{getattr(other, name)}', policy '"):
+            make_policy(backbone=str(tmp_path), action_spec=other, backbone_kwargs={})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libero") is None, reason="LIBERO is not installed")
+def test_published_openvla_turns_the_gripper_and_refuses_the_rest(golden_root: Path) -> None:
+    folder, key = golden_root / "openvla_tiny", "libero_spatial"
+    spec = spec_of("LIBERO-Spatial")
+    for fits in (spec, replace(spec, gripper="plus_one_opens")):
+        policy = VLAPolicy.from_pretrained(folder, unnorm_key=key, action_spec=fits, device="cpu")
+        assert policy.conventions.action_spec == fits
+    for unfit in (replace(spec, rotation="euler_xyz"), replace(spec, frame="absolute")):
+        with pytest.raises(BadValue, match="not written as the environment reads them"):
+            VLAPolicy.from_pretrained(folder, unnorm_key=key, action_spec=unfit, device="cpu")
