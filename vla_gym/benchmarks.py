@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_gym.adapters import libero_pro_tasks, metaworld_tasks
+from vla_gym.adapters import libero_pro_tasks, maniskill_tasks, metaworld_tasks
 from vla_gym.errors import UnknownName, unknown_name
 from vla_gym.specs import Benchmark
 
@@ -50,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
             f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS
         },
     ),
+    Family(build="vla_gym.adapters.maniskill_tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.metaworld_tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),
 )

@@ -21,6 +21,10 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "LIBERO-Goal-PRO-task/0",
         {"image_size": 64, "instruction": "bddl"},
     ),
+    "vla_gym.adapters.maniskill_tasks:maniskill_benchmark": (
+        "ManiSkill/PickCube",
+        {"image_size": 64},
+    ),
     "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": ("MetaWorld/reach", {"image_size": 64}),
 }
 """Family's builder -> (id, options of `make_vec`)."""

@@ -88,6 +88,15 @@ def reset_to_seed(env: Any, seed: int, options: Mapping[str, Any] | None = None)
     if not (options and options.get("reconfigure")):
         fresh_physics(env)
     env.reset(seed=[seed], options=dict(options or {}))
+    rest_drives(env)
+
+
+def rest_drives(env: Any) -> None:
+    """Aim every joint's drive at where the joint is; upstream leaves the last episode's aim until the next action."""
+    robot = env.agent.robot._objs[0]
+    for joint, position in zip(robot.active_joints, robot.qpos, strict=True):
+        joint.set_drive_target(np.full((1, 1), position))
+        joint.set_drive_velocity_target(np.zeros((1, 1)))
 
 
 def picture(env: Any, camera: str, **wanted: bool) -> dict[str, np.ndarray]:
