@@ -1,0 +1,157 @@
+"""One slot of the suite: lays an episode out, drives the arm, judges each step, takes the picture."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+
+from vla_gym.adapters.plate25 import layouts, pictures, stand_in_arm
+from vla_gym.adapters.plate25.arm import START_QPOS
+from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
+from vla_gym.adapters.plate25.catalogue import TABLES
+from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, world_box
+from vla_gym.adapters.plate25.laying import lay_out
+from vla_gym.adapters.plate25.overlay import green_screen
+from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
+from vla_gym.adapters.plate25.runs import find_run
+from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene, rotation
+from vla_gym.cache import cache_dir
+from vla_gym.simulator import SimStep
+from vla_gym.specs import StartState, Task
+
+
+class Plate25Simulator:
+    """See `vla_gym.simulator.Simulator`.
+
+    Args:
+        tasks: tasks of the run, known by name.
+        image_size: side of the picture, pixels.
+        cameras: ("image",).
+        run: a key of `RUNS`; "" is the training set.
+        split: part of the training set.
+        protocol: a key of `PROTOCOLS`.
+        action_units: a key of `ACTION_UNITS`.
+        render_quality: "full" draws 640 x 480 and shrinks that; "fast" draws at `image_size`.
+        assets: fields of `Assets`.
+    """
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        image_size: int,
+        cameras: tuple[str, ...],
+        *,
+        run: str,
+        split: str,
+        protocol: str,
+        action_units: str,
+        render_quality: RenderQuality,
+        assets: Mapping[str, str | None],
+    ) -> None:
+        self._run = find_run(run, split)
+        numbers = {name: number for number, name in enumerate(self._run.task_names)}
+        self._tasks = [numbers[task.name] for task in tasks]
+        self._rules = PROTOCOLS[protocol]
+        self._units_A = np.array(ACTION_UNITS[action_units])
+        self._size, self._cameras = (image_size, image_size), cameras
+        self._frame = FRAME if render_quality == "full" else self._size
+        self._assets = Assets(**assets)
+        self._robot = Path(self._assets.robot) if self._assets.robot else box_arm(cache_dir())
+
+    def reset(self, start: StartState) -> str:
+        """Build the start state, let it come to rest if the protocol says so; nothing is drawn."""
+        self._episode = self._run.episode(self._run.start(self._tasks[start.task_id], start.trial_id))
+        self._layout = lay_out(self._run, self._episode, self._rules)
+        self._scene = Scene(self._assets, self._robot, self._layout.placed, self._frame)
+        if self._rules.settle:
+            self._scene.settle()
+        self._scene.arm.reset(START_QPOS + layouts.arm_poses()[self._episode.arm])
+        self._object = self._scene.bodies[self._layout.target]
+        self._plate = self._scene.bodies[self._layout.plate]
+        target, plate = self._layout.placed[self._layout.target], self._layout.placed[self._layout.plate]
+        self._object_box = world_box(target.thing.size, rotation(self._object))
+        self._plate_box = world_box(plate.thing.size, rotation(self._plate))
+        self._judgement, self._steps = Judgement(), 0
+        return self._fingerprint()
+
+    def step(self, action_A: np.ndarray) -> SimStep:
+        """Advance 1/5 s. Pays the change of the judgement's level; nothing but time ends an episode."""
+        self._scene.arm.set_action(np.asarray(action_A, dtype=np.float64) * self._units_A)
+        self._scene.run(SUBSTEPS)
+        self._steps += 1
+        if self._layout.moved_to is not None and self._steps == MOVE_AT:
+            self._scene.move(self._object, self._layout.moved_to, stop=self._rules.move_stops)
+            if self._rules.move_settles:
+                self._scene.run(SETTLE)
+        before = self._judgement
+        self._judgement = judge(before, grasping=self._grasping(), on_plate=self._on_plate())
+        return SimStep(
+            reward=self._judgement.level - before.level, success=self._judgement.success, terminated=False
+        )
+
+    def observe(self) -> dict[str, np.ndarray]:
+        """Draw now; `state` is the joint positions."""
+        observation = {"state": self._scene.arm.qpos()}
+        if "image" in self._cameras:
+            picture = self.frame()
+            observation["image"] = (
+                picture if self._frame == self._size else pictures.shrink(picture, self._size)
+            )
+        return observation
+
+    def frame(self) -> np.ndarray:
+        """The picture before it is shrunk, uint8 `[H, W, 3]`."""
+        drawn, foreground = self._scene.draw()
+        run, table = self._run, self._episode.table
+        index = table if self._rules.texture_of_table else self._episode.texture
+        alpha = run.alpha * TABLES[index].mix
+        return green_screen(
+            drawn,
+            foreground,
+            pictures.photo(self._assets, table, self._frame),
+            blend=run.blend,
+            texture=pictures.texture(self._assets, index) if alpha else None,
+            alpha=alpha,
+        )
+
+    def close(self) -> None:
+        """Let go of the scene."""
+        self.__dict__.pop("_scene", None)
+
+    def _grasping(self) -> bool:
+        left, right = (self._scene.arm.links[f"{side}_finger_link"].entity for side in ("left", "right"))
+        opens_left, opens_right = self._scene.arm.finger_openings()
+        force_left = self._scene.force(left, self._object)
+        return grips(force_left, opens_left) and grips(self._scene.force(right, self._object), opens_right)
+
+    def _on_plate(self) -> bool:
+        offset = np.subtract(self._object.pose.p, self._plate.pose.p, dtype=np.float64)
+        force = float(np.linalg.norm(self._scene.force(self._object, self._plate)))
+        return lies_on(offset, self._object_box, self._plate_box, force)
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.blake2b(repr(astuple(self._layout)).encode(), digest_size=8)
+        digest.update(repr((self._run.name, self._episode.table, self._episode.texture)).encode())
+        digest.update(self._scene.moving_state().tobytes())
+        return digest.hexdigest()
+
+
+@functools.cache
+def box_arm(root: Path) -> Path:
+    """URDF of the stand-in arm, written once under `root`."""
+    folder = root / "plate25-stand-in"
+    folder.mkdir(parents=True, exist_ok=True)
+    urdf = folder / ROBOT_FILE
+    for file, text in ((urdf, stand_in_arm.arm_urdf()), (urdf.with_suffix(".srdf"), stand_in_arm.arm_srdf())):
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as scratch:
+                scratch.write(text)
+            os.replace(scratch.name, file)
+    return urdf

@@ -1,0 +1,156 @@
+"""PutOnPlateInScene25 ("ManiSkill-Plate25"): ids, tasks and protocol of the published suite; loads no simulator.
+
+Facts and their sources: `vla_gym/adapters/plate25/`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any, get_args
+
+from vla_gym.adapters.plate25 import protocols
+from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES
+from vla_gym.adapters.plate25.protocols import ACTION_UNITS, PROTOCOLS, RenderQuality
+from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, find_run
+from vla_gym.adapters.plate25.sentences import sentence
+from vla_gym.errors import BadValue, MissingDependency, unknown_name
+from vla_gym.specs import ActionSpec, Benchmark, Task
+
+FAMILY = "ManiSkill-Plate25"
+IDS: dict[str, str] = {FAMILY: "", **{f"{FAMILY}-{name}": name for name in RUNS}}
+"""Public id -> run."""
+NUM_TASKS = {env_id: len(find_run(name, "train").tasks) for env_id, name in IDS.items()}
+ALIASES = {f"{FAMILY}-CarrotTest": f"{FAMILY}-Carrot"}
+STARTS = ("published", "all")
+
+_told: set[tuple[str, ...]] = set()
+"""Stand-ins this process has already spoken of."""
+
+
+def plate25_benchmark(
+    env_id: str,
+    *,
+    split: str = "train",
+    protocol: str = "mended",
+    action_units: str = "physical",
+    render_quality: RenderQuality = "full",
+    starts: str | None = None,
+    stand_ins: bool = True,
+) -> Benchmark:
+    """Describe the training set (`ManiSkill-Plate25`) or one of the 16 evaluation runs (`ManiSkill-Plate25-Plate`).
+
+    Args:
+        env_id: a key of `IDS`.
+        split: of the training set, "train", "test" or "all". A run has the split of its own name.
+        protocol: a key of `PROTOCOLS`.
+        action_units: what an action of 1 means, a key of `ACTION_UNITS`.
+        render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
+        starts: "all" offers every start state of a task, "published" 256 (or just above) of a run, evenly spread.
+            Default: "all" for the training set, "published" for runs.
+        stand_ins: may boxes and generated pictures take the place of published files that are missing here?
+
+    Raises:
+        UnknownName: no such id, split, protocol, unit, quality or choice of start states.
+        MissingDependency: files are missing and `stand_ins` is False, or the folder asked for does not exist.
+    """
+    for kind, got, known in (
+        (f"{FAMILY} id", env_id, IDS),
+        ("split", split, MAIN),
+        (f"{FAMILY} protocol", protocol, PROTOCOLS),
+        ("action units", action_units, ACTION_UNITS),
+        ("render quality", render_quality, get_args(RenderQuality)),
+        ("starts", starts or STARTS[0], STARTS),
+    ):
+        if got not in known:
+            raise unknown_name(kind, str(got), known)
+    if not isinstance(stand_ins, bool):
+        raise BadValue(f"stand_ins must be true or false, got {stand_ins!r}")
+    name = IDS[env_id]
+    run = find_run(name, split)
+    assets = find_assets()
+    absent = missing(assets, run)
+    _tell(env_id, absent, allowed=stand_ins)
+    trials = _trials(run, starts or ("published" if name else "all"))
+    return Benchmark(
+        id=env_id,
+        tasks=tuple(_task(run, number, trials) for number in range(len(run.tasks))),
+        action_dim=7,
+        action_spec=ActionSpec(rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target"),
+        state_dim=8,
+        cameras=("image",),
+        default_image_size=224,
+        control_hz=protocols.CONTROL_HZ,
+        simulator="vla_gym.adapters.plate25.simulator:Plate25Simulator",
+        simulator_kwargs={
+            "run": name,
+            "split": split,
+            "protocol": protocol,
+            "action_units": action_units,
+            "render_quality": render_quality,
+            "assets": asdict(assets),
+        },
+        extra="maniskill",
+        requires=("mani_skill", "sapien"),
+        protocol=_record(run, protocol, action_units, render_quality, assets, absent),
+    )
+
+
+def _trials(run: Run, starts: str) -> int:
+    if starts == "all":
+        return run.trials
+    return min(run.trials, -(-protocols.PUBLISHED_EPISODES // len(run.tasks)))
+
+
+def _task(run: Run, number: int, trials: int) -> Task:
+    thing, plate, template = run.tasks[number]
+    return Task(
+        name=run.task_names[number],
+        instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
+        horizon=protocols.HORIZON,
+        num_trials=trials,
+        suite=f"plate25_{run.category}",
+    )
+
+
+def _tell(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
+    """Say once which stand-ins are used, or refuse them."""
+    if not absent:
+        return
+    listed = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
+    if not allowed:
+        raise MissingDependency(
+            f"{env_id}: published files are missing ({listed}) and stand_ins is false. Download with: {DOWNLOAD}"
+        )
+    if absent not in _told:
+        _told.add(absent)
+        logging.getLogger("vla_gym").warning(
+            "%s: boxes and generated pictures stand in for missing files (%s); success rates compare with no published "
+            "ones. The published files: %s",
+            *(env_id, listed, DOWNLOAD),
+        )
+
+
+def _record(
+    run: Run, protocol: str, action_units: str, render_quality: str, assets: Assets, absent: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "upstream": run.upstream,
+        "category": run.category,
+        "protocol": protocols.protocol_record(protocol),
+        "episodes": run.total,
+        "start_states": "trial k of a task: an episode id spread over tables, positions and yaws (`Run.start`)",
+        "physics": "SAPIEN, CPU, 500 Hz; published runs used PhysX on a GPU",
+        "picture": "640 x 480, green screen, shrunk bicubically with its aspect squeezed"
+        if render_quality == "full"
+        else "drawn at image_size, green screen",
+        "render_quality": render_quality,
+        "state": "joint positions: 6 radians, 2 finger metres",
+        "action": "delta of the target pose: xyz, Euler XYZ; gripper (+1 opens)",
+        "action_units": {"name": action_units, "of_one": list(ACTION_UNITS[action_units])},
+        "reward": "change of 0.1 [grasped once] + 0.1 [held 5 steps once] + 1 [on plate now and grasped once]",
+        "success": "object on plate in this very step; the episode goes on to step 80",
+        "assets": asdict(assets),
+        "stand_ins": list(absent),
+    }
