@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -63,13 +65,29 @@ def call(ask: Callable[[], _Result], what_failed: str) -> _Result:
     # Its retries are not news; what comes of them is.
     logging.set_verbosity_error()
     try:
-        return ask()
+        with _bars_for_people_only():
+            return ask()
     except (
         Exception
     ) as error:  # the client's errors have no common base: its own, httpx2's, OSError, ValueError
         raise BadValue(f"{what_failed}: {reason(error)}") from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _bars_for_people_only() -> Iterator[None]:
+    """No progress bars where nobody watches them: in a log they are noise around the one line that matters."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled() or sys.stderr.isatty():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def reason(error: BaseException) -> str:

@@ -109,7 +109,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {path}")
         if path == "/api/whoami-v2":
             right = self.token == TOKEN
-            self.answer(200 if right else 401, {"name": USER, "type": "user"} if right else {"error": "Invalid"})
+            self.answer(
+                200 if right else 401, {"name": USER, "type": "user"} if right else {"error": "Invalid"}
+            )
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)(/.*)?", path):
             self.tree(found[1], found[2])
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):

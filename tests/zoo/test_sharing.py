@@ -46,7 +46,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
     monkeypatch.setattr(constants + "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants + "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants + "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,15 @@ def test_an_adapter_goes_to_the_hub_and_back(
     step = next((run / "checkpoints").iterdir()).name
     assert {name for name in repo.files if "/" not in name} >= {
         *("adapter_config.json", "adapter_model.safetensors", "value_head.safetensors", "vla_zoo.json"),
-        *("README.md", "config.yml", "args.yml", "command.txt", "protocol.json", "evaluation.json", "replay.mp4"),
+        *(
+            "README.md",
+            "config.yml",
+            "args.yml",
+            "command.txt",
+            "protocol.json",
+            "evaluation.json",
+            "replay.mp4",
+        ),
     }
     assert f"checkpoints/{step}/optimizer.safetensors" in repo.files
     assert not [name for name in repo.files if name.endswith((".pkl", ".pt", ".pth", ".bin", ".zip", ".py"))]
@@ -131,7 +139,8 @@ def test_an_adapter_goes_to_the_hub_and_back(
 
     # On from there, in a new folder; then everything once more without a network.
     assert train.run(["-i", RUN, "-n", "200", "--num-threads", "1", "-f", "more"]) == 0
-    assert min(json.loads(line)["step"] for line in Path("more/ppo/Toy-Reach_1/metrics.jsonl").open()) > 100
+    lines = Path("more/ppo/Toy-Reach_1/metrics.jsonl").read_text().splitlines()
+    assert min(json.loads(line)["step"] for line in lines) > 100
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub.requests.clear()
     assert torch.equal(logits(VLAPolicy.from_pretrained(RUN, device="cpu")), wanted)
@@ -191,7 +200,10 @@ def test_from_a_shell_publicly_and_again(run: Path, hub: LoopbackHub) -> None:
     command = [sys.executable, "-m", "zoo.cli", "push-to-hub", "-i", str(run), "-orga", "org", "--public"]
     for _ in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, f"pushed to  {hub.url}/org/ppo-Toy-Reach-nano  (public)\n")
+        assert (done.returncode, done.stdout) == (
+            0,
+            f"pushed to  {hub.url}/org/ppo-Toy-Reach-nano  (public)\n",
+        )
     repo = hub.repos["org/ppo-Toy-Reach-nano"]
     assert not repo.private
     assert repo.files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
@@ -225,7 +237,11 @@ def test_a_local_base_is_warned_of_and_can_be_renamed(
     assert push_to_hub.run(["-i", "logs/ppo/Toy-Reach_1", RUN, "--base", BASE]) == 0
     assert capsys.readouterr().err == ""
     card = yaml.safe_load(hub.repos[RUN].files["README.md"].decode().split("---\n")[1])
-    assert (card["library_name"], card["base_model"], card["base_model_relation"]) == ("peft", BASE, "adapter")
+    assert (card["library_name"], card["base_model"], card["base_model_relation"]) == (
+        "peft",
+        BASE,
+        "adapter",
+    )
     Path("base").rename("moved")
     assert VLAPolicy.from_pretrained(RUN, device="cpu").backbone.source == BASE
     assert train.run(["-i", RUN, "-n", "128", "--num-threads", "1", "-f", "more"]) == 0
@@ -337,6 +353,7 @@ def test_mistakes_are_named(
 
 def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
     push_base()
+    capsys.readouterr()
     for argv, message in (
         (["me/nothing"], "has no such repository or revision, or the token may not see it (404)"),
         (["./here"], "'./here' is no Hub id"),
