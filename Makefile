@@ -46,9 +46,11 @@ format: setup  ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: setup  ## LIBERO and Meta-World: our steps and resets per second against upstream's environments
+bench: setup  ## LIBERO, Meta-World and ManiSkill: our steps and resets per second against upstream's environments
 	@$(PY) -m benchmarks.libero
 	@$(PY) -m benchmarks.metaworld
+	@$(PY) -m benchmarks.maniskill
+	@$(PY) -m benchmarks.maniskill
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
