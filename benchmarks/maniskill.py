@@ -1,0 +1,216 @@
+"""Our ManiSkill against the bare simulator and the usual adapter: `python -m benchmarks.maniskill`.
+
+Each side plays the same task with the same actions on as many processes as cores, one slot each:
+
+    ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
+    bare        ManiSkill's environment in a loop: controller and physics of every step, as many pictures as ours,
+                and nothing else (no success, no reward, no observation, no processes that talk)
+    usual       `gymnasium.make` with `obs_mode="rgb"` in `AsyncVectorEnv`: a picture, state and reward every step
+    one worker  ours with a single slot, for the scaling over workers
+
+Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
+ratios are printed. Episodes last as long as the measurement, so no reset falls into it. The first picture of a
+process is left out as well: with upstream's own shaders and no GPU it takes seven seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.metaworld import Figures, resident, seconds
+from vla_gym.adapters.maniskill_tasks import CONTROL_MODE, TASKS, maniskill_benchmark
+
+CHUNK = 8
+ENDLESS = 1_000_000
+
+
+def actions(decisions: int, slots: int) -> np.ndarray:
+    """Float32 `[decisions, slots, CHUNK, 7]`, motions too small to solve a task."""
+    rng = np.random.default_rng(0)
+    return rng.uniform(-0.3, 0.3, (decisions, slots, CHUNK, 7)).astype(np.float32)
+
+
+def upstream_options(size: int) -> dict[str, Any]:
+    """Keyword arguments of `gymnasium.make` that both upstream sides share."""
+    from vla_gym.adapters.maniskill_scene import RENDER_BACKENDS
+    from vla_gym.vulkan import sapien_device
+
+    return {
+        "num_envs": 1,
+        "control_mode": CONTROL_MODE,
+        "sim_backend": "physx_cpu",
+        "render_backend": RENDER_BACKENDS[sapien_device(os.environ)],
+        "sensor_configs": {"width": size, "height": size},
+        "max_episode_steps": ENDLESS,
+        "disable_env_checker": True,
+    }
+
+
+def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
+    """Rate of all slots, seconds until the first observation, seconds per reset of a slot, memory of a worker."""
+    import vla_gym
+
+    benchmark = maniskill_benchmark(f"ManiSkill/{task}")
+    endless = tuple(dataclasses.replace(one, horizon=ENDLESS) for one in benchmark.tasks)
+    start = time.perf_counter()
+    envs = vla_gym.make_vec(
+        dataclasses.replace(benchmark, tasks=endless),
+        num_envs=slots,
+        chunk=CHUNK,
+        image_size=size,
+        num_workers=slots,
+        autoreset_mode="disabled",
+    )
+    envs.reset()
+    begin = time.perf_counter() - start
+    resets = [seconds(envs.reset) for _ in range(5)]
+    start, executed = time.perf_counter(), 0
+    for action_NKA in actions(decisions, slots):
+        *_, infos = envs.step(action_NKA)
+        executed += int(infos["executed"].sum())
+    rate = executed / (time.perf_counter() - start)
+    memory = max(resident(pid) for pid in envs.worker_pids)
+    envs.close()
+    return {
+        "steps/s": rate,
+        "begin s": begin,
+        "reset s": statistics.median(resets),
+        "worker MB": memory,
+    }
+
+
+def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
+    """One process a slot, all begun together; their rates are summed."""
+    command = [sys.executable, "-m", "benchmarks.maniskill", "--task", task, "--decisions", str(decisions)]
+    command += ["--size", str(size), "--bare-slot"]
+    children = [
+        subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
+    ]
+    took = [float(child.communicate()[0].split()[-1]) for child in children]
+    return {"steps/s": sum(decisions * CHUNK / each for each in took)}
+
+
+def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
+    """Controller, physics and pictures of one slot with nothing around them; prints the seconds they took."""
+    import gymnasium
+    import mani_skill.envs  # noqa: F401  registers its ids
+
+    options = upstream_options(size)
+    made: Any = gymnasium.make(f"{task}-v1", obs_mode="none", reward_mode="none", **options)
+    env = made.unwrapped
+    env.reset(seed=[0])
+    camera = env._sensors["base_camera"].camera
+
+    def picture() -> None:
+        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
+        camera.take_picture()
+        camera.get_picture(["Color"])[0].numpy()
+
+    picture()
+    chosen = actions(decisions, slot + 1)[:, slot]
+    start = time.perf_counter()
+    for action_KA in chosen:
+        for action_A in action_KA:
+            env._step_action(action_A[None])
+        picture()
+    print(time.perf_counter() - start)
+
+
+def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
+    """Rate and memory of what most projects build from Gymnasium's and ManiSkill's parts."""
+    import gymnasium
+
+    options = upstream_options(size)
+
+    def build() -> gymnasium.Env[Any, Any]:
+        import mani_skill.envs  # noqa: F401  registers its ids
+        from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
+
+        return CPUGymWrapper(gymnasium.make(f"{task}-v1", obs_mode="rgb", **options))
+
+    envs = gymnasium.vector.AsyncVectorEnv([build] * slots, context="spawn")
+    envs.reset(seed=0)
+    resets = [seconds(envs.reset) for _ in range(5)]
+    chosen = actions(decisions, slots)
+    start = time.perf_counter()
+    for action_NKA in chosen:
+        for step in range(CHUNK):
+            envs.step(action_NKA[:, step])
+    rate = decisions * slots * CHUNK / (time.perf_counter() - start)
+    memory = max(resident(process.pid) for process in envs.processes)
+    envs.close()
+    return {"steps/s": rate, "reset s": statistics.median(resets), "worker MB": memory}
+
+
+SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one worker": measure_ours}
+
+
+def run_side(side: str, args: argparse.Namespace) -> Figures:
+    """Measure one side in a fresh process with the environment variables our workers get."""
+    from vla_gym.worker_environment import worker_environment
+
+    benchmark = maniskill_benchmark(f"ManiSkill/{args.task}")
+    # The same share of the cores for a worker on every side, the single one included.
+    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=args.slots)
+    slots = 1 if side == "one worker" else args.slots
+    decisions = max(2, args.decisions // CHUNK) if side == "usual" else args.decisions
+    command = [sys.executable, "-m", "benchmarks.maniskill", "--side", side, "--decisions", str(decisions)]
+    command += ["--task", args.task, "--slots", str(slots), "--size", str(args.size)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Alternate the sides, print medians and ratios."""
+    runs: dict[str, list[Figures]] = {side: [] for side in SIDES}
+    for _ in range(args.rounds):
+        for side in SIDES:
+            runs[side].append(run_side(side, args))
+    median = {
+        side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]}
+        for side in SIDES
+    }
+    print(f"ManiSkill {args.task}, {args.size} px, {args.slots} slots, {args.rounds} rounds")
+    for side in SIDES:
+        figures = {"decisions/s": median[side]["steps/s"] / CHUNK, **median[side]}
+        print(f"  {side:<11}" + "  ".join(f"{key} {value:8.3f}" for key, value in figures.items()))
+    ours = median["ours"]["steps/s"]
+    for side in SIDES:
+        if side != "ours":
+            print(f"  ours / {side:<10} {ours / median[side]['steps/s']:6.2f}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=tuple(TASKS), default="PickCube")
+    parser.add_argument("--decisions", type=int, default=100, help="measured per slot and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slots", type=int, default=os.cpu_count())
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--side", choices=tuple(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--bare-slot", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.bare_slot is not None:
+        run_bare_slot(args.task, args.bare_slot, args.decisions, args.size)
+    elif args.side:
+        print(json.dumps(SIDES[args.side](args.task, args.decisions, args.slots, args.size)))
+    else:
+        compare(args)
+
+
+if __name__ == "__main__":
+    main()
