@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_gym.adapters import libero_pro_tasks, maniskill_tasks, metaworld_tasks
+from vla_gym.adapters import libero_pro_tasks, maniskill_tasks, metaworld_tasks, plate25_tasks
 from vla_gym.errors import UnknownName, unknown_name
 from vla_gym.specs import Benchmark
 
@@ -52,6 +52,11 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(build="vla_gym.adapters.maniskill_tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.metaworld_tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
+    Family(
+        build="vla_gym.adapters.plate25_tasks:plate25_benchmark",
+        num_tasks=plate25_tasks.NUM_TASKS,
+        aliases=plate25_tasks.ALIASES,
+    ),
     Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),
 )
 
@@ -78,15 +83,14 @@ def find_benchmark(env_id: str, **options: Any) -> Benchmark:
         return _build(env_id, options)
     if not _is_listed(suite):
         raise unknown_name("environment", env_id, list_envs())
-    family, listed = _family(suite)
-    count = family.num_tasks[listed]
+    whole = _build(suite, options)
+    count = len(whole.tasks)
     if not (task.isascii() and task.isdigit() and int(task) < count):
         raise UnknownName(
             f"no task '{task}' in {suite}. Known: {suite}/0 .. {suite}/{count - 1}. "
             f"Did you mean '{suite}/{count - 1 if task.isdigit() else 0}'?"
         )
-    whole = _build(listed, options)
-    return dataclasses.replace(whole, id=f"{listed}/{int(task)}", tasks=(whole.tasks[int(task)],))
+    return dataclasses.replace(whole, id=f"{whole.id}/{int(task)}", tasks=(whole.tasks[int(task)],))
 
 
 def _is_listed(env_id: str) -> bool:
