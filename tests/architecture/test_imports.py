@@ -47,6 +47,9 @@ LATE = {
     "vla_gym.adapters.model_store": {"mujoco"},
     "vla_gym.adapters.mujoco_camera": {"mujoco"},
     "vla_gym.adapters.osc": {"mujoco", "robosuite"},
+    "vla_gym.adapters.plate25.arm": {"sapien"},
+    "vla_gym.adapters.plate25.scene": {"sapien"},
+    "vla_gym.adapters.plate25.simulator": {"sapien"},
 }
 """Modules that only a function (or another module of this table) imports -> what they may then import."""
 

@@ -21,7 +21,7 @@ from vla_gym.specs import ActionSpec, Benchmark, Task
 FAMILY = "ManiSkill-Plate25"
 IDS: dict[str, str] = {FAMILY: "", **{f"{FAMILY}-{name}": name for name in RUNS}}
 """Public id -> run."""
-NUM_TASKS = {env_id: len(find_run(name, "train").tasks) for env_id, name in IDS.items()}
+NUM_TASKS = {env_id: find_run(name, "train").num_tasks for env_id, name in IDS.items()}
 ALIASES = {f"{FAMILY}-CarrotTest": f"{FAMILY}-Carrot"}
 STARTS = ("published", "all")
 
@@ -75,7 +75,7 @@ def plate25_benchmark(
     trials = _trials(run, starts or ("published" if name else "all"))
     return Benchmark(
         id=env_id,
-        tasks=tuple(_task(run, number, trials) for number in range(len(run.tasks))),
+        tasks=_tasks(run, trials),
         action_dim=7,
         action_spec=ActionSpec(rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target"),
         state_dim=8,
@@ -100,17 +100,19 @@ def plate25_benchmark(
 def _trials(run: Run, starts: str) -> int:
     if starts == "all":
         return run.trials
-    return min(run.trials, -(-protocols.PUBLISHED_EPISODES // len(run.tasks)))
+    return min(run.trials, -(-protocols.PUBLISHED_EPISODES // run.num_tasks))
 
 
-def _task(run: Run, number: int, trials: int) -> Task:
-    thing, plate, template = run.tasks[number]
-    return Task(
-        name=run.task_names[number],
-        instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
-        horizon=protocols.HORIZON,
-        num_trials=trials,
-        suite=f"plate25_{run.category}",
+def _tasks(run: Run, trials: int) -> tuple[Task, ...]:
+    return tuple(
+        Task(
+            name=name,
+            instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
+            horizon=protocols.HORIZON,
+            num_trials=trials,
+            suite=f"plate25_{run.category}",
+        )
+        for name, (thing, plate, template) in zip(run.task_names, run.tasks, strict=True)
     )
 
 

@@ -47,10 +47,10 @@ def green_screen(
         out_HW3[inside] = np.where(foreground_HW[inside][..., None], mixed, out_HW3[inside])
         return out_HW3
     height, width = foreground_HW.shape
-    large = bilinear(texture, WHOLE_ENLARGED * height, WHOLE_ENLARGED * width)
     row = min(max((top + bottom) // 2, 1), height - 1)
     column = min(max((left + right) // 2, 1), width - 1)
-    return mix(out_HW3, large[row : row + height, column : column + width], alpha)
+    window = (slice(row, row + height), slice(column, column + width))
+    return mix(out_HW3, bilinear(texture, WHOLE_ENLARGED * height, WHOLE_ENLARGED * width, window), alpha)
 
 
 def box_of(mask_HW: np.ndarray) -> tuple[int, int, int, int]:
@@ -66,16 +66,18 @@ def mix(below: np.ndarray, above: np.ndarray, alpha: float) -> np.ndarray:
     return np.clip(mixed, 0.0, 255.0).astype(np.uint8)
 
 
-def bilinear(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Stretch uint8 `[h, w, 3]` to float32 `[height, width, 3]`: half-pixel centres, no smoothing.
+def bilinear(
+    picture: np.ndarray, height: int, width: int, window: tuple[slice, slice] = (slice(None), slice(None))
+) -> np.ndarray:
+    """Stretch uint8 `[h, w, 3]` to float32 `[height, width, 3]`, of which `window` is computed.
 
-    What `cv2.resize` and `torch.nn.functional.interpolate(align_corners=False)` compute.
+    Half-pixel centres, no smoothing: what `cv2.resize` and `torch.nn.functional.interpolate(align_corners=False)` do.
     """
-    low_y, high_y, part_y = _taps(picture.shape[0], height)
-    low_x, high_x, part_x = _taps(picture.shape[1], width)
-    rows = picture.astype(np.float32)
-    rows = rows[low_y] * (1 - part_y[:, None, None]) + rows[high_y] * part_y[:, None, None]
-    return rows[:, low_x] * (1 - part_x[None, :, None]) + rows[:, high_x] * part_x[None, :, None]
+    low_y, high_y, part_y = (taps[window[0]] for taps in _taps(picture.shape[0], height))
+    low_x, high_x, part_x = (taps[window[1]] for taps in _taps(picture.shape[1], width))
+    y, x = part_y[:, None, None], part_x[None, :, None]
+    wide = picture[:, low_x].astype(np.float32) * (1 - x) + picture[:, high_x].astype(np.float32) * x
+    return wide[low_y] * (1 - y) + wide[high_y] * y
 
 
 def _taps(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -60,8 +60,13 @@ class Run:
     def tasks(self) -> tuple[tuple[int, int, int], ...]:
         """(object, plate, template) of each task, in the order of episode ids."""
         trials = self.trials
-        found = [self.episode(task * trials) for task in range(self.total // trials)]
+        found = [self.episode(task * trials) for task in range(self.num_tasks)]
         return tuple((one.object, one.plate, one.sentence) for one in found)
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of different sentences."""
+        return self.total // self.trials
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -86,10 +91,10 @@ class Run:
         A bijection of 0 .. trials - 1 that spreads the first few trials over tables, positions and yaws, which
         counting upwards would not. Steps by the golden section of all trials, and tasks begin apart.
         """
-        if not (0 <= task < self.total // self.trials and 0 <= trial < self.trials):
+        if not (0 <= task < self.num_tasks and 0 <= trial < self.trials):
             raise BadValue(
                 f"task {task}, trial {trial} is not one of this run's; allowed are tasks 0 .. "
-                f"{self.total // self.trials - 1} and trials 0 .. {self.trials - 1}"
+                f"{self.num_tasks - 1} and trials 0 .. {self.trials - 1}"
             )
         step = round(self.trials * GOLDEN_SECTION)
         while gcd(step, self.trials) > 1:
