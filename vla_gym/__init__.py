@@ -1,6 +1,6 @@
 """Robot benchmarks for vision-language-action policies, as Gymnasium environments."""
 
-from vla_gym.benchmarks import find_benchmark, list_envs
+from vla_gym.benchmarks import find_benchmark, list_envs, register_benchmark
 from vla_gym.errors import (
     BadValue,
     MissingDependency,
@@ -25,6 +25,7 @@ __all__ = [
     "gymnasium_id",
     "list_envs",
     "make_vec",
+    "register_benchmark",
 ]
 
 register_all()

@@ -1,7 +1,7 @@
 """The table of environment ids: which there are, and which function builds each one's `Benchmark`.
 
-A new benchmark is one `Family` here and its modules in `adapters/`. No simulator is imported, and no
-family's function before an id of it is asked for.
+A new benchmark of this package is one `Family` here and its modules in `adapters/`; one from outside is a call
+of `register_benchmark`. No simulator is imported, and no family's function before an id of it is asked for.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vla_gym.adapters import libero_pro_tasks, maniskill_tasks, metaworld_tasks, plate25_tasks
-from vla_gym.errors import UnknownName, unknown_name
+from vla_gym.errors import BadValue, UnknownName, unknown_name
 from vla_gym.specs import Benchmark
 
 
@@ -61,9 +62,58 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+_ADDED: list[Family] = []
+"""Families from outside this package."""
+
+
+def register_benchmark(
+    build: str, num_tasks: Mapping[str, int], *, aliases: Mapping[str, str] | None = None
+) -> None:
+    """Give environment ids of your own to everything that takes one: `make_vec`, Gymnasium, the commands.
+
+    Args:
+        build: entry point "module:function", called as `function(env_id, **options) -> Benchmark`; keyword-only
+            parameters are the benchmark's options (`split` at least: `make_vec` always hands it over).
+        num_tasks: id -> number of tasks. With more than one, `<id>/<k>` is the benchmark of task k alone.
+        aliases: other name -> id.
+
+    The same call once more changes nothing. Raises `BadValue` for an id that is taken, that Gymnasium could not
+    hold, or that has no task, and for an entry point that is none.
+    """
+    family = Family(build=build, num_tasks=dict(num_tasks), aliases=dict(aliases or {}))
+    if family in _ADDED:
+        return
+    if not re.fullmatch(r"[\w.]+:\w+", build):
+        raise BadValue(f"build must be an entry point 'module:function', got {build!r}")
+    for name in (*family.num_tasks, *family.aliases):
+        if not re.fullmatch(r"[A-Za-z0-9][\w-]*(/[A-Za-z][\w-]*)?", name):
+            raise BadValue(
+                f"environment id {name!r} is not allowed: letters, digits, '_' and '-', then perhaps one slash and "
+                "a name that is no number"
+            )
+        if _is_listed(name):
+            raise BadValue(f"environment id '{name}' is taken; choose another one")
+    for name, count in family.num_tasks.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadValue(f"num_tasks of '{name}' must be an integer >= 1, got {count!r}")
+    for name, listed in family.aliases.items():
+        if listed not in family.num_tasks:
+            raise unknown_name(f"id for the alias '{name}'", listed, family.num_tasks)
+    _ADDED.append(family)
+
+    from vla_gym.registration import register_all
+
+    register_all()
+
+
+def families() -> tuple[Family, ...]:
+    """This package's families and those registered."""
+    return (*FAMILIES, *_ADDED)
+
+
 def list_envs() -> list[str]:
     """Every environment id, single tasks (`LIBERO-Spatial/3`) left out."""
-    return sorted(name for family in FAMILIES for name in (*family.num_tasks, *family.aliases))
+    return sorted(name for family in families() for name in (*family.num_tasks, *family.aliases))
 
 
 def num_tasks(env_id: str) -> int:
@@ -94,11 +144,11 @@ def find_benchmark(env_id: str, **options: Any) -> Benchmark:
 
 
 def _is_listed(env_id: str) -> bool:
-    return any(env_id in family.num_tasks or env_id in family.aliases for family in FAMILIES)
+    return any(env_id in family.num_tasks or env_id in family.aliases for family in families())
 
 
 def _family(env_id: str) -> tuple[Family, str]:
-    for family in FAMILIES:
+    for family in families():
         listed = family.aliases.get(env_id, env_id)
         if listed in family.num_tasks:
             return family, listed

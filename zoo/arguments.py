@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
+import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn, get_args
 
 import yaml
@@ -80,6 +83,33 @@ def key_values(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
+    """`--gym-packages`, as in rl_zoo3."""
+    parser.add_argument(
+        "--gym-packages",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="modules to import first: they call vla_gym.register_benchmark",
+    )
+
+
+def import_gym_packages(names: Sequence[str]) -> None:
+    """Import the modules of `--gym-packages`; raises `BadValue` for one that is not there."""
+    if os.getcwd() not in sys.path:  # a console script does not look where it is called
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise BadValue(
+                f"--gym-packages: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
+                "that holds it, or add its folder to PYTHONPATH"
+            ) from error
+
+
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """The selectors shared by every command that rolls a policy out."""
     parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
@@ -95,6 +125,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="data set whose action statistics a published checkpoint is to use",
     )
+    add_gym_packages_argument(parser)
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(
         "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
@@ -102,6 +133,11 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
     parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of the likeliest")
+    parser.add_argument(
+        "--instructions",
+        metavar="FILE",
+        help="YAML file with other words for some tasks, {task name: instruction}",
+    )
     add_worker_error_argument(parser, default="raise", what="start it anew and run its episodes again")
     parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
+from vla_gym.instructions import retold
 from vla_gym.specs import StartState
+from zoo.arguments import import_gym_packages
 from zoo.evaluation import choose_cells
 from zoo.hyperparams import load_hyperparams
 from zoo.resolve import resolve_policy
@@ -54,6 +58,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         raise BadValue(
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
+    import_gym_packages(args.gym_packages)
     if args.run is not None:
         remote = is_remote(args.run)
         run = download_run(args.run) if remote else find_run(args.run)
@@ -72,10 +77,14 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     options.update(policy.env_options)
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
     options["on_worker_error"] = args.on_worker_error
+    if args.instructions is not None:
+        options["instructions"] = read_instructions(Path(args.instructions))
     family_options = {
         name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"
     }
-    cells = choose_cells(find_benchmark(env, **family_options).tasks, episodes)
+    benchmark = find_benchmark(env, **family_options)
+    retold(benchmark, options.get("instructions", {}))  # a wrong name shows here
+    cells = choose_cells(benchmark.tasks, episodes)
     return RolloutPlan(
         env=env,
         policy=policy.name,
@@ -86,6 +95,19 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         cells=tuple(cells),
         output_folder=output_folder,
     )
+
+
+def read_instructions(path: Path) -> dict[str, str]:
+    """A YAML file that maps task names to instructions; raises `BadValue` for anything else."""
+    try:
+        texts = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadValue(f"--instructions {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(texts, dict):
+        raise BadValue(
+            f"--instructions {path} must map task names to instructions, got {type(texts).__name__}"
+        )
+    return texts
 
 
 def _suite(env: str) -> str | None:

@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser, add_worker_error_argument, count, count_or_zero
+from zoo.arguments import (
+    OneLineParser,
+    add_gym_packages_argument,
+    add_worker_error_argument,
+    count,
+    count_or_zero,
+    import_gym_packages,
+)
 from zoo.cli import guarded
 from zoo.config import RunConfig
 from zoo.dry_run import dry_run_text
@@ -62,6 +69,7 @@ def parser() -> OneLineParser:
         "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
     )
     p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab")
+    add_gym_packages_argument(p)
     add_worker_error_argument(p, default=None, what="start it anew, its episodes are lost and not counted")
     p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
     p.add_argument("--device", metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)")
@@ -84,6 +92,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
+    import_gym_packages(args.gym_packages)
     refuse_unbuilt(args)
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import gymnasium as gym
 import pytest
 
-from vla_gym import find_benchmark, list_envs
+from vla_gym import find_benchmark, gymnasium_id, list_envs, make_vec, register_benchmark
 from vla_gym.benchmarks import FAMILIES, num_tasks
-from vla_gym.errors import UnknownName
+from vla_gym.errors import UnknownName, VLAZooError
 
 
 def test_the_ids_of_the_contract_are_listed() -> None:
@@ -57,3 +60,54 @@ def test_a_wrong_id_names_the_nearest(wrong: str, hint: str) -> None:
 def test_no_id_belongs_to_two_families() -> None:
     names = [name for family in FAMILIES for name in (*family.num_tasks, *family.aliases)]
     assert len(names) == len(set(names))
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone afterwards."""
+    monkeypatch.setattr("vla_gym.benchmarks._ADDED", [])
+    before = set(gym.registry)
+    yield
+    for name in set(gym.registry) - before:
+        del gym.registry[name]
+
+
+@pytest.mark.usefixtures("forget")
+def test_a_benchmark_of_one_s_own() -> None:
+    for _ in range(2):  # a module that is imported twice does no harm
+        register_benchmark(
+            "scripted_simulator:named", {"Mine": 3, "Mine/one": 1}, aliases={"My-Other": "Mine"}
+        )
+    assert {"Mine", "Mine/one", "My-Other"} <= set(list_envs())
+    assert gymnasium_id("Mine/2") in gym.registry
+    assert num_tasks("My-Other") == 3
+    assert find_benchmark("Mine/2").tasks[0].name == "task_2"
+    with pytest.raises(UnknownName, match=r"no option of Mine 'splt'.*Did you mean 'split'"):
+        find_benchmark("Mine", splt="test")
+    with pytest.raises(UnknownName, match="Did you mean 'Mine'"):
+        find_benchmark("Mien")
+    envs = make_vec("Mine", 2, chunk=5, num_workers=1)
+    obs, _ = envs.reset(seed=0)
+    assert obs in envs.observation_space
+    envs.close()
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize(
+    ("build", "counts", "aliases", "message"),
+    [
+        ("a:b", {"Toy-Reach": 3}, {}, "'Toy-Reach' is taken"),
+        ("a:b", {"New": 1}, {"LIBERO-10": "New"}, "'LIBERO-10' is taken"),
+        ("a.b", {"New": 1}, {}, "entry point 'module:function', got 'a.b'"),
+        ("a:b", {"New id": 1}, {}, "'New id' is not allowed"),
+        ("a:b", {"New/3": 1}, {}, "'New/3' is not allowed"),
+        ("a:b", {"New": 0}, {}, "num_tasks of 'New' must be an integer >= 1, got 0"),
+        ("a:b", {"New": 1}, {"Old": "Nwe"}, "no id for the alias 'Old' 'Nwe'.*Did you mean 'New'"),
+    ],
+)
+def test_what_cannot_be_registered(
+    build: str, counts: dict[str, int], aliases: dict[str, str], message: str
+) -> None:
+    with pytest.raises(VLAZooError, match=message):
+        register_benchmark(build, counts, aliases=aliases)
+    assert "New" not in list_envs()
