@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vla_gym.adapters.plate25.overlay import bilinear, box_of, green_screen, mix
+
+
+@pytest.fixture
+def drawn() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def photo() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def foreground() -> np.ndarray:
+    mask = np.zeros((12, 16), dtype=bool)
+    mask[3:7, 4:10] = True
+    mask[5, 6] = False
+    return mask
+
+
+def test_foreground_is_untouched_and_all_else_is_photo(
+    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
+) -> None:
+    seen = green_screen(drawn, foreground, photo)
+    assert seen.dtype == np.uint8
+    np.testing.assert_array_equal(seen[foreground], drawn[foreground])
+    np.testing.assert_array_equal(seen[~foreground], photo[~foreground])
+    assert not np.shares_memory(seen, drawn)
+    assert not np.shares_memory(seen, photo)
+
+
+def test_a_texture_lies_on_the_foreground_only(
+    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
+) -> None:
+    white = np.full((5, 7, 3), 255, dtype=np.uint8)
+    seen = green_screen(drawn, foreground, photo, blend="texture", texture=white, alpha=0.5)
+    np.testing.assert_array_equal(seen[~foreground], photo[~foreground])
+    # Half of 255 and half of what was drawn, fractions cut off.
+    np.testing.assert_array_equal(seen[foreground], ((255 + drawn[foreground].astype(int)) // 2))
+
+
+def test_a_texture_is_stretched_to_the_box_of_the_foreground(
+    drawn: np.ndarray, foreground: np.ndarray
+) -> None:
+    black = np.zeros_like(drawn)
+    texture = np.zeros((4, 6, 3), dtype=np.uint8)
+    texture[0], texture[:, 5] = 200, 100  # first row, last column
+    seen = green_screen(black, foreground, black, blend="texture", texture=texture, alpha=0.5)
+    assert seen[3, 4:9, 0].tolist() == [100] * 5  # rows 3-6, columns 4-9 are the box: no stretching at all
+    assert seen[4:7, 9, 0].tolist() == [50] * 3
+    assert not seen[4:7, 4:9].any()
+
+
+def test_a_whole_texture_lies_on_everything_and_moves_with_the_box(
+    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
+) -> None:
+    black = np.zeros_like(drawn)
+    ramp = np.zeros((24, 32, 3), dtype=np.uint8)
+    ramp[:] = np.arange(24, dtype=np.uint8)[:, None, None] * 10
+    seen = green_screen(black, foreground, black, blend="whole", texture=ramp, alpha=0.5)
+    # Twice the frame is 24 x 32, the texture's own size; the box's rows 3-6 have their middle at 4: rows 4 .. 15.
+    assert seen[:, 0, 0].tolist() == [row * 5 for row in range(4, 16)]
+    lower = np.roll(foreground, 2, axis=0)
+    assert green_screen(black, lower, black, blend="whole", texture=ramp, alpha=0.5)[0, 0, 0] == 30
+    unmixed = green_screen(drawn, foreground, photo, blend="whole", texture=ramp, alpha=0.0)
+    np.testing.assert_array_equal(unmixed, green_screen(drawn, foreground, photo))
+
+
+def test_box_and_mix() -> None:
+    mask = np.zeros((5, 9), dtype=bool)
+    mask[1, 7] = mask[3, 2] = True
+    assert box_of(mask) == (1, 3, 2, 7)
+    one = np.array([[[10, 20, 255]]], dtype=np.uint8)
+    # 0.3 * 255 + 0.7 * (10, 20, 255) = 83.5, 90.5, 255
+    assert mix(one, np.full_like(one, 255), 0.3).ravel().tolist() == [83, 90, 255]
+
+
+def test_bilinear_has_half_pixel_centres() -> None:
+    two = np.array([[[0], [100]]], dtype=np.uint8).repeat(3, axis=2)
+    # Twice as wide: centres at -0.25, 0.25, 0.75, 1.25 of the old ones -> 0, 25, 75, 100.
+    assert bilinear(two, 1, 4)[0, :, 0].tolist() == [0.0, 25.0, 75.0, 100.0]
+    picture = np.random.default_rng(2).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(bilinear(picture, 5, 6), picture)
+    window = (slice(3, 9), slice(2, 4))
+    np.testing.assert_array_equal(bilinear(picture, 11, 13, window), bilinear(picture, 11, 13)[window])
+
+
+def test_wrong_sizes_are_refused(drawn: np.ndarray, foreground: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="sizes differ"):
+        green_screen(drawn, foreground, drawn[:-1])
+    with pytest.raises(ValueError, match="needs a texture"):
+        green_screen(drawn, foreground, drawn, blend="whole", alpha=0.5)
