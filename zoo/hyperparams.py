@@ -50,9 +50,9 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
 
 def candidate_keys(env_id: str, policy: str) -> list[str]:
     """Keys to look for, most exact first: "LIBERO-Spatial/3/nano", "LIBERO-Spatial/nano", "LIBERO/nano", ..."""
-    suite = env_id.split("/", 1)[0]
-    family = suite.split("-", 1)[0]
-    names = dict.fromkeys((env_id, suite, family, "default"))
+    words = env_id.split("/", 1)[0].split("-")
+    suites = ("-".join(words[:count]) for count in range(len(words), 0, -1))
+    names = dict.fromkeys((env_id, *suites, "default"))
     return [f"{name}/{policy}" for name in names]
 
 

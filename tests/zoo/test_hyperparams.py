@@ -22,6 +22,12 @@ def test_the_most_exact_key_comes_first() -> None:
         "default/nano",
     ]
     assert candidate_keys("Toy-Reach", "nano") == ["Toy-Reach/nano", "Toy/nano", "default/nano"]
+    assert candidate_keys("ManiSkill-Plate25-EEPose", "nano") == [
+        "ManiSkill-Plate25-EEPose/nano",
+        "ManiSkill-Plate25/nano",
+        "ManiSkill/nano",
+        "default/nano",
+    ]
 
 
 def test_the_family_entry_stands_in_for_a_suite(tmp_path: Path) -> None:
