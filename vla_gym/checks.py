@@ -6,6 +6,8 @@ and raises an `AssertionError` that names the promise which does not hold.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +15,13 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.check_promises import as_bytes, check_observation, fresh, has_episode, require
+from vla_gym.check_sequences import check_autoreset, check_grid, check_sb3
 from vla_gym.errors import BadValue
 from vla_gym.make import make_vec
 from vla_gym.specs import Benchmark
-from vla_gym.vector import Observation, VLAVectorEnv
-
-INFO_DTYPES: dict[str, type] = {
-    "success": np.bool_,
-    "task_id": np.int64,
-    "trial_id": np.int64,
-    "executed": np.int64,
-    "start_state": np.object_,
-    "step_rewards": np.float32,
-    "idle": np.bool_,
-    "lost": np.bool_,
-}
-"""Keys that `infos` always has; each comes with its `_key` mask."""
+from vla_gym.vector import VLAVectorEnv
 
 
 def check_vla_env(
@@ -50,7 +43,10 @@ def check_vla_env(
 
     Raises `AssertionError` with the broken promise.
     """
-    envs = make_vec(env_id, 2, chunk=chunk, group_size=2, autoreset_mode="next_step", **options)
+    whole, own = _take_options(env_id, options)
+    # One decision more than is driven, and that one cut short.
+    short = _thinned(whole, horizon=chunk * (num_decisions + 1) - 1)
+    envs = make_vec(short, 2, chunk=chunk, group_size=2, autoreset_mode="next_step", **own)
     try:
         check_spaces(envs)
         check_reset(envs)
@@ -58,12 +54,51 @@ def check_vla_env(
         check_repeatable(envs, num_decisions)
         check_bad_actions(envs)
         check_replay(envs, num_decisions)
+        check_autoreset(envs)
+        check_sb3(envs)
     finally:
         pids = envs.worker_pids
         envs.close()
     require(not any(map(_alive, pids)), "close() leaves no worker process behind")
-    if to_the_end:
-        check_time_limit(env_id, envs.benchmark, **options)
+    grid = _thinned(whole, num_tasks=2, num_trials=2)
+    longest = max(task.horizon for task in grid.tasks)
+    grid_options: dict[str, Any] = {"chunk": longest + 1, "schedule": "grid", "autoreset_mode": "disabled"}
+    envs = make_vec(grid, 1, **grid_options, **own)
+    try:
+        check_grid(envs)
+        if to_the_end:
+            check_time_limit(envs)
+    finally:
+        envs.close()
+
+
+def _take_options(env_id: str | Benchmark, options: Mapping[str, Any]) -> tuple[Benchmark, dict[str, Any]]:
+    """The benchmark, and what is left of the options for `make_vec`."""
+    known = inspect.signature(make_vec).parameters
+    own = {name: value for name, value in options.items() if name in known}
+    if isinstance(env_id, Benchmark):
+        return env_id, dict(options)
+    family = {name: value for name, value in options.items() if name not in known}
+    return find_benchmark(env_id, split=own.pop("split", "train"), **family), own
+
+
+def _thinned(
+    benchmark: Benchmark,
+    *,
+    horizon: int | None = None,
+    num_tasks: int | None = None,
+    num_trials: int | None = None,
+) -> Benchmark:
+    """At most so many steps, tasks and trials."""
+    tasks = (
+        dataclasses.replace(
+            task,
+            horizon=min(task.horizon, horizon or task.horizon),
+            num_trials=min(task.num_trials, num_trials or task.num_trials),
+        )
+        for task in benchmark.tasks[:num_tasks]
+    )
+    return dataclasses.replace(benchmark, tasks=tuple(tasks))
 
 
 def check_spaces(envs: VLAVectorEnv) -> None:
@@ -90,21 +125,7 @@ def check_reset(envs: VLAVectorEnv) -> None:
     require(not infos["executed"].any(), "a reset executes no steps")
     second, infos = envs.reset()
     check_observation(envs, second, infos)
-    require(_fresh(first, second), "reset returns fresh arrays")
-
-
-def check_observation(envs: VLAVectorEnv, obs: Observation, infos: Mapping[str, Any]) -> None:
-    """The observation lies in its space, its texts are the tasks', `infos` is complete."""
-    require(obs in envs.observation_space, "the observation is in observation_space")
-    for slot, task_id in enumerate(infos["task_id"].tolist()):
-        text = envs.benchmark.tasks[task_id].instruction
-        require(obs["instruction"][slot] == text, f"slot {slot} is told its task: {text!r}")
-    require(all(image.std() > 0 for image in obs["image"]), "pictures show something")
-    for key, dtype in INFO_DTYPES.items():
-        value = infos.get(key)
-        require(isinstance(value, np.ndarray) and value.dtype == dtype, f"infos['{key}'] is {dtype.__name__}")
-        mask_N = infos.get(f"_{key}")
-        require(isinstance(mask_N, np.ndarray) and mask_N.dtype == np.bool_, f"infos['_{key}'] is a mask")
+    require(fresh(first, second), "reset returns fresh arrays")
 
 
 def check_episode(envs: VLAVectorEnv, num_decisions: int) -> None:
@@ -118,7 +139,7 @@ def check_episode(envs: VLAVectorEnv, num_decisions: int) -> None:
         obs, reward_N, terminated_N, truncated_N, infos = envs.step(_actions(envs, rng))
         check_observation(envs, obs, infos)
         require(all(np.array_equal(kept[key], before[key]) for key in kept), "step leaves old arrays alone")
-        require(_fresh(before, obs), "step returns fresh arrays")
+        require(fresh(before, obs), "step returns fresh arrays")
         require(reward_N.dtype == np.float64, "reward is float64")
         sums_N = infos["step_rewards"].sum(axis=1)
         require(np.allclose(reward_N, sums_N, atol=1e-5), "reward is the sum of step_rewards")
@@ -126,8 +147,10 @@ def check_episode(envs: VLAVectorEnv, num_decisions: int) -> None:
         full_N = infos["executed"] == np.where(finished_N, 0, envs.chunk)
         require(bool((full_N | ended_N).all()), "a chunk is cut short only by the episode's end")
         require(bool((infos["executed"] <= envs.chunk).all()), "at most `chunk` steps are executed")
-        told_N = infos["_episode"] if "_episode" in infos else np.zeros(envs.num_envs, dtype=np.bool_)
-        require(np.array_equal(told_N, ended_N), "`episode` is told on the last decision, and only there")
+        require(
+            np.array_equal(has_episode(infos), ended_N),
+            "`episode` is told on the last decision, and only there",
+        )
         finished_N = envs.finished
 
 
@@ -137,10 +160,10 @@ def check_repeatable(envs: VLAVectorEnv, num_decisions: int) -> None:
     for _ in range(2):
         obs, infos = envs.reset(seed=3)
         rng = np.random.default_rng(1)
-        trace: list[Any] = [_bytes(obs), infos["start_state"].tolist()]
+        trace: list[Any] = [as_bytes(obs), infos["start_state"].tolist()]
         for _ in range(num_decisions):
             obs, reward_N, terminated_N, truncated_N, _ = envs.step(_actions(envs, rng))
-            trace += [_bytes(obs), reward_N.tolist(), terminated_N.tolist(), truncated_N.tolist()]
+            trace += [as_bytes(obs), reward_N.tolist(), terminated_N.tolist(), truncated_N.tolist()]
         runs.append(trace)
     require(runs[0] == runs[1], "the same seed and actions give the same observations, rewards and flags")
 
@@ -169,38 +192,25 @@ def check_replay(envs: VLAVectorEnv, num_decisions: int) -> None:
     for action in before:
         obs, *_ = envs.step(action)
     state = envs.state_dict()
-    expected = [_bytes(obs), *(_outcome(envs, action) for action in after)]
+    expected = [as_bytes(obs), *(_outcome(envs, action) for action in after)]
     obs, _ = envs.load_state_dict(state)
-    found = [_bytes(obs), *(_outcome(envs, action) for action in after)]
+    found = [as_bytes(obs), *(_outcome(envs, action) for action in after)]
     require(expected == found, "a loaded state continues bit for bit")
 
 
-def check_time_limit(env_id: str | Benchmark, benchmark: Benchmark, **options: Any) -> None:
+def check_time_limit(envs: VLAVectorEnv) -> None:
     """An episode in which nothing is done ends exactly at the task's horizon, truncated.
 
-    `env_id` and `options` make the environment, whose `Benchmark` is `benchmark`.
+    `envs` is one slot with autoreset DISABLED and chunks longer than any horizon.
     """
-    chunk = max(task.horizon for task in benchmark.tasks) + 1
-    envs = make_vec(env_id, 1, chunk=chunk, autoreset_mode="disabled", **options)
-    try:
-        _, infos = envs.reset(seed=6)
-        horizon = benchmark.tasks[int(infos["task_id"][0])].horizon
-        idle = np.zeros((1, chunk, benchmark.action_dim), dtype=np.float32)
-        _, _, terminated_N, truncated_N, infos = envs.step(idle)
-        if not terminated_N[0]:
-            require(bool(truncated_N[0]), "the time limit truncates")
-            require(int(infos["executed"][0]) == horizon, "the horizon counts simulator steps")
-        require(int(infos["episode"]["length"][0]) == int(infos["executed"][0]), "length is in steps")
-        _, reward_N, *_, infos = envs.step(idle)
-        require(reward_N[0] == 0 and infos["executed"][0] == 0, "a held slot costs and pays nothing")
-    finally:
-        envs.close()
-
-
-def require(holds: bool, promise: str) -> None:
-    """Raise `AssertionError` unless the promise holds."""
-    if not holds:
-        raise AssertionError(f"promise broken: {promise}")
+    _, infos = envs.reset(seed=6)
+    horizon = envs.benchmark.tasks[int(infos["task_id"][0])].horizon
+    idle = np.zeros((1, *envs.single_action_space.shape), dtype=np.float32)
+    _, _, terminated_N, truncated_N, infos = envs.step(idle)
+    if not terminated_N[0]:
+        require(bool(truncated_N[0]), "the time limit truncates")
+        require(int(infos["executed"][0]) == horizon, "the horizon counts simulator steps")
+    require(int(infos["episode"]["length"][0]) == int(infos["executed"][0]), "length is in steps")
 
 
 def _check_groups(envs: VLAVectorEnv, infos: Mapping[str, Any]) -> None:
@@ -218,15 +228,7 @@ def _actions(envs: VLAVectorEnv, rng: np.random.Generator) -> np.ndarray:
 def _outcome(envs: VLAVectorEnv, action_NKA: np.ndarray) -> tuple[object, ...]:
     obs, reward_N, terminated_N, truncated_N, infos = envs.step(action_NKA)
     flags = (terminated_N.tolist(), truncated_N.tolist(), infos["start_state"].tolist())
-    return (_bytes(obs), reward_N.tolist(), flags)
-
-
-def _bytes(obs: Observation) -> dict[str, object]:
-    return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in obs.items()}
-
-
-def _fresh(old: Observation, new: Observation) -> bool:
-    return not any(np.shares_memory(old[key], new[key]) for key in old if isinstance(old[key], np.ndarray))
+    return (as_bytes(obs), reward_N.tolist(), flags)
 
 
 def _alive(pid: int) -> bool:
