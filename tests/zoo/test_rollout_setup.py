@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from vla_gym import list_envs
+from vla_gym.errors import BadValue
+from zoo import evaluate
+from zoo import train as train_command
+from zoo.arguments import import_gym_packages
+from zoo.cli import guarded
+
+EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
+
+
+def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
+    words = tmp_path / "words.yml"
+    words.write_text("reach_red: touch the block as red as a tomato\n")
+    out = tmp_path / "results.json"
+    assert evaluate.run([*EVALUATE, "--instructions", str(words), "-o", str(out)]) == 0
+    protocol = json.loads(out.read_text())["protocol"]
+    assert protocol["own_instructions"] == {"reach_red": "reach the red block"}
+    assert protocol["tasks"][0]["instruction"] == "touch the block as red as a tomato"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file"),
+        ("- a list", "must map task names to instructions, got list"),
+        ("{", "--instructions"),
+        (
+            "reach_rad: x",
+            "no task of Toy-Reach 'reach_rad'. Known: reach_blue, reach_green, reach_red. Did you mean",
+        ),
+        ("reach_red: ''", "allowed are 1 to 160"),
+    ],
+)
+def test_words_that_cannot_be_told(
+    text: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tmp_path / "words.yml"
+    if text is not None:
+        words.write_text(text)
+    assert guarded(evaluate.run, [*EVALUATE, "--instructions", str(words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_wrong_way_to_meet_failures_names_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, argv in (
+        (evaluate.run, EVALUATE),
+        (train_command.run, ["--env", "Toy-Reach", "--dry-run"]),
+    ):
+        assert guarded(command, [*argv, "--on-worker-error", "restrat"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "'restrat'. Known: raise, restart. Did you mean 'restart'" in line
+
+
+def test_modules_of_one_s_own_are_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = """
+        import vla_gym
+        vla_gym.register_benchmark("vla_gym.adapters.toy:toy_benchmark", num_tasks={"My-Reach": 3})
+    """
+    (tmp_path / "my_reach_tasks.py").write_text(textwrap.dedent(module))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.setattr("vla_gym.benchmarks._ADDED", [])
+    import_gym_packages(["my_reach_tasks"])
+    assert "My-Reach" in list_envs()
+
+
+def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import surely_not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(BadValue, match=r"no module 'my_tasks'.*Call the command in the folder"):
+        import_gym_packages(["my_tasks"])
+    with pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"):
+        import_gym_packages(["needs_more"])
