@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -65,6 +66,8 @@ class BackboneOutput:
     """Unnormalised scores of every bin, any float dtype."""
     value_B: Tensor
     """State value, any float dtype."""
+    value_BK: Tensor | None = None
+    """Value of each step of the chunk, float32, where the critic has an output for each."""
 
 
 class Backbone(nn.Module, ABC):
@@ -151,6 +154,12 @@ class Backbone(nn.Module, ABC):
         """Attach the adapter of a folder to the weights that are there."""
         raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
 
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """Inside, the network is as if its LoRA adapter were not there."""
+        raise BadValue(f"family '{self.family}' has no adapters to switch off")
+        yield
+
     def merge_adapter(self) -> None:
         """Add the adapter to the weights and take it away."""
         raise BadValue(f"family '{self.family}' has no adapters to merge")
@@ -174,6 +183,15 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score decisions made earlier by the present weights, with gradients."""
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of `value_parameters` that no action depends on: what may be trained while the policy rests."""
+        return self.value_parameters()
+
+    @property
+    def step_values(self) -> bool:
+        """Has the critic an output for each step of the chunk?"""
+        return self.conventions.chunk == 1
 
     @abstractmethod
     def value(self, inputs: PolicyInputs) -> Tensor:
@@ -216,6 +234,7 @@ class TokenBackbone(Backbone):
             logprob_BKA=distribution.token_log_prob(token_BKA),
             value_B=output.value_B.float(),
             record={"token": token_BKA},
+            value_BK=output.value_BK,
         )
 
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
@@ -225,6 +244,7 @@ class TokenBackbone(Backbone):
             logprob_BKA=distribution.token_log_prob(record["token"]),
             entropy_BKA=distribution.token_entropy(),
             value_B=output.value_B.float(),
+            value_BK=output.value_BK,
         )
 
     def value(self, inputs: PolicyInputs) -> Tensor:

@@ -7,7 +7,8 @@ Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetens
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,25 @@ def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) 
 def is_attached(module: nn.Module) -> bool:
     """Has any layer an adapter?"""
     return any(isinstance(layer, LoraLayer) for layer in module.modules())
+
+
+@contextmanager
+def switched_off(module: nn.Module) -> Iterator[None]:
+    """Inside, every adapter of `module` is left out; which parameters train is the same before and after."""
+    layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        # peft sets the flags by its own rule.
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def merge(module: nn.Module) -> None:
@@ -170,6 +190,8 @@ def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:
     if not isinstance(layer, LoraLinear):
         return functional.linear(x.float(), layer.weight[rows].float())  # type: ignore[index]
     out = functional.linear(x.float(), layer.get_base_layer().weight[rows].float())
+    if layer.disable_adapters:
+        return out
     inner = functional.linear(x.float(), layer.lora_A[_NAME].weight.float())
     return out + functional.linear(inner, layer.lora_B[_NAME].weight[rows].float()) * layer.scaling[_NAME]
 

@@ -35,6 +35,8 @@ class ActionSample:
     record: Mapping[str, Tensor] = field(default_factory=dict)
     """What `evaluate` needs to score this very decision again, batch first: token policies store
     `{"token": int64[B, K, A]}`, flow policies their denoising chain. The rollout buffer keeps it as is."""
+    value_BK: Tensor | None = None
+    """Value of each step of the chunk, float32, where the critic has an output for each; `value_B` is the first."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,5 @@ class Evaluation:
     """Entropy of each action distribution, nats."""
     value_B: Tensor
     """State value, float32."""
+    value_BK: Tensor | None = None
+    """Value of each step of the chunk, float32, where the critic has an output for each; `value_B` is the first."""

@@ -61,6 +61,52 @@ def gae(
     return advantage_TN
 
 
+def step_gae(
+    reward_TNK: Tensor,
+    value_TNK: Tensor,
+    *,
+    executed_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    final_value_TN: Tensor,
+    last_value_N: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    lambda_inside: float | None = None,
+) -> Tensor:
+    """`gae` with every executed simulator step as a row of its own, `[T, N, K]`, zero where not executed.
+
+    gamma and lambda count simulator steps. `lambda_inside` stands in for lambda between two steps of one
+    chunk: with 1 and one value repeated over its chunk, the values inside cancel, and step k's advantage is
+    the chunk's rewards from k on + what follows - the chunk's value: credit per step from a critic that
+    speaks once per chunk. A chunk of which nothing was run ends the sum.
+    """
+    if reward_TNK.ndim != 3 or reward_TNK.shape != value_TNK.shape:
+        raise ValueError(
+            f"reward_TNK is {tuple(reward_TNK.shape)} and value_TNK {tuple(value_TNK.shape)}, both must be "
+            "[decisions, envs, steps]"
+        )
+    inside = gae_lambda if lambda_inside is None else lambda_inside
+    done_TN = terminated_TN | truncated_TN
+    next_value_TN = torch.cat([value_TNK[1:, :, 0], last_value_N[None]])
+    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
+    next_value_TN = torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
+    advantage_TNK = torch.zeros_like(reward_TNK)
+    running_N = torch.zeros_like(last_value_N)
+    num_decisions, _, chunk = reward_TNK.shape
+    for t in reversed(range(num_decisions)):
+        running_N = torch.where(done_TN[t] | (executed_TN[t] == 0), 0.0, running_N)
+        after_N = next_value_TN[t]
+        for k in reversed(range(chunk)):
+            last_N, active_N = executed_TN[t] == k + 1, executed_TN[t] > k
+            discount_N = gamma * torch.where(last_N, gae_lambda, inside)
+            step_N = reward_TNK[t, :, k] + gamma * after_N - value_TNK[t, :, k] + discount_N * running_N
+            running_N = torch.where(active_N, step_N, running_N)
+            after_N = torch.where(active_N, value_TNK[t, :, k], after_N)
+            advantage_TNK[t, :, k] = torch.where(active_N, step_N, 0.0)
+    return advantage_TNK
+
+
 def group_advantage(score_PG: Tensor, eps: float = GROUP_EPS) -> Tensor:
     """`[P, G]` -> `[P, G]`: (score - group mean) / (unbiased group standard deviation + eps).
 

@@ -18,6 +18,9 @@ from torch import Tensor
 LogprobLevel = Literal["token", "action", "chunk"]
 """What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
 
+CreditLevel = Literal["chunk", "action"]
+"""What one reward, advantage or value is of: the whole executed chunk, or a step of it."""
+
 
 def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
     """Bool `[B, K]`: step k was run, for `executed_B` (integers, 0 .. K) steps run of each chunk."""

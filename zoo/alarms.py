@@ -24,6 +24,8 @@ class UpdateHealth:
     """GRPO: groups whose members did not all score alike (and pass the filter)."""
     groups_solved: int = 0
     """GRPO: groups of which every member succeeded."""
+    barren_updates: int = 0
+    """GRPO: updates running, this one included, in which every group was dead and not one episode succeeded."""
     advantage_spread: float = math.nan
     """Highest minus lowest advantage before any normalisation."""
     clip_fraction: float = math.nan
@@ -45,6 +47,7 @@ KL_HIGH = 0.3
 ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
+BARREN_UPDATES_HIGH = 5
 
 
 def entropy_to_judge(policy: Any, entropy: float) -> float:
@@ -63,6 +66,12 @@ def faults(health: UpdateHealth) -> dict[str, str]:
         found["AllGroupsDead"] = (
             f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
             "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"
+        )
+    if health.barren_updates >= BARREN_UPDATES_HIGH:
+        found["NoSuccessAtAll"] = (
+            f"not one success in {health.barren_updates} updates running: group comparison cannot start from 0 %. "
+            "Start from a policy trained on demonstrations, begin with an easier task or suite, or pay for progress "
+            "(a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
         )
     if health.advantage_spread == 0.0:
         found["ZeroAdvantage"] = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -25,7 +27,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_gym.sb3 import SB3VecEnv
 from vla_gym.vector import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.aggregation import LogprobLevel, masked_mean
+from zoo.aggregation import CreditLevel, LogprobLevel, masked_mean
 from zoo.alarms import Alarms
 from zoo.boundary import Boundary, take_boundary, vla_envs
 from zoo.buffer import ChunkRolloutBuffer
@@ -36,11 +38,12 @@ from zoo.experience import (
     finished_episodes,
     is_chunk_policy,
 )
-from zoo.learner import Learner
+from zoo.learner import Learner, critic_parameters
 from zoo.losses import kl_k3
 from zoo.metrics import PhaseClock, Tally, episode_metrics
 from zoo.objective import Objective
 from zoo.records import Episode
+from zoo.reference import KL_REFERENCES, KLReference, Reference, check_reference, make_reference
 
 LEVELS = ("token", "action", "chunk")
 
@@ -64,12 +67,17 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     }
     chunk_experience: ClassVar[type[ChunkExperience]] = ChunkExperience
     """How decisions of chunk policies are gathered."""
+    reward_level: CreditLevel = "chunk"
+    """What one reward and advantage is of."""
+    value_level: CreditLevel = "chunk"
+    """What one value is of."""
     boundary_counters: ClassVar[tuple[str, ...]] = (
         "num_timesteps",
         "_total_timesteps",
         "_num_timesteps_at_start",
         "_episode_num",
         "_n_updates",
+        "_updates_done",
         "_current_progress_remaining",
     )
     """Attributes (JSON values) that a checkpoint keeps."""
@@ -88,6 +96,9 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         dual_clip: float | None,
         logprob_level: LogprobLevel,
         recompute_logprobs: bool,
+        kl_coef: float,
+        kl_reference: KLReference,
+        micro_batch_size: int | None,
         **sb3: Any,
     ) -> None:
         if logprob_level not in LEVELS:
@@ -96,6 +107,12 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
         if batch_size < 1 or n_epochs < 1:
             raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
+        if kl_coef < 0:
+            raise BadValue(f"kl_coef must be 0 (off) or more, got {kl_coef}")
+        if kl_reference not in KL_REFERENCES:
+            raise unknown_name("kl_reference", str(kl_reference), KL_REFERENCES)
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise BadValue(f"micro_batch_size must be at least 1, or None, got {micro_batch_size}")
         self._forget_run()
         super().__init__(
             policy,
@@ -113,6 +130,10 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.target_kl = target_kl
         self.logprob_level: LogprobLevel = logprob_level
         self.recompute_logprobs = recompute_logprobs
+        self.kl_coef = kl_coef
+        self.kl_reference: KLReference = kl_reference
+        self.micro_batch_size = micro_batch_size
+        self._updates_done = 0
 
     # What subclasses say ----------------------------------------------------------------------------
 
@@ -139,6 +160,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
         super()._setup_model()
         self.clip_range = FloatSchedule(self.clip_range)
+        if self.kl_coef:
+            check_reference(self.policy, self.kl_reference)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -157,6 +180,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             "alarms",
             "boundary",
             "_learner",
+            "_reference",
             "_episodes",
             "_counts",
             "_num_lost",
@@ -165,6 +189,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _forget_run(self) -> None:
         """Fresh values of everything that is of this process only."""
         self._learner: Learner | None = None
+        self._reference: Reference | None = None
         self.boundary: Boundary | None = None
         self.clock = PhaseClock()
         self.alarms = Alarms()
@@ -178,6 +203,21 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
             self._learner = Learner(self.experience.scorer(self), self.policy.optimizer, self.max_grad_norm)
         return self._learner
+
+    @property
+    def reference(self) -> Reference:
+        """The reference policy of the KL term: the policy as it was when this was first asked for.
+
+        That is before the first update; a checkpoint keeps it, a model that was saved and loaded does not.
+        """
+        if self._reference is None:
+            self._reference = make_reference(self.policy, self.kl_reference)
+        return self._reference
+
+    @property
+    def critic_only(self) -> bool:
+        """Does the coming update move the critic alone?"""
+        return False
 
     @property
     def chunk_buffer(self) -> ChunkRolloutBuffer:
@@ -228,29 +268,42 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         with self.clock.phase("update"):
             if self.recompute_logprobs:
                 self.experience.rescore(self)
-            for _ in range(self.n_epochs):
-                finished = self._pass(objective, tally)
-                self._n_updates += 1
-                if not finished:
-                    break
+            if self.kl_coef and not objective.critic_only:
+                self.experience.score_reference(self)
+            with self._moving(objective):
+                for _ in range(self.n_epochs):
+                    finished = self._pass(objective, tally)
+                    self._n_updates += 1
+                    if not finished:
+                        break
+        self._updates_done += 1
         self.record_update(objective, tally)
+
+    def _moving(self, objective: Objective) -> AbstractContextManager[None]:
+        """Inside, steps move what the objective is about."""
+        return self.learner.only(critic_parameters(self.policy)) if objective.critic_only else nullcontext()
 
     def _pass(self, objective: Objective, tally: Tally) -> bool:
         """One pass over the rollout; False when `target_kl` ended it."""
         tally.begin_epoch()
         for batch in self.experience.minibatches(self):
-            scored = self.learner.score(batch)
-            terms = objective(scored, batch)
-            log_ratio_BL = tally.add(terms, scored, batch)
+            self.learner.begin()
+            log_ratios = []
+            for part, share in batch.parts(self.micro_batch_size):
+                scored = self.learner.score(part)
+                terms = objective(scored, part)
+                log_ratios.append(tally.add(terms, scored, part))
+                self.learner.backward(terms.loss if share == 1.0 else terms.loss * share)
             if self.target_kl is not None:
-                kl_BL = kl_k3(log_ratio_BL)
+                kl_BL = kl_k3(torch.cat(log_ratios))
                 kl = kl_BL.mean() if batch.mask_BL is None else masked_mean(kl_BL, batch.mask_BL)
                 if float(kl) > 1.5 * self.target_kl:
                     self.logger.info(
                         f"Early stop of update {self._n_updates}: KL {float(kl):.3g} > 1.5 x target_kl"
                     )
+                    self.learner.begin()
                     return False
-            norm, stepped = self.learner.step(terms.loss)
+            norm, stepped = self.learner.apply()
             tally.add_step(norm, stepped=stepped)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from zoo.aggregation import LogprobLevel, elements_per_decision, to_level
+from zoo.aggregation import LogprobLevel, elements_per_decision, executed_mask, to_level
 from zoo.records import Minibatch
 
 
@@ -37,6 +37,10 @@ class Decision:
     """Bool: it was cut off by time."""
     final_value_n: Tensor
     """Value of the observation the episode ended in, where truncated; anything elsewhere."""
+    step_reward_nK: np.ndarray | None = None
+    """Reward of every step, zero where not executed; None where credit is given by decision."""
+    step_value_nK: Tensor | None = None
+    """Value of every step, float32; None where a decision has one."""
 
 
 class ChunkRolloutBuffer:
@@ -73,6 +77,12 @@ class ChunkRolloutBuffer:
         self.obs: dict[str, Tensor] = {}
         self.record: dict[str, Tensor] = {}
         self.logprob_TNKA = torch.zeros(buffer_size, self.columns, 0, 0)
+        self.ref_logprob_TNKA: Tensor | None = None
+        self.step_reward_TNK: Tensor | None = None
+        self.step_value_TNK: Tensor | None = None
+        self.step_advantage_TNK: Tensor | None = None
+        self.step_return_TNK: Tensor | None = None
+        self.value_scale = 1.0
         self._allocate_columns()
 
     def reset(self) -> None:
@@ -97,10 +107,44 @@ class ChunkRolloutBuffer:
         self.value_TN[row, index] = decision.value_n.detach().float().cpu()
         self.final_value_TN[row, index] = decision.final_value_n.detach().float().cpu()
         self.reward_TN[row, index] = torch.as_tensor(decision.reward_n, dtype=torch.float32)
+        if self.step_reward_TNK is not None:
+            self.step_reward_TNK[row, index] = torch.as_tensor(decision.step_reward_nK, dtype=torch.float32)
+        if self.step_value_TNK is not None:
+            assert decision.step_value_nK is not None
+            self.step_value_TNK[row, index] = decision.step_value_nK.detach().float().cpu()
         self.executed_TN[row, index] = torch.as_tensor(decision.executed_n, dtype=torch.int64)
         self.terminated_TN[row, index] = torch.as_tensor(decision.terminated_n, dtype=torch.bool)
         self.truncated_TN[row, index] = torch.as_tensor(decision.truncated_n, dtype=torch.bool)
         self.pos = max(self.pos, row + 1)
+
+    def like(self, columns: int) -> ChunkRolloutBuffer:
+        """An empty buffer for the same decisions, of so many columns."""
+        return type(self)(
+            self.buffer_size,
+            self.observation_space,
+            self.action_space,
+            self.device,
+            gae_lambda=self.gae_lambda,
+            gamma=self.gamma,
+            n_envs=columns,
+        )
+
+    def take_columns(self, ours: slice, other: ChunkRolloutBuffer, theirs: slice) -> None:
+        """Overwrite columns by those of another buffer, as if they had been collected here."""
+        for mine, whole in zip(self._collected(), other._collected(), strict=True):
+            mine[:, ours] = whole[:, theirs]
+
+    def _collected(self) -> list[Tensor]:
+        """Everything that `write` fills."""
+        steps = [one for one in (self.step_reward_TNK, self.step_value_TNK) if one is not None]
+        columns = [self.logprob_TNKA, self.reward_TN, self.value_TN, self.final_value_TN, self.executed_TN]
+        flags = [self.terminated_TN, self.truncated_TN]
+        return [*self.obs.values(), *self.record.values(), *columns, *flags, *steps]
+
+    def executed_steps(self) -> Tensor:
+        """Bool `[T, N, K]`: steps that were run."""
+        chunk = self.logprob_TNKA.shape[2]
+        return executed_mask(self.executed_TN.flatten(), chunk).unflatten(0, self.executed_TN.shape)
 
     def elements_TN(self, level: LogprobLevel) -> Tensor:
         """Unmasked elements of every decision at `level`, int64 `[T, N]`."""
@@ -130,19 +174,55 @@ class ChunkRolloutBuffer:
             choice={key: take(whole) for key, whole in self.record.items()},
             executed_B=executed_B,
             old_logprob_BL=old_logprob_BL,
-            advantage_B=take(self.advantage_TN),
-            return_B=take(self.return_TN),
-            old_value_B=take(self.value_TN),
+            advantage_BL=self._advantage(take, level),
             mask_BL=mask_BL,
             weight_BL=take(self.element_scale_TN)[:, None] * mask_BL,
+            **self._targets(take, executed_B),
+            **self._reference(take, executed_B),
         )
+
+    def _advantage(self, take: Callable[[Tensor], Tensor], level: LogprobLevel) -> Tensor:
+        if self.step_advantage_TNK is None:
+            return take(self.advantage_TN)[:, None]
+        assert level != "chunk", "a chunk's ratio cannot take the advantages of its steps"
+        repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
+        return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
+
+    def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Tensor | None]:
+        if self.step_value_TNK is None or self.step_return_TNK is None:
+            return {
+                "return_BU": take(self.return_TN)[:, None],
+                "old_value_BU": take(self.value_TN)[:, None],
+            }
+        mask_BK = executed_mask(executed_B, self.step_value_TNK.shape[2])
+        return {
+            "return_BU": take(self.step_return_TNK),
+            "old_value_BU": take(self.step_value_TNK),
+            "value_weight_BU": self.value_scale * mask_BK,
+        }
+
+    def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Tensor | None]:
+        if self.ref_logprob_TNKA is None:
+            return {}
+        logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
+        return {"ref_logprob_BW": logprob_BW, "token_mask_BW": mask_BW}
 
     def replace_logprobs(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
         """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
         self.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
 
+    def write_reference(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
+        """Set the reference policy's log-probabilities of the decisions at flat indices `index_B`."""
+        if self.ref_logprob_TNKA is None:
+            self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
+        self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
+
     def _allocate(self, decision: Decision) -> None:
         shape = (self.buffer_size, self.columns)
+        if decision.step_reward_nK is not None:
+            self.step_reward_TNK = torch.zeros(*shape, *decision.step_reward_nK.shape[1:])
+        if decision.step_value_nK is not None:
+            self.step_value_TNK = torch.zeros(*shape, *decision.step_value_nK.shape[1:])
         self.obs = {
             key: torch.zeros(*shape, *value.shape[1:], dtype=torch.from_numpy(value[:0]).dtype)
             for key, value in decision.obs.items()

@@ -4,6 +4,7 @@
         config.json, model.safetensors   the policy, as `from_pretrained` reads it (weights only for others)
         optimizer.safetensors            tensors of the optimiser's state
         rollout.safetensors              last observation
+        reference.safetensors            with kl_reference: copy, the policy before its first update
         training_state.json              counters, random generators, environment, parameter groups;
                                          written last, with the size of every other file
 
@@ -70,6 +71,8 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
         save_arrays(
             {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
         )
+        if algorithm.kl_coef:
+            algorithm.reference.save(folder)
         state = {
             "format_version": FORMAT_VERSION,
             "algorithm": type(algorithm).__name__,
@@ -195,6 +198,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         load_weights(folder, algorithm.policy)
     else:
         backbone.restore(folder)
+    if algorithm.kl_coef:
+        algorithm.reference.load(folder)
     _load_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE, state["param_groups"])
     arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
     _restore_env(algorithm, state["env"])

@@ -10,7 +10,7 @@ The algorithm's update is the same for both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample, Evaluation
-from zoo.aggregation import LogprobLevel, to_level
+from zoo.aggregation import CreditLevel, LogprobLevel, to_level
 from zoo.buffer import ChunkRolloutBuffer, Decision, in_parts
 from zoo.learner import Scorer
 from zoo.records import Episode, Minibatch, Scored
@@ -75,6 +75,10 @@ class Experience(ABC):
         """Replace the rollout's log-probabilities by those of the training path."""
 
     @abstractmethod
+    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        """Keep the reference policy's log-probabilities of the rollout."""
+
+    @abstractmethod
     def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
         """The rollout's values and their targets, flat."""
 
@@ -86,7 +90,16 @@ class PlainScorer(Scorer):
         values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
         # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
         entropy_B = -logprob_B if entropy_B is None else entropy_B
-        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten())
+        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten()[:, None])
+
+
+PLAIN_REFUSES = {
+    "recompute_logprobs": False,
+    "kl_coef": 0.0,
+    "reward_level": "chunk",
+    "value_level": "chunk",
+}
+"""Settings that a plain policy has no use for -> the value that leaves them off."""
 
 
 class PlainExperience(Experience):
@@ -95,10 +108,11 @@ class PlainExperience(Experience):
     logs_after_update = False
 
     def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        if algorithm.recompute_logprobs:
-            raise BadValue(
-                "recompute_logprobs is for policies with `act` and `evaluate`; plain ones need it never"
-            )
+        for name, off in PLAIN_REFUSES.items():
+            if getattr(algorithm, name) != off:
+                raise BadValue(
+                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {off!r}"
+                )
 
     def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
         return OnPolicyAlgorithm.collect_rollouts(
@@ -117,9 +131,9 @@ class PlainExperience(Experience):
                 choice=data.actions.long().flatten() if discrete else data.actions,
                 executed_B=None,
                 old_logprob_BL=data.old_log_prob[:, None],
-                advantage_B=advantage_B,
-                return_B=data.returns,
-                old_value_B=data.old_values,
+                advantage_BL=advantage_B[:, None],
+                return_BU=data.returns[:, None],
+                old_value_BU=data.old_values[:, None],
                 mask_BL=None,
                 weight_BL=None,
             )
@@ -130,23 +144,50 @@ class PlainExperience(Experience):
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
         raise AssertionError("refused by `check`")
 
+    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        raise AssertionError("refused by `check`")
+
     def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
         return algorithm.rollout_buffer.values.flatten(), algorithm.rollout_buffer.returns.flatten()
 
 
 class ChunkScorer(Scorer):
-    """Scores records at one log-probability level."""
+    """Scores records at one log-probability level and one value level."""
 
-    def __init__(self, policy: torch.nn.Module, level: LogprobLevel) -> None:
+    def __init__(
+        self, policy: torch.nn.Module, level: LogprobLevel, value_level: CreditLevel = "chunk"
+    ) -> None:
         super().__init__(policy)
         self.level = level
+        self.value_level = value_level
 
     def forward(self, batch: Minibatch) -> Scored:
         assert batch.executed_B is not None
         result: Evaluation = self.policy.evaluate(batch.obs, batch.choice)
         logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
         entropy_BL, _ = to_level(result.entropy_BKA, batch.executed_B, self.level)
-        return Scored(logprob_BL, entropy_BL, result.value_B)
+        token_logprob_BW = None
+        if batch.ref_logprob_BW is not None:
+            token_logprob_BW, _ = to_level(result.logprob_BKA, batch.executed_B, "token")
+        value_BU = result.value_B[:, None]
+        if self.value_level == "action":
+            value_BU = step_values(result, result.logprob_BKA.shape[1])
+        return Scored(logprob_BL, entropy_BL, value_BU, token_logprob_BW)
+
+
+STEP_VALUES_LACKING = (
+    "value_level='action' needs a critic with an output for each step of the chunk, which this policy lacks. "
+    "OpenVLA-OFT has one with policy_kwargs backbone_kwargs value_outputs: <chunk>; else set value_level='chunk'"
+)
+
+
+def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:
+    """Values of every step of the chunk, `[B, K]`; of a chunk of one step that is the state's value."""
+    if result.value_BK is not None:
+        return result.value_BK
+    if chunk == 1:
+        return result.value_B[:, None]
+    raise BadValue(f"{STEP_VALUES_LACKING} (chunk {chunk})")
 
 
 class ChunkExperience(Experience):
@@ -205,6 +246,7 @@ class ChunkExperience(Experience):
                     terminated_n=dones & ~truncated,
                     truncated_n=truncated,
                     final_value_n=self._final_values(algorithm, infos, truncated),
+                    **self._per_step(algorithm, sample, infos),
                 ),
             )
             algorithm._last_obs, algorithm._last_episode_starts = new_obs, dones  # type: ignore[assignment]
@@ -221,20 +263,52 @@ class ChunkExperience(Experience):
         )
 
     def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
-        return ChunkScorer(algorithm.policy, algorithm.logprob_level)
+        return ChunkScorer(algorithm.policy, algorithm.logprob_level, algorithm.value_level)
 
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        buffer = algorithm.chunk_buffer
         policy: Any = algorithm.policy
-        for index_B in in_parts(buffer.chosen(), algorithm.batch_size):
-            batch = buffer.minibatch(index_B, "token", algorithm.device)
+        self._score_again(algorithm, policy.evaluate, algorithm.chunk_buffer.replace_logprobs)
+
+    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        self._score_again(algorithm, algorithm.reference.evaluate, algorithm.chunk_buffer.write_reference)
+
+    @staticmethod
+    def _score_again(
+        algorithm: VLAOnPolicyAlgorithm,
+        evaluate: Callable[[Any, Any], Evaluation],
+        write: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """Score the rollout, in the update's own portions, without gradients."""
+        buffer = algorithm.chunk_buffer
+        for index_B in in_parts(buffer.chosen(), algorithm.micro_batch_size or algorithm.batch_size):
+            batch = buffer.minibatch(index_B, algorithm.logprob_level, algorithm.device)
             with torch.no_grad():
-                buffer.replace_logprobs(index_B, policy.evaluate(batch.obs, batch.choice).logprob_BKA)
+                write(index_B, evaluate(batch.obs, batch.choice).logprob_BKA)
 
     def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
         buffer = algorithm.chunk_buffer
         valid_TN = buffer.executed_TN > 0
+        if buffer.step_value_TNK is not None and buffer.step_return_TNK is not None:
+            valid_TNK = buffer.executed_steps()
+            return buffer.step_value_TNK[valid_TNK].numpy(), buffer.step_return_TNK[valid_TNK].numpy()
         return buffer.value_TN[valid_TN].numpy(), buffer.return_TN[valid_TN].numpy()
+
+    @staticmethod
+    def _per_step(
+        algorithm: VLAOnPolicyAlgorithm, sample: ActionSample, infos: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What credit per step needs besides: rewards of the steps, and values where the critic has them."""
+        if algorithm.reward_level == "chunk":
+            return {}
+        if any("step_rewards" not in info for info in infos):
+            raise BadValue(
+                "reward_level='action' needs each step's reward: infos['step_rewards'], as vla_gym.make_vec gives"
+            )
+        chunk = sample.action_BKA.shape[1]
+        return {
+            "step_reward_nK": np.stack([info["step_rewards"] for info in infos]),
+            "step_value_nK": step_values(sample, chunk) if algorithm.value_level == "action" else None,
+        }
 
     def _final_values(
         self, algorithm: VLAOnPolicyAlgorithm, infos: list[dict[str, Any]], truncated: np.ndarray

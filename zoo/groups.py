@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_gym.sb3 import encode_instructions
 from vla_gym.vector_info import of_slot
 from vla_policies.types import ActionSample
-from zoo.buffer import Decision
+from zoo.buffer import ChunkRolloutBuffer, Decision
 from zoo.experience import ChunkExperience
 
 if TYPE_CHECKING:
@@ -43,26 +43,77 @@ class GroupExperience(ChunkExperience):
     def __init__(self) -> None:
         self.outcomes: list[GroupOutcome] = []
         self.lost_N = torch.zeros(0, dtype=torch.bool)
+        self.num_resampled = 0
+        """Dead groups of the last rollout that live ones took the place of."""
+        self.extra_rounds = 0
+        """Rounds that this took."""
+        self._spare: ChunkRolloutBuffer | None = None
 
     def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
         grpo: Any = algorithm
         algorithm.policy.set_training_mode(False)
         algorithm.chunk_buffer.reset()
         self.outcomes = []
+        self.num_resampled = self.extra_rounds = 0
         self.lost_N = torch.zeros(algorithm.chunk_buffer.columns, dtype=torch.bool)
         callback.on_rollout_start()
         for number in range(grpo.rollouts_per_update):
-            if grpo._needs_reset:
-                with algorithm.clock.phase("env"):
-                    algorithm._last_obs = env.reset()  # type: ignore[assignment]
-            grpo._needs_reset = True
-            if not _Round(algorithm, env, callback, number, self).run():
+            if not self._round(algorithm, env, callback, number * env.num_envs, algorithm.chunk_buffer):
                 return False
+        if not self._replace_dead_groups(algorithm, env, callback):
+            return False
         with algorithm.clock.phase("advantages"):
             algorithm.credit(None)
         callback.update_locals({"rollout_buffer": algorithm.chunk_buffer})
         callback.on_rollout_end()
         return True
+
+    def _replace_dead_groups(
+        self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback
+    ) -> bool:
+        """Dynamic sampling (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.2), within `resample_dead_groups` rounds.
+
+        A further round is kept aside; its live groups take the places of dead ones, first come first served, and
+        the rest of it is dropped. So an update has the size it was given, or less when the rounds run out.
+        """
+        grpo: Any = algorithm
+        buffer, size = algorithm.chunk_buffer, grpo.group_size
+        for _ in range(grpo.resample_dead_groups):
+            dead_P = ~grpo.groups_that_count(buffer, self.lost_N)
+            if not dead_P.any():
+                break
+            if self._spare is None:
+                self._spare = buffer.like(env.num_envs)
+            self._spare.reset()
+            fresh = GroupExperience()
+            fresh.lost_N = torch.zeros(env.num_envs, dtype=torch.bool)
+            if not fresh._round(algorithm, env, callback, 0, self._spare):
+                return False
+            self.extra_rounds += 1
+            live_P = grpo.groups_that_count(self._spare, fresh.lost_N)
+            for ours, theirs in zip(_indices(dead_P), _indices(live_P)):
+                place = slice(ours * size, (ours + 1) * size)
+                buffer.take_columns(place, self._spare, slice(theirs * size, (theirs + 1) * size))
+                self.outcomes[ours] = fresh.outcomes[theirs]
+                self.lost_N[place] = False
+                self.num_resampled += 1
+        return True
+
+    def _round(
+        self,
+        algorithm: VLAOnPolicyAlgorithm,
+        env: VecEnv,
+        callback: BaseCallback,
+        first_column: int,
+        buffer: ChunkRolloutBuffer,
+    ) -> bool:
+        """One more episode in every slot, into `buffer` from `first_column` on."""
+        grpo: Any = algorithm
+        if grpo._needs_reset:
+            with algorithm.clock.phase("env"):
+                algorithm._last_obs = env.reset()  # type: ignore[assignment]
+        grpo._needs_reset = True
+        return _Round(algorithm, callback, first_column, buffer, self).run()
 
 
 class _Round:
@@ -71,17 +122,18 @@ class _Round:
     def __init__(
         self,
         algorithm: Any,
-        env: VecEnv,
         callback: BaseCallback,
-        number: int,
+        first_column: int,
+        buffer: ChunkRolloutBuffer,
         experience: GroupExperience,
     ) -> None:
         self._algorithm = algorithm
         self._callback = callback
         self._envs = algorithm.grouped_envs
         self._experience = experience
-        self._first_column = number * env.num_envs
-        self._solved_N = np.zeros(env.num_envs, dtype=bool)
+        self._first_column = first_column
+        self._buffer = buffer
+        self._solved_N = np.zeros(self._envs.num_envs, dtype=bool)
         self._start_N: list[str] = []
 
     def run(self) -> bool:
@@ -129,7 +181,7 @@ class _Round:
             actions=actions,
         ):
             return None
-        algorithm.chunk_buffer.write(
+        self._buffer.write(
             row,
             self._first_column + slots,
             self._decision(obs, sample, slots, reward_N, terminated_N, batched),
@@ -176,6 +228,10 @@ class _Round:
                 info["is_success"] = stats["success_once"]
                 info["terminal_observation"] = {key: value[slot] for key, value in new_obs.items()}
         return infos
+
+
+def _indices(mask_P: Tensor) -> list[int]:
+    return torch.nonzero(mask_P)[:, 0].tolist()
 
 
 def check_shared_start(start_states: Sequence[str], group_size: int) -> None:

@@ -18,10 +18,12 @@ from zoo.aggregation import LogprobLevel, trajectory_scale
 from zoo.alarms import UpdateHealth, entropy_to_judge
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.boundary import vla_envs
+from zoo.buffer import ChunkRolloutBuffer
 from zoo.experience import is_chunk_policy
 from zoo.groups import GroupExperience, group_lines
 from zoo.metrics import Tally, learning_rates
 from zoo.objective import Objective
+from zoo.reference import KLReference
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -40,13 +42,19 @@ class GRPO(VLAOnPolicyAlgorithm):
     :param rollouts_per_update: rounds per update; episodes per update = num_envs * rollouts_per_update.
     :param batch_size: decisions per minibatch (a rollout is cut into equal parts of at most this many).
     :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
+    :param resample_dead_groups: further rounds, at most, that replace dead groups by live ones before an update
+        (dynamic sampling); 0 = none.
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
 
     The other parameters are those of `PPO`.
     """
 
     chunk_experience = GroupExperience
-    boundary_counters: ClassVar[tuple[str, ...]] = (*VLAOnPolicyAlgorithm.boundary_counters, "_needs_reset")
+    boundary_counters: ClassVar[tuple[str, ...]] = (
+        *VLAOnPolicyAlgorithm.boundary_counters,
+        "_needs_reset",
+        "_barren_updates",
+    )
 
     def __init__(
         self,
@@ -73,10 +81,17 @@ class GRPO(VLAOnPolicyAlgorithm):
         score_bounds: tuple[float, float] | None = None,
         logprob_level: LogprobLevel = "token",
         recompute_logprobs: bool = False,
+        kl_coef: float = 0.0,
+        kl_reference: KLReference = "adapter_off",
+        micro_batch_size: int | None = None,
+        resample_dead_groups: int = 0,
     ) -> None:
         if rollouts_per_update < 1:
             raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
+        if resample_dead_groups < 0:
+            raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
         self._needs_reset = True
+        self._barren_updates = 0
         super().__init__(
             policy,
             env,
@@ -105,7 +120,11 @@ class GRPO(VLAOnPolicyAlgorithm):
             dual_clip=dual_clip,
             logprob_level=logprob_level,
             recompute_logprobs=recompute_logprobs,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
         )
+        self.resample_dead_groups = resample_dead_groups
         self.rollouts_per_update = rollouts_per_update
         self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
         if not is_chunk_policy(self.policy_class):
@@ -159,15 +178,16 @@ class GRPO(VLAOnPolicyAlgorithm):
             clip_vf=None,
             value_clip="replace",
             huber_delta=None,
+            kl_coef=self.kl_coef,
         )
 
     def credit(self, last_value_N: Tensor | None) -> None:
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
         buffer = self.chunk_buffer
         size = self.group_size
+        experience = self.experience_of_groups
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
-        whole_P = ~self.experience_of_groups.lost_N.reshape(-1, size).any(dim=1)
-        kept_P = live_groups(score_PG, self.score_bounds) & whole_P
+        kept_P = self.groups_that_count(buffer, experience.lost_N)
         advantage_N = group_advantage(score_PG).flatten()
         taking_TN = (buffer.executed_TN > 0) & kept_P.repeat_interleave(size)
         buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
@@ -175,13 +195,16 @@ class GRPO(VLAOnPolicyAlgorithm):
         if taking_TN.any():
             elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
             buffer.element_scale_TN[taking_TN] = trajectory_scale(elements_M, column_TN[taking_TN])
-        solved = sum(one.successes == one.size for one in self.experience_of_groups.outcomes)
+        outcomes = experience.outcomes
+        barren = not kept_P.any() and not any(one.successes for one in outcomes)
+        self._barren_updates = self._barren_updates + 1 if barren else 0
         self._health = {
             "groups": len(kept_P),
             "groups_live": int(kept_P.sum()),
-            "groups_solved": solved,
+            "groups_solved": sum(one.successes == one.size for one in outcomes),
+            "barren_updates": self._barren_updates,
         }
-        for line in group_lines(self.experience_of_groups.outcomes, kept_P):
+        for line in group_lines(outcomes, kept_P):
             self.logger.info(line)
         executed_TN = buffer.executed_TN > 0
         self.record(
@@ -196,6 +219,19 @@ class GRPO(VLAOnPolicyAlgorithm):
                 "rollout/groups": float(len(kept_P)),
             }
         )
+        if self.resample_dead_groups:
+            self.record(
+                {
+                    "rollout/groups_resampled": float(experience.num_resampled),
+                    "rollout/resample_rounds": float(experience.extra_rounds),
+                }
+            )
+
+    def groups_that_count(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
+        """Bool `[P]`: collected groups that are alive, within `score_bounds`, and lost no episode."""
+        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, self.group_size)
+        whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
+        return live_groups(score_PG, self.score_bounds) & whole_P
 
     @property
     def experience_of_groups(self) -> GroupExperience:

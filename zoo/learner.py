@@ -7,12 +7,15 @@ gradients are averaged by the backward pass, and statistics go through `total`; 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from vla_gym.errors import BadValue
 from zoo.records import Minibatch, Scored
 
 
@@ -44,6 +47,7 @@ class Learner:
         if self.accelerator.num_processes > 1 or self.accelerator.mixed_precision != "no":
             self._optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
         self._parameters = list(self.policy.parameters())
+        self._resting: list[nn.Parameter] = []
 
     def serves(self, policy: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Is this the learner of that policy and optimiser?"""
@@ -59,8 +63,23 @@ class Learner:
 
         A gradient that is not finite changes nothing: neither weights nor optimiser state.
         """
+        self.begin()
+        self.backward(loss)
+        return self.apply()
+
+    def begin(self) -> None:
+        """Forget gradients."""
         self._optimizer.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a part of the loss."""
         self.accelerator.backward(loss)
+
+    def apply(self) -> tuple[Tensor, bool]:
+        """Clip and step with the gradients gathered; as `step`."""
+        for parameter in self._resting:
+            # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
+            parameter.grad = None
         norm: Tensor = self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm)
         finite = math.isfinite(norm)
         if finite:
@@ -68,6 +87,22 @@ class Learner:
         else:
             self._optimizer.zero_grad()
         return norm, finite
+
+    @contextmanager
+    def only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Inside, steps move these parameters alone; the others, and what the optimiser knows of them, rest."""
+        moving = {id(one) for one in parameters}
+        self._resting = [one for one in self._parameters if one.requires_grad and id(one) not in moving]
+        # Data parallelism waits for every gradient it was told of; alone, the backward pass can stop early.
+        alone = self.accelerator.num_processes == 1
+        try:
+            for one in self._resting if alone else ():
+                one.requires_grad_(False)
+            yield
+        finally:
+            for one in self._resting:
+                one.requires_grad_(True)
+            self._resting = []
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over ranks, elementwise; every rank gets it."""
@@ -84,3 +119,17 @@ class Learner:
         squares = self.total((wide - mean).square().sum()[None])[0]
         std = math.sqrt(float(squares / (count - 1))) if count > 1 else 0.0
         return float(mean), std
+
+
+def critic_parameters(policy: Any) -> list[nn.Parameter]:
+    """The parameters of a policy that its values alone depend on.
+
+    Raises `BadValue` when it has none to tell apart.
+    """
+    if hasattr(policy, "backbone"):
+        found = policy.backbone.critic_parameters()
+    elif hasattr(policy, "value_net") and hasattr(policy, "mlp_extractor"):
+        found = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
+    else:
+        raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
+    return [one for one in found if one.requires_grad]

@@ -100,6 +100,16 @@ def kl_k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
+def reference_kl(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
+    """k3 estimate of KL(policy || reference): exp(d) - 1 - d, d = log reference - log policy, with gradient.
+
+    Shao et al. 2024 (GRPO, arXiv:2402.03300, eq. 4), element by element of what the policy drew.
+    """
+    if logprob.shape != ref_logprob.shape:
+        raise ValueError(f"logprob is {tuple(logprob.shape)}, ref_logprob {tuple(ref_logprob.shape)}")
+    return kl_k3(ref_logprob - logprob)
+
+
 def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
     if huber_delta is None:
         return difference.square()

@@ -15,7 +15,7 @@ import torch
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 
-from zoo.losses import clip_binds, dual_clip_binds, kl_k1, kl_k3
+from zoo.losses import clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.objective import Objective, Terms
 from zoo.records import Episode, Minibatch, Scored
 
@@ -36,6 +36,7 @@ class Tally:
         self._old_value: list[Tensor] = []
         self._target: list[Tensor] = []
         self._grad_norm: list[Tensor] = []
+        self._ref_kl: list[Tensor] = []
         self._epoch_began = 0
         self.skipped_steps = 0
 
@@ -52,10 +53,13 @@ class Tally:
         self._entropy_bonus.append(terms.entropy)
         self._log_ratio.append(log_ratio_BL)
         self._entropy.append(scored.entropy_BL.detach())
-        self._advantage.append(batch.advantage_B)
-        self._value.append(scored.value_B.detach())
-        self._old_value.append(batch.old_value_B)
-        self._target.append(batch.return_B)
+        self._advantage.append(batch.advantage_BL.expand_as(log_ratio_BL))
+        self._value.append(_counted(scored.value_BU.detach(), batch.value_weight_BU))
+        self._old_value.append(_counted(batch.old_value_BU, batch.value_weight_BU))
+        self._target.append(_counted(batch.return_BU, batch.value_weight_BU))
+        if scored.token_logprob_BW is not None and batch.ref_logprob_BW is not None:
+            kl_BW = reference_kl(scored.token_logprob_BW.detach(), batch.ref_logprob_BW)
+            self._ref_kl.append(kl_BW[batch.token_mask_BW])
         if batch.mask_BL is not None:
             self._mask.append(batch.mask_BL)
         return log_ratio_BL
@@ -74,11 +78,7 @@ class Tally:
 
     def actor(self, objective: Objective) -> dict[str, float]:
         """`train/actor/*` and `train/loss`."""
-        advantage_BL = [
-            one[:, None].expand_as(log_ratio)
-            for one, log_ratio in zip(self._advantage, self._log_ratio, strict=True)
-        ]
-        log_ratio, advantage = self._elements(self._log_ratio), self._elements(advantage_BL)
+        log_ratio, advantage = self._elements(self._log_ratio), self._elements(self._advantage)
         ratio = log_ratio.exp()
         first = self._elements(self._log_ratio[:1]).exp()
         low, high = objective.clip_low, objective.clip_high
@@ -97,6 +97,8 @@ class Tally:
             "train/actor/ratio_first_gap": float((first - 1).abs().max()),
             "train/actor/skipped_steps": float(self.skipped_steps),
         }
+        if self._ref_kl:
+            values["train/actor/ref_kl"] = float(torch.cat(self._ref_kl).mean())
         if self._grad_norm:
             values["train/actor/grad_norm"] = _mean(self._grad_norm)
         if objective.dual_clip is not None:
@@ -202,6 +204,10 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> Mapping[str, float]:
     }
     actor = rates.get("backbone", next(iter(rates.values())))
     return {"train/actor/lr": actor, "train/critic/lr": rates.get("value_head", actor)}
+
+
+def _counted(value_BU: Tensor, weight_BU: Tensor | None) -> Tensor:
+    return value_BU.flatten() if weight_BU is None else value_BU[weight_BU > 0]
 
 
 def _mean(scalars: Sequence[Tensor]) -> float:

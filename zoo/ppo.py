@@ -16,13 +16,24 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector import VLAVectorEnv
-from zoo.advantages import gae, normalize
-from zoo.aggregation import LogprobLevel, even_scale
+from zoo.advantages import normalize
+from zoo.aggregation import CreditLevel, LogprobLevel
 from zoo.alarms import UpdateHealth, entropy_to_judge
 from zoo.algorithm import VLAOnPolicyAlgorithm
+from zoo.credit import (
+    Discount,
+    check_levels,
+    chosen,
+    credit_decisions,
+    credit_steps,
+    write_advantages,
+)
+from zoo.experience import STEP_VALUES_LACKING
+from zoo.learner import critic_parameters
 from zoo.losses import ValueClip
 from zoo.metrics import Tally, learning_rates
 from zoo.objective import Objective
+from zoo.reference import KLReference
 
 
 class PPO(VLAOnPolicyAlgorithm):
@@ -45,6 +56,16 @@ class PPO(VLAOnPolicyAlgorithm):
         OpenVLA) or "chunk".
     :param recompute_logprobs: score the rollout again in the training path before the first step, at the
         price of one more forward pass; for weights in half precision.
+    :param kl_coef: weight of the KL to a reference policy, per token (k3 estimate); 0 = none.
+    :param kl_reference: "adapter_off", the policy without its LoRA adapter, or "copy", a frozen second copy.
+    :param micro_batch_size: decisions scored at once; a minibatch's gradient is gathered from such parts. None
+        = whole minibatches. The result is the same, the memory is less.
+    :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
+    :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
+        reward; gamma and gae_lambda then count simulator steps.
+    :param value_level: "chunk", one value for a decision, or "action", one for each step of it (with reward_level
+        "action" and a critic of K outputs). With "action" rewards and "chunk" values, an action's advantage is the
+        chunk's rewards from it on and what follows, less the chunk's value.
     """
 
     def __init__(
@@ -82,11 +103,26 @@ class PPO(VLAOnPolicyAlgorithm):
         huber_delta: float | None = None,
         logprob_level: LogprobLevel = "action",
         recompute_logprobs: bool = False,
+        kl_coef: float = 0.0,
+        kl_reference: KLReference = "adapter_off",
+        micro_batch_size: int | None = None,
+        critic_warmup_updates: int = 0,
+        reward_level: CreditLevel = "chunk",
+        value_level: CreditLevel = "chunk",
     ) -> None:
         if value_clip not in ("replace", "max"):
             raise unknown_name("value_clip", str(value_clip), ("replace", "max"))
         if huber_delta is not None and huber_delta <= 0:
             raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
+        check_levels(reward_level, value_level, logprob_level)
+        if critic_warmup_updates < 0 or (critic_warmup_updates and not vf_coef):
+            raise BadValue(
+                f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
+                f"vf_coef {vf_coef}"
+            )
+        # Read while the model is set up.
+        self.reward_level, self.value_level = reward_level, value_level
+        self.critic_warmup_updates = critic_warmup_updates
         super().__init__(
             policy,
             env,
@@ -116,6 +152,9 @@ class PPO(VLAOnPolicyAlgorithm):
             dual_clip=dual_clip,
             logprob_level=logprob_level,
             recompute_logprobs=recompute_logprobs,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
         )
         self.clip_range_vf = clip_range_vf
         self.value_clip: ValueClip = value_clip
@@ -147,6 +186,11 @@ class PPO(VLAOnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        if self.critic_warmup_updates:
+            critic_parameters(self.policy)
+        backbone = getattr(self.policy, "backbone", None)
+        if self.value_level == "action" and backbone is not None and not backbone.step_values:
+            raise BadValue(f"{STEP_VALUES_LACKING} (chunk {backbone.conventions.chunk})")
         if self.clip_range_vf is not None:
             if isinstance(self.clip_range_vf, float | int):
                 assert self.clip_range_vf > 0, (
@@ -166,31 +210,28 @@ class PPO(VLAOnPolicyAlgorithm):
             clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),  # type: ignore[operator]
             value_clip=self.value_clip,
             huber_delta=self.huber_delta,
+            kl_coef=self.kl_coef,
+            critic_only=self.critic_only,
         )
+
+    @property
+    def critic_only(self) -> bool:
+        return self._updates_done < self.critic_warmup_updates
 
     def credit(self, last_value_N: Tensor | None) -> None:
         assert last_value_N is not None
         buffer = self.chunk_buffer
-        advantage_TN = gae(
-            buffer.reward_TN,
-            buffer.value_TN,
-            terminated_TN=buffer.terminated_TN,
-            truncated_TN=buffer.truncated_TN,
-            final_value_TN=buffer.final_value_TN,
-            last_value_N=last_value_N,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
+        estimate = credit_steps if self.reward_level == "action" else credit_decisions
+        advantage, valid = estimate(
+            buffer, last_value_N, Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
         )
-        buffer.return_TN.copy_(advantage_TN + buffer.value_TN)
-        valid_TN = buffer.executed_TN > 0
-        raw_M = advantage_TN[valid_TN]
+        raw_M = advantage[valid]
         self._advantage_spread = float(raw_M.max() - raw_M.min()) if len(raw_M) else math.nan
         if self.normalize_advantage:
-            advantage_TN = normalize(advantage_TN, *self.learner.moments(raw_M))
-        buffer.advantage_TN.copy_(torch.where(valid_TN, advantage_TN, 0.0))
-        elements_M = buffer.elements_TN(self.logprob_level)[valid_TN]
-        buffer.element_scale_TN[valid_TN] = even_scale(elements_M)
-        advantage_M = buffer.advantage_TN[valid_TN]
+            advantage = normalize(advantage, *self.learner.moments(raw_M))
+        write_advantages(buffer, chosen(advantage, valid), self.logprob_level)
+        advantage_M = advantage[valid]
+        valid_TN = buffer.executed_TN > 0
         if len(raw_M):
             self.record(
                 {
@@ -209,6 +250,8 @@ class PPO(VLAOnPolicyAlgorithm):
         # "train/loss" is SB3's (last minibatch) for plain policies and the mean for ours.
         self.record(sb3 | ours if self.experience.logs_after_update else ours | sb3)
         self.record(dict(learning_rates(self.policy.optimizer)))
+        if self.critic_warmup_updates:
+            self.logger.record("train/critic/warmup", float(objective.critic_only))
         value, target = self.experience.values_and_returns(self)
         explained = float(explained_variance(value, target))
         self.logger.record("train/explained_variance", explained)
@@ -236,8 +279,8 @@ class PPO(VLAOnPolicyAlgorithm):
         self._largest_reward = max(self._largest_reward, float(self.chunk_buffer.reward_TN.abs().max()))
         if not self._largest_reward:
             return math.nan
-        decisions = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
-        largest_return = self._largest_reward * min(decisions, 10 * self.n_steps)
+        reach = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
+        largest_return = self._largest_reward * min(reach, 10 * self.n_steps)
         return float(np.sqrt(np.mean((value - target) ** 2))) / largest_return
 
     def learn(

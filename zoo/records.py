@@ -1,10 +1,11 @@
 """Records that cross files while an algorithm updates. Shape letters: see `vla_gym.specs`; B decisions of a
-minibatch, L elements of a decision (tokens, actions, or 1), M decisions that take part in an update."""
+minibatch, L elements of a decision (tokens, actions, or 1), U values of a decision (K, or 1), W its K * A tokens,
+M decisions that take part in an update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,16 +23,46 @@ class Minibatch:
     """Simulator steps run of each chunk, int64; None for policies without chunks."""
     old_logprob_BL: Tensor
     """Log-probabilities when the decision was made, float32."""
-    advantage_B: Tensor
-    """Advantage of the decision, normalised where asked."""
-    return_B: Tensor
-    """Target of the critic."""
-    old_value_B: Tensor
-    """Value when the decision was made."""
+    advantage_BL: Tensor
+    """Advantage of each element, normalised where asked; `[B, 1]` where a whole decision shares one."""
+    return_BU: Tensor
+    """Targets of the critic."""
+    old_value_BU: Tensor
+    """Values when the decision was made."""
     mask_BL: Tensor | None
     """Bool: elements that were executed; None when all were."""
     weight_BL: Tensor | None
     """What each element counts, see `zoo.aggregation.weighted_loss`; None when all count the same."""
+    value_weight_BU: Tensor | None = None
+    """What each value counts, 0 where its step was not executed; None when all count the same."""
+    ref_logprob_BW: Tensor | None = None
+    """Log-probability of each token under the reference policy, 0 where not executed; None without one."""
+    token_mask_BW: Tensor | None = None
+    """Bool: tokens that were executed; given with `ref_logprob_BW`."""
+
+    def __len__(self) -> int:
+        return len(self.old_logprob_BL)
+
+    def parts(self, size: int | None) -> Iterator[tuple[Minibatch, float]]:
+        """Consecutive parts of at most `size` decisions, each with its share of the whole; None = one part.
+
+        The whole's loss, a mean over decisions, is the sum of the parts' losses times their shares.
+        """
+        if size is None or size >= len(self):
+            yield self, 1.0
+            return
+        count = -(-len(self) // size)
+        for number in range(count):
+            # Of equal size, but for one.
+            rows = slice(len(self) * number // count, len(self) * (number + 1) // count)
+            part = replace(self, **{one.name: _apply(getattr(self, one.name), rows) for one in fields(self)})
+            yield part, len(part) / len(self)
+
+
+def _apply(value: Any, rows: slice) -> Any:
+    if value is None:
+        return None
+    return {key: one[rows] for key, one in value.items()} if isinstance(value, Mapping) else value[rows]
 
 
 @dataclass(frozen=True)
@@ -42,8 +73,10 @@ class Scored:
     """Log-probability of each element."""
     entropy_BL: Tensor
     """Entropy of each element, nats."""
-    value_B: Tensor
-    """State values."""
+    value_BU: Tensor
+    """Values."""
+    token_logprob_BW: Tensor | None = None
+    """Log-probability of each token, 0 where not executed; None where there is no reference policy."""
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ _SHARED: Mapping[str, Kind] = {
     "dual_clip": _MAYBE_POSITIVE,
     "logprob_level": _STR,
     "recompute_logprobs": _BOOL,
+    "kl_coef": _AT_LEAST_0,
+    "kl_reference": _STR,
+    "micro_batch_size": Kind(name="int", optional=True, low=1),
 }
 _PPO: Mapping[str, Kind] = {
     "n_steps": _COUNT,
@@ -110,10 +113,14 @@ _PPO: Mapping[str, Kind] = {
     "vf_coef": _AT_LEAST_0,
     "value_clip": _STR,
     "huber_delta": _MAYBE_POSITIVE,
+    "critic_warmup_updates": _COUNT_OR_0,
+    "reward_level": _STR,
+    "value_level": _STR,
 }
 _GRPO: Mapping[str, Kind] = {
     "rollouts_per_update": _COUNT,
     "score_bounds": Kind(name="pair", optional=True),
+    "resample_dead_groups": _COUNT_OR_0,
 }
 
 ALGORITHM_SETTINGS: Mapping[str, Mapping[str, Kind]] = {

@@ -28,7 +28,7 @@ from zoo.runs import ResumePoint, RunFolder, create_run_folder, find_run, folder
 CARD, REPLAY = "README.md", "replay.mp4"
 ADAPTER_CONFIG = "adapter_config.json"
 STATE_FILE = "training_state.json"
-_TRAINING_ONLY = ("optimizer.safetensors", "rollout.safetensors", STATE_FILE)
+_TRAINING_ONLY = ("optimizer.safetensors", "rollout.safetensors", "reference.safetensors", STATE_FILE)
 _RUN_RECORDS = (
     *("config.yml", "args.yml", "command.txt", "protocol.json", "results.json", "evaluation.json"),
     *("evaluations.npz", "monitor.csv", "metrics.jsonl"),

@@ -48,6 +48,7 @@ def test_what_does_not_apply_is_not_complained_about():
         ({"value_gap": 3.0}, "ValueDivergence", "clip_range_vf"),
         ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
         ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
+        ({"barren_updates": 5}, "NoSuccessAtAll", "task_reward"),
     ],
 )
 def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):
@@ -83,3 +84,10 @@ def test_the_entropy_of_a_density_is_not_judged():
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_families_say_which_kind_their_log_probabilities_are(name: str):
     assert family_class(name).continuous == (name in ("nano-flow", "pi0", "pi05"))
+
+
+def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
+    dead = {**HEALTHY, "groups_live": 0}
+    assert list(faults(UpdateHealth(**dead, barren_updates=4))) == ["AllGroupsDead"]
+    found = faults(UpdateHealth(**dead, barren_updates=5))
+    assert "demonstrations" in found["NoSuccessAtAll"]

@@ -56,10 +56,10 @@ def test_a_pass_hands_out_every_chosen_decision_once_with_its_own_parts():
     buffer.advantage_TN.copy_(buffer.value_TN + 0.5)
     seen = []
     for batch in buffer.minibatches(4, "token", CPU):
-        name_B = batch.old_value_B
+        name_B = batch.old_value_BU[:, 0]
         assert (batch.obs["image"][:, 0, 0, 0] == name_B).all()
         assert (batch.choice["token"][:, 0, 0] == name_B).all()
-        assert (batch.advantage_B == name_B + 0.5).all()
+        assert (batch.advantage_BL[:, 0] == name_B + 0.5).all()
         assert batch.executed_B is not None
         assert (batch.executed_B == 1 + name_B.long() % 10 % 2).all()
         assert batch.mask_BL is not None
@@ -73,7 +73,9 @@ def test_every_pass_has_an_order_of_its_own():
     buffer = filled()
     buffer.element_scale_TN.fill_(1.0)
     np.random.seed(0)
-    orders = [[*(b.old_value_B.tolist() for b in buffer.minibatches(5, "chunk", CPU))] for _ in range(2)]
+    orders = [
+        [*(b.old_value_BU[:, 0].tolist() for b in buffer.minibatches(5, "chunk", CPU))] for _ in range(2)
+    ]
     assert orders[0] != orders[1]
 
 
@@ -125,3 +127,27 @@ def test_memory_is_what_the_docstring_says():
     ]
     observation, record = 4 * 4 * 3, 8 * CHUNK * DIMS
     assert sum(one.nbytes for one in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 34)
+
+
+def test_columns_of_another_buffer_come_over_with_everything():
+    ours, theirs = filled(), make().like(2)
+    for row in range(3):
+        theirs.write(row, np.arange(2), decision([7, 8], row))
+    ours.take_columns(slice(1, 3), theirs, slice(0, 2))
+    assert ours.value_TN.tolist() == [[0, 7, 8, 3], [10, 17, 18, 13], [20, 27, 28, 23]]
+    assert (ours.obs["image"][:, 1:3, 0, 0, 0] == ours.value_TN[:, 1:3]).all()
+    assert (ours.record["token"][:, 1:3, 0, 0] == ours.value_TN[:, 1:3]).all()
+    assert (ours.logprob_TNKA[:, 1:3, 0, 0] == -ours.value_TN[:, 1:3]).all()
+    assert ours.executed_TN[0].tolist() == [1, 2, 1, 2]
+
+
+def test_parts_of_a_minibatch_share_it_out():
+    buffer = filled()
+    buffer.element_scale_TN.fill_(1.0)
+    whole = buffer.minibatch(buffer.chosen(), "action", CPU)
+    parts = list(whole.parts(5))
+    assert [len(part) for part, _ in parts] == [4, 4, 4]
+    assert [share for _, share in parts] == pytest.approx([1 / 3] * 3)
+    assert torch.cat([part.old_value_BU for part, _ in parts]).equal(whole.old_value_BU)
+    assert torch.cat([part.obs["image"] for part, _ in parts]).equal(whole.obs["image"])
+    assert list(whole.parts(None)) == [(whole, 1.0)]

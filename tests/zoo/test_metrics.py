@@ -38,13 +38,13 @@ def tally() -> Tally:
             choice="not kept",
             executed_B=None,
             old_logprob_BL=torch.zeros(1, 2),
-            advantage_B=torch.tensor(advantage),
-            return_B=torch.tensor(target),
-            old_value_B=torch.tensor(old_value),
+            advantage_BL=torch.tensor(advantage)[:, None],
+            return_BU=torch.tensor(target)[:, None],
+            old_value_BU=torch.tensor(old_value)[:, None],
             mask_BL=mask_BL,
             weight_BL=mask_BL / mask_BL.sum(),
         )
-        scored = Scored(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value))
+        scored = Scored(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value)[:, None])
         result.begin_epoch()
         result.add(OBJECTIVE(scored, batch), scored, batch)
         result.add_step(torch.tensor(2.0), stepped=True)

@@ -28,9 +28,9 @@ def batch(weight_BL: torch.Tensor | None = None) -> Minibatch:
         choice=None,
         executed_B=None,
         old_logprob_BL=torch.zeros(2, 2),
-        advantage_B=torch.tensor([1.0, -1.0]),
-        return_B=torch.tensor([1.0, 0.0]),
-        old_value_B=torch.zeros(2),
+        advantage_BL=torch.tensor([[1.0], [-1.0]]),
+        return_BU=torch.tensor([[1.0], [0.0]]),
+        old_value_BU=torch.zeros(2, 1),
         mask_BL=None,
         weight_BL=weight_BL,
     )
@@ -40,7 +40,7 @@ def scored() -> Scored:
     return Scored(
         logprob_BL=torch.log(torch.tensor([[1.0, 1.1], [1.0, 0.9]])),
         entropy_BL=torch.full((2, 2), math.log(4)),
-        value_B=torch.tensor([3.0, 1.0]),
+        value_BU=torch.tensor([[3.0], [1.0]]),
     )
 
 

@@ -370,3 +370,28 @@ def test_chunk_and_tokens_agree_on_the_weights_of_equal_chunks():
         model.learn(1)
         losses.append(model.logger.output_formats[0].rows[-1]["train/actor/policy_loss"])
     assert losses == pytest.approx([losses[0]] * 3)
+
+
+@pytest.mark.parametrize("level", ["token", "chunk"])
+def test_parts_of_a_minibatch_make_the_same_step(level: str):
+    """Gathered from three parts of two, the gradient is that of the whole minibatch."""
+    weights = []
+    for micro in (None, 2):
+        model = scripted(
+            batch_size=6, n_epochs=3, logprob_level=level, micro_batch_size=micro, target_kl=10.0
+        )
+        model.learn(1)
+        weights.append([one.detach() for one in model.policy.parameters()])
+        assert model._n_updates == 3
+    for whole, gathered in zip(*weights, strict=True):
+        torch.testing.assert_close(gathered, whole, rtol=1e-5, atol=1e-7)
+
+
+def test_plain_policies_take_parts_too():
+    weights = []
+    for micro in (None, 10):
+        model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu",
+                    micro_batch_size=micro).learn(64)  # fmt: skip
+        weights.append([one.detach() for one in model.policy.parameters()])
+    for whole, gathered in zip(*weights, strict=True):
+        torch.testing.assert_close(gathered, whole, rtol=1e-4, atol=1e-6)

@@ -65,6 +65,10 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
 
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        # Action queries attend to the value's query.
+        return (one for one in self.value_parameters() if one is not self.value_head.query)
+
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return prepare_inputs(obs, self.conventions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,6 +25,7 @@ from vla_policies.lora import (
     lora_settings,
     merge,
     save_adapter,
+    switched_off,
 )
 from vla_policies.openvla import checkpoint
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
@@ -53,7 +55,12 @@ class OpenVLAFamily(Backbone):
         # Seven thousand million random numbers would only be overwritten.
         with torch.device("meta"):
             self.network = PrismaticNetwork(config)
-        self.value_head = ValueHead(self.network.width, config.settings.value_outputs)
+        outputs = config.settings.value_outputs
+        if outputs not in (1, conventions.chunk):
+            raise BadValue(
+                f"value_outputs must be 1, or {conventions.chunk} for a value per step of the chunk, got {outputs}"
+            )
+        self.value_head = ValueHead(self.network.width, outputs)
 
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
@@ -104,6 +111,10 @@ class OpenVLAFamily(Backbone):
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
+
+    @property
+    def step_values(self) -> bool:
+        return self.config.settings.value_outputs == self.conventions.chunk
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return self.processor.prepare(obs)
@@ -165,6 +176,11 @@ class OpenVLAFamily(Backbone):
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
             checkpoint.load_value_head(self.value_head, read_safetensors(path), path)
+
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        with switched_off(self.network):
+            yield
 
     def merge_adapter(self) -> None:
         merge(self.network)

@@ -79,7 +79,12 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         hidden_BSD = self.slot_hidden(inputs)
         logits_BSV = self.network.action_logits(hidden_BSD)
         shape = (self.conventions.chunk, self.conventions.action_dim)
-        return BackboneOutput(logits_BSV.unflatten(1, shape), self.state_values(hidden_BSD[:, 0]))
+        step_value_BU: Tensor = self.value_head(hidden_BSD[:, 0])
+        return BackboneOutput(
+            logits_BSV.unflatten(1, shape),
+            value_B=step_value_BU[:, 0],
+            value_BK=step_value_BU if self.step_values else None,
+        )
 
     def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
         if self.regression is None:

@@ -1,0 +1,111 @@
+"""The reference policy of the KL term: what the policy was before reinforcement learning.
+
+Reference
+├── AdapterOff    the policy's own network with its LoRA adapter switched off: no second copy
+└── FrozenCopy    a copy of the policy as it was before its first update, on its device
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.types import Evaluation
+
+KLReference = Literal["adapter_off", "copy"]
+KL_REFERENCES: tuple[KLReference, ...] = ("adapter_off", "copy")
+REFERENCE_FILE = "reference.safetensors"
+
+
+class Reference(ABC):
+    """Scores decisions as the policy would have before training."""
+
+    @abstractmethod
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        """As `VLAPolicy.evaluate`, without gradients."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write into a checkpoint what cannot be had from the policy itself."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+
+
+class AdapterOff(Reference):
+    """The weights beneath the adapter. An adapter that brought its own training along belongs merged first."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    @torch.no_grad()
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        with self._policy.backbone.adapter_off():
+            result: Evaluation = self._policy.evaluate(obs, record)
+        return result
+
+    def save(self, folder: Path) -> None:
+        """Nothing: training leaves the weights beneath as they are."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing, see `save`."""
+
+
+class FrozenCopy(Reference):
+    """Twice the weights in memory, and once more in every checkpoint."""
+
+    def __init__(self, policy: Any) -> None:
+        optimizer, policy.optimizer = policy.optimizer, None
+        try:
+            self._policy = deepcopy(policy)
+        finally:
+            policy.optimizer = optimizer
+        self._policy.requires_grad_(False)
+        self._policy.set_training_mode(False)
+
+    @torch.no_grad()
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        result: Evaluation = self._policy.evaluate(obs, record)
+        return result
+
+    def save(self, folder: Path) -> None:
+        # Modules may hold one tensor under several names; safetensors wants memory of its own for each.
+        state = {name: one.detach().cpu().clone() for name, one in self._policy.state_dict().items()}
+        save_file(state, folder / REFERENCE_FILE)
+
+    def load(self, folder: Path) -> None:
+        path = folder / REFERENCE_FILE
+        if not path.is_file():
+            raise BadValue(f"checkpoint '{folder}' lacks {REFERENCE_FILE}, which kl_reference='copy' needs")
+        self._policy.load_state_dict(load_file(path))
+
+
+def check_reference(policy: Any, kind: str) -> None:
+    """Raise unless `policy` has the reference that `kind` names."""
+    if kind not in KL_REFERENCES:
+        raise unknown_name("kl_reference", kind, KL_REFERENCES)
+    if kind == "adapter_off" and not _has_adapter(policy):
+        raise BadValue(
+            "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one "
+            "(policy_kwargs backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy "
+            "of all weights"
+        )
+
+
+def make_reference(policy: Any, kind: KLReference) -> Reference:
+    """The reference of the policy as it is now."""
+    return AdapterOff(policy) if kind == "adapter_off" else FrozenCopy(policy)
+
+
+def _has_adapter(policy: Any) -> bool:
+    backbone = getattr(policy, "backbone", None)
+    return backbone is not None and bool(backbone.has_adapter)
