@@ -1,6 +1,7 @@
 """The arm that stands in for the published robot description: its joints, masses and limits, boxes for its meshes.
 
-Source: haosulab/ManiSkill-WidowX250S v0.2.0 (joints, limits, masses; boxes are its meshes' bounding boxes).
+Source: haosulab/ManiSkill-WidowX250S v0.2.0 (joints, limits, masses; boxes are its meshes' bounding boxes,
+the upper arm's only as wide as its tube, for the elbow's width would hide a third of the picture).
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ ARM: tuple[Link, ...] = (
         axis=Y,
         limits=(-1.8849555921538759, 1.9896753472735358),
         mass=0.430811,
-        centre=(0.0233, 0.0, 0.127),
-        size=(0.0754, 0.1082, 0.2829),
+        centre=(0.0, 0.0, 0.127),
+        size=(0.03, 0.03, 0.2829),
     ),
     Link(
         name="upper_forearm_link",
