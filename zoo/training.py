@@ -40,7 +40,9 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     device = check_device(config.device)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
-        envs = make_vec(config.env, config.num_envs, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options})
+        envs = make_vec(
+            config.env, config.num_envs, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options}
+        )
         cleanup.callback(envs.close)
         weights = request.resume.checkpoint if request.resume is not None else None
         model = make_model(config, envs, device, weights=weights)
