@@ -13,8 +13,9 @@ from vla_gym.adapters.plate25 import protocols
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES
 from vla_gym.adapters.plate25.protocols import ACTION_UNITS, PROTOCOLS, RenderQuality
-from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, find_run
+from vla_gym.adapters.plate25.runs import Run
 from vla_gym.adapters.plate25.sentences import sentence
+from vla_gym.adapters.plate25.suite import MAIN, RUNS, find_run
 from vla_gym.errors import BadValue, MissingDependency, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vla_gym.adapters.plate25.runs import RUNS, Category
+from vla_gym.adapters.plate25.runs import Category
+from vla_gym.adapters.plate25.suite import RUNS
 from vla_gym.errors import BadValue
 
 

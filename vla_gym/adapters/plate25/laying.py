@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from vla_gym.adapters.plate25 import layouts
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, Thing
 from vla_gym.adapters.plate25.protocols import Protocol
-from vla_gym.adapters.plate25.runs import SPREADS, Episode, Run, distractor
+from vla_gym.adapters.plate25.runs import Episode, Run, distractor
+from vla_gym.adapters.plate25.suite import SPREADS
 
 FLAT = (1.0, 0.0, 0.0, 0.0)
 """Plates are not turned."""

@@ -20,8 +20,8 @@ from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, wor
 from vla_gym.adapters.plate25.laying import lay_out
 from vla_gym.adapters.plate25.overlay import green_screen
 from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
-from vla_gym.adapters.plate25.runs import find_run
 from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene, rotation
+from vla_gym.adapters.plate25.suite import find_run
 from vla_gym.cache import cache_dir
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task

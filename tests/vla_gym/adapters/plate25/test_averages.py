@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vla_gym.adapters.plate25.averages import averages
-from vla_gym.adapters.plate25.runs import RUNS
+from vla_gym.adapters.plate25.suite import RUNS
 from vla_gym.errors import BadValue
 
 

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_gym.adapters.plate25.assets import Assets, find_assets, missing
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES
+from vla_gym.adapters.plate25.suite import MAIN, RUNS
+from vla_gym.errors import MissingDependency
+
+NOTHING = Assets(pack=None, robot=None, table=None)
+
+
+def test_counts_and_a_box_by_hand() -> None:
+    assert (len(OBJECTS), len(PLATES), len(TABLES)) == (25, 17, 21)
+    assert [table.mix for table in TABLES] == [0.0] + [1.0] * 20
+    assert PLATES[0].size.tolist() == [0.11, 0.11, 0.006]
+    assert len({thing.name for thing in OBJECTS}) == 25
+    assert len({thing.name for thing in PLATES}) == 17
+
+
+def test_the_catalogue_is_the_pack_s_own(sample: Path) -> None:
+    for kind, things in (("carrot", OBJECTS), ("plate", PLATES)):
+        db = json.loads((sample / "carrot" / f"more_{kind}" / "model_db.json").read_text(encoding="utf-8"))
+        assert list(db) == [thing.folder for thing in things]
+        for thing in things:
+            entry = db[thing.folder]
+            assert (entry["name"], entry["density"]) == (thing.name, thing.density)
+            assert (entry["bbox"]["min"], entry["bbox"]["max"]) == (list(thing.low), list(thing.high))
+            assert entry["scales"] == [1.0]
+    db = json.loads((sample / "carrot" / "more_table" / "model_db.json").read_text(encoding="utf-8"))
+    rows = [(name, entry["texture"], entry["mix"]) for name, entry in db.items()]
+    assert rows == [dataclasses.astuple(table) for table in TABLES]
+
+
+def test_on_a_bare_machine_everything_is_missing() -> None:
+    names = missing(NOTHING, MAIN["train"])
+    # Robot, table mesh, 16 objects, 1 plate, 16 pictures.
+    assert len(names) == 35
+    assert names[:3] == ("robot widowx250s", "table mesh", "object carrot")
+    assert len(missing(NOTHING, RUNS["VisionTexture03"])) == 35 + 16
+    assert len(missing(NOTHING, RUNS["MultiPlateTrain"])) == 2 + 16 + 17 + 21
+    assert len(missing(NOTHING, RUNS["MultiPlateTest"])) == 2 + 16 + 16 + 21
+    assert "object onion" in missing(NOTHING, RUNS["MultiCarrotTest"])
+
+
+def test_an_object_counts_only_with_both_files(tmp_path: Path) -> None:
+    folder = tmp_path / "more_carrot" / "003_bread_1"
+    folder.mkdir(parents=True)
+    assets = Assets(pack=str(tmp_path), robot=None, table=None)
+    (folder / "collision.obj").touch()
+    assert assets.model("carrot", "003_bread_1") is None
+    (folder / "textured.glb").touch()
+    (folder / "textured.dae").touch()
+    model = assets.model("carrot", "003_bread_1")
+    assert model is not None
+    assert (model.collision.name, model.visual.name) == ("collision.obj", "textured.dae")
+    assert "object bread" not in missing(assets, MAIN["train"])
+
+
+def test_where_files_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "own" / "carrot").mkdir(parents=True)
+    robots = tmp_path / "ms" / "data" / "robots" / "widowx"
+    robots.mkdir(parents=True)
+    (robots / "wx250s.urdf").touch()
+    found = find_assets({"MANISKILL_ASSET_DIR": str(tmp_path / "own"), "MS_ASSET_DIR": str(tmp_path / "ms")})
+    assert found == Assets(
+        pack=str(tmp_path / "own" / "carrot"), robot=str(robots / "wx250s.urdf"), table=None
+    )
+    (tmp_path / "cache" / "plate25" / "carrot").mkdir(parents=True)
+    environ = {"VLA_ZOO_CACHE": str(tmp_path / "cache"), "MS_ASSET_DIR": str(tmp_path)}
+    assert find_assets(environ).pack == str(tmp_path / "cache" / "plate25" / "carrot")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependency, match=r"is no folder.*unset it.*plate25\.download"):
+        find_assets({"MANISKILL_ASSET_DIR": str(tmp_path / "typo")})
+
+
+def test_the_sample_is_found(sample: Path) -> None:
+    found = find_assets({"MANISKILL_ASSET_DIR": str(sample)})
+    assert found.robot is not None
+    absent = missing(found, MAIN["train"])
+    assert "plate plate" not in absent
+    assert "object carrot" not in absent
