@@ -50,7 +50,7 @@ bench: setup  ## LIBERO, Meta-World and ManiSkill: our steps and resets per seco
 	@$(PY) -m benchmarks.libero
 	@$(PY) -m benchmarks.metaworld
 	@$(PY) -m benchmarks.maniskill
-	@$(PY) -m benchmarks.maniskill
+	@$(PY) -m benchmarks.openvla_oft
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

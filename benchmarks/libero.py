@@ -12,11 +12,11 @@ import functools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
+
+from benchmarks.harness import Figures, in_turn, measure, resident, seconds
 
 SUITE = "LIBERO-Spatial"
 SLOTS = 2
@@ -32,7 +32,7 @@ def actions(steps: int) -> np.ndarray:
     return rng.uniform(-0.5, 0.5, (steps, SLOTS, 7)).astype(np.float32)
 
 
-def measure_ours(steps: int) -> dict[str, float]:
+def measure_ours(steps: int) -> Figures:
     """Steps per second of all slots, seconds per reset of a slot, seconds per task switch, memory of a worker."""
     import vla_gym
 
@@ -74,7 +74,7 @@ def restart(envs: object, task: int, first_trial: int = 0) -> None:
     envs.reset(options={"reset_mask": everyone, "task_id": ids, "trial_id": first_trial + np.arange(SLOTS)})  # type: ignore[attr-defined]
 
 
-def measure_upstream(steps: int) -> dict[str, float]:
+def measure_upstream(steps: int) -> Figures:
     """The same figures for LIBERO's own vector environment."""
     from libero.libero.envs import OffScreenRenderEnv, SubprocVectorEnv
 
@@ -120,19 +120,6 @@ def measure_upstream(steps: int) -> dict[str, float]:
     }
 
 
-def seconds(action: object) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    action()  # type: ignore[operator]
-    return time.perf_counter() - start
-
-
-def resident(pid: int) -> float:
-    """Resident memory of a process in MB."""
-    with open(f"/proc/{pid}/statm") as stream:
-        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def children() -> list[str]:
     """Process ids of this process's children."""
     with open(f"/proc/self/task/{os.getpid()}/children") as stream:
@@ -142,18 +129,13 @@ def children() -> list[str]:
 SIDES = {"ours": (measure_ours, 400), "upstream": (measure_upstream, 48)}
 
 
-def run_side(side: str) -> dict[str, float]:
+def run_side(side: str) -> Figures:
     """Measure one side in a fresh process with the environment variables a worker gets."""
     from vla_gym.adapters.libero_tasks import libero_benchmark
     from vla_gym.worker_environment import worker_environment
 
-    command = [sys.executable, "-m", "benchmarks.libero", "--side", side]
     environment = worker_environment(libero_benchmark(SUITE), os.environ, worker=0, num_workers=SLOTS)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return measure("libero", ["--side", side], environment)
 
 
 def main() -> None:
@@ -163,15 +145,15 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES)
     arguments = parser.parse_args()
     if arguments.side:
-        measure, steps = SIDES[arguments.side]
-        print(json.dumps(measure(steps)))
+        measure_side, steps = SIDES[arguments.side]
+        print(json.dumps(measure_side(steps)))
         return
     print(f"{SUITE}, {SLOTS} slots, chunk {CHUNK}, two {SIZE} px cameras, {os.cpu_count()} cores; medians of")
     print(f"{arguments.rounds} alternating rounds. Steps are control steps of both slots together.")
-    rounds = [{side: run_side(side) for side in SIDES} for _ in range(arguments.rounds)]
+    median = in_turn(list(SIDES), arguments.rounds, run_side)
     print(f"\n{'':<34}{'ours':>10}{'upstream':>10}{'ratio':>8}")
-    for figure in rounds[0]["ours"]:
-        ours, theirs = (statistics.median(r[side][figure] for r in rounds) for side in SIDES)
+    for figure, ours in median["ours"].items():
+        theirs = median["upstream"][figure]
         ratio = ours / theirs if figure == "steps/s" else theirs / ours
         print(f"{figure:<34}{ours:>10.3f}{theirs:>10.3f}{ratio:>7.1f}x")
 

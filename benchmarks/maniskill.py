@@ -6,7 +6,7 @@ Each side plays the same task with the same actions on as many processes as core
     bare        ManiSkill's environment in a loop: controller and physics of every step, as many pictures as ours,
                 and nothing else (no success, no reward, no observation, no processes that talk)
     usual       `gymnasium.make` with `obs_mode="rgb"` in `AsyncVectorEnv`: a picture, state and reward every step
-    one worker  ours with a single slot, for the scaling over workers
+    one core    ours with a single slot on a single core, for the scaling over cores and workers
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
 ratios are printed. Episodes last as long as the measurement, so no reset falls into it. The first picture of a
@@ -20,14 +20,21 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.metaworld import Figures, resident, seconds
+from benchmarks.harness import (
+    Figures,
+    in_turn,
+    measure,
+    print_sides,
+    resident,
+    seconds,
+    seconds_of_slots,
+    stay_on_one_core,
+)
 from vla_gym.adapters.maniskill_tasks import CONTROL_MODE, TASKS, maniskill_benchmark
 
 CHUNK = 8
@@ -91,12 +98,7 @@ def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
 
 def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
     """One process a slot, all begun together; their rates are summed."""
-    command = [sys.executable, "-m", "benchmarks.maniskill", "--task", task, "--decisions", str(decisions)]
-    command += ["--size", str(size), "--bare-slot"]
-    children = [
-        subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
-    ]
-    took = [float(child.communicate()[0].split()[-1]) for child in children]
+    took = seconds_of_slots("maniskill", ["--task", task, "--decisions", decisions, "--size", size], slots)
     return {"steps/s": sum(decisions * CHUNK / each for each in took)}
 
 
@@ -152,7 +154,13 @@ def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
     return {"steps/s": rate, "reset s": statistics.median(resets), "worker MB": memory}
 
 
-SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one worker": measure_ours}
+def measure_one_core(task: str, decisions: int, slots: int, size: int) -> Figures:
+    """Ours, this process and its worker together on one core."""
+    stay_on_one_core()
+    return measure_ours(task, decisions, slots, size)
+
+
+SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one core": measure_one_core}
 
 
 def run_side(side: str, args: argparse.Namespace) -> Figures:
@@ -162,35 +170,17 @@ def run_side(side: str, args: argparse.Namespace) -> Figures:
     benchmark = maniskill_benchmark(f"ManiSkill/{args.task}")
     # The same share of the cores for a worker on every side, the single one included.
     environment = worker_environment(benchmark, os.environ, worker=0, num_workers=args.slots)
-    slots = 1 if side == "one worker" else args.slots
+    slots = 1 if side == "one core" else args.slots
     decisions = max(2, args.decisions // CHUNK) if side == "usual" else args.decisions
-    command = [sys.executable, "-m", "benchmarks.maniskill", "--side", side, "--decisions", str(decisions)]
-    command += ["--task", args.task, "--slots", str(slots), "--size", str(args.size)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    arguments = ["--side", side, "--task", args.task, "--decisions", decisions]
+    return measure("maniskill", [*arguments, "--slots", slots, "--size", args.size], environment)
 
 
 def compare(args: argparse.Namespace) -> None:
     """Alternate the sides, print medians and ratios."""
-    runs: dict[str, list[Figures]] = {side: [] for side in SIDES}
-    for _ in range(args.rounds):
-        for side in SIDES:
-            runs[side].append(run_side(side, args))
-    median = {
-        side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]}
-        for side in SIDES
-    }
+    median = in_turn(list(SIDES), args.rounds, lambda side: run_side(side, args))
     print(f"ManiSkill {args.task}, {args.size} px, {args.slots} slots, {args.rounds} rounds")
-    for side in SIDES:
-        figures = {"decisions/s": median[side]["steps/s"] / CHUNK, **median[side]}
-        print(f"  {side:<11}" + "  ".join(f"{key} {value:8.3f}" for key, value in figures.items()))
-    ours = median["ours"]["steps/s"]
-    for side in SIDES:
-        if side != "ours":
-            print(f"  ours / {side:<10} {ours / median[side]['steps/s']:6.2f}")
+    print_sides(median, CHUNK)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ Each side plays the same tasks with the same actions on as many processes as cor
     ours        `vla_gym.make_vec`, 8 actions per decision, one picture per decision
     bare        `mj_step` in a loop without rewards, observations or processes that talk; the same pictures
     usual       `gymnasium.make` with `AddRenderObservation` in `AsyncVectorEnv`: a picture every step
-    one worker  ours with a single slot, for the scaling over workers
+    one core    ours with a single slot on a single core, for the scaling over cores and workers
 
 Sides run in turn, each in processes of its own, so a drift of the machine's speed hits all of them; medians and
 ratios are printed. The time of a step depends on the task little, on the picture much: see `--quality`, `--size`.
@@ -18,14 +18,21 @@ import functools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import (
+    Figures,
+    in_turn,
+    measure,
+    print_sides,
+    resident,
+    seconds,
+    seconds_of_slots,
+    stay_on_one_core,
+)
 from vla_gym.adapters.metaworld_tasks import metaworld_benchmark
 
 TASKS = ("pick-place", "door-open")
@@ -33,7 +40,6 @@ TASKS = ("pick-place", "door-open")
 CHUNK = 8
 PROTOCOL = "lerobot"
 """Episodes of 500 steps: no reset falls into the measured time."""
-Figures = dict[str, float]
 
 
 def actions(decisions: int, slots: int) -> np.ndarray:
@@ -85,12 +91,8 @@ def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures
 
 def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures:
     """One process a slot, all begun together; their rates are summed."""
-    command = [sys.executable, "-m", "benchmarks.metaworld", "--decisions", str(decisions)]
-    command += ["--size", str(size), "--quality", quality, "--bare-slot"]
-    children = [
-        subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
-    ]
-    took = [float(child.communicate()[0]) for child in children]
+    arguments = ["--decisions", decisions, "--size", size, "--quality", quality]
+    took = seconds_of_slots("metaworld", arguments, slots)
     return {"steps/s": sum(decisions * CHUNK / each for each in took)}
 
 
@@ -158,20 +160,13 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
     return {"steps/s": rate, "reset s": statistics.median(same), "worker MB": memory}
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+def measure_one_core(decisions: int, slots: int, size: int, quality: str) -> Figures:
+    """Ours, this process and its worker together on one core."""
+    stay_on_one_core()
+    return measure_ours(decisions, slots, size, quality)
 
 
-def resident(pid: int) -> float:
-    """Resident memory of a process in MB."""
-    with open(f"/proc/{pid}/statm") as stream:
-        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one worker": measure_ours}
+SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one core": measure_one_core}
 
 
 def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> Figures:
@@ -181,35 +176,31 @@ def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> 
     benchmark = metaworld_benchmark("MetaWorld-MT50")
     # The same share of the cores for a worker on every side, the single one included.
     environment = worker_environment(benchmark, os.environ, worker=0, num_workers=slots)
-    slots = 1 if side == "one worker" else slots
+    slots = 1 if side == "one core" else slots
     decisions = max(2, decisions // CHUNK) if side == "usual" else decisions
-    command = [sys.executable, "-m", "benchmarks.metaworld", "--side", side, "--decisions", str(decisions)]
-    command += ["--slots", str(slots), "--size", str(size), "--quality", quality]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    arguments = [
+        "--side",
+        side,
+        "--decisions",
+        decisions,
+        "--slots",
+        slots,
+        "--size",
+        size,
+        "--quality",
+        quality,
+    ]
+    return measure("metaworld", arguments, environment)
 
 
 def compare(args: argparse.Namespace, quality: str) -> None:
     """Alternate the sides, print medians and ratios."""
     sides = [side for side in SIDES if quality == "full" or side != "usual"]
-    runs: dict[str, list[Figures]] = {side: [] for side in sides}
-    for _ in range(args.rounds):
-        for side in sides:
-            runs[side].append(run_side(side, args.decisions, args.slots, args.size, quality))
-    median = {
-        side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]}
-        for side in sides
-    }
+    median = in_turn(
+        sides, args.rounds, lambda side: run_side(side, args.decisions, args.slots, args.size, quality)
+    )
     print(f"Meta-World, {args.size} px, {quality} pictures, {args.slots} slots, {args.rounds} rounds")
-    for side in sides:
-        figures = {"decisions/s": median[side]["steps/s"] / CHUNK, **median[side]}
-        print(f"  {side:<11}" + "  ".join(f"{key} {value:8.3f}" for key, value in figures.items()))
-    ours = median["ours"]["steps/s"]
-    for side in sides[1:]:
-        print(f"  ours / {side:<10} {ours / median[side]['steps/s']:6.2f}")
+    print_sides(median, CHUNK)
 
 
 def main() -> None:
