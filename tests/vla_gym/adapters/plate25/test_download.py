@@ -1,0 +1,169 @@
+"""The download against a server on the loopback and a folder that stands for the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from vla_gym.adapters.plate25 import download
+from vla_gym.adapters.plate25.assets import Assets, find_assets
+from vla_gym.errors import BadValue
+
+FILES = {
+    "carrot/more_carrot/003_bread_1/collision.obj": b"o bread",
+    "carrot/more_carrot/003_bread_1/textured.glb": b"glTF" * 100,
+}
+LARGE = "carrot/more_carrot/003_bread_1/textured.glb"
+"""Kept in LFS, with a sha256; the other has Git's hash."""
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@dataclass
+class Sources:
+    """What the three sources hold."""
+
+    robot_url: str
+    web: Path
+    pack: dict[str, bytes]
+    table: bytes
+
+    def put_robot(self, urdf: bytes) -> None:
+        data = zipped(
+            {"ManiSkill-WidowX250S-0.2.0/wx250s.urdf": urdf, "ManiSkill-WidowX250S-0.2.0/m/a.stl": b"x"}
+        )
+        (self.web / "robot.zip").write_bytes(data)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources]:
+    web = tmp_path / "web"
+    web.mkdir()
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(web)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    table = zipped(
+        {f"{download.TABLE_MEMBERS}bridge_table_1_v1.glb": b"table", "bridge_v2_real2sim_dataset/big": b"-"}
+    )
+    made = Sources(f"http://127.0.0.1:{server.server_port}/robot.zip", web, dict(FILES), table)
+    monkeypatch.setattr(download, "ROBOT_URDF_SHA256", hashlib.sha256(b"<robot/>").hexdigest())
+    made.put_robot(b"<robot/>")
+
+    def siblings() -> list[Any]:
+        return [
+            SimpleNamespace(
+                rfilename=name,
+                lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()) if name == LARGE else None,
+                blob_id=hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),  # noqa: S324  Git's
+            )
+            for name, data in FILES.items()
+        ]
+
+    def snapshot(repo: str, *, local_dir: Path, revision: str, **_: Any) -> None:
+        assert (repo, revision) == (download.PACK_REPO, "abc")
+        for name, data in made.pack.items():
+            (Path(local_dir) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(local_dir) / name).write_bytes(data)
+
+    def one_file(repo: str, name: str, **_: Any) -> str:
+        assert (repo, name) == (download.TABLE_REPO, download.TABLE_ZIP)
+        (tmp_path / name).write_bytes(made.table)
+        return str(tmp_path / name)
+
+    info = SimpleNamespace(sha="abc", siblings=siblings())
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(dataset_info=lambda *_, **__: info))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(sources: Sources, root: Path) -> None:
+    sha256 = hashlib.sha256(sources.table).hexdigest()
+    download.download(root, robot_url=sources.robot_url, table_sha256=sha256)
+
+
+def test_everything_arrives_where_it_is_looked_for(sources: Sources, tmp_path: Path) -> None:
+    root = tmp_path / "assets"
+    fetch(sources, root)
+    fetch(sources, root)  # again: nothing is in the way
+    assert find_assets({"MANISKILL_ASSET_DIR": str(root), "MS_ASSET_DIR": str(tmp_path)}) == Assets(
+        pack=str(root / "carrot"),
+        robot=str(root / "widowx" / "wx250s.urdf"),
+        table=str(root / "bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb"),
+    )
+    assert (root / "widowx" / "m" / "a.stl").read_bytes() == b"x"
+    assert not (root / "bridge_v2_real2sim_dataset" / "big").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_deleted(sources: Sources, tmp_path: Path, name: str) -> None:
+    sources.pack[name] += b"!"
+    with pytest.raises(BadValue, match="arrived damaged and was deleted"):
+        fetch(sources, tmp_path / "assets")
+    assert not (tmp_path / "assets" / name).exists()
+
+
+def test_a_file_that_does_not_arrive_is_named(sources: Sources, tmp_path: Path) -> None:
+    del sources.pack[LARGE]
+    with pytest.raises(BadValue, match=r"textured\.glb of RLinf/maniskill_assets did not arrive"):
+        fetch(sources, tmp_path / "assets")
+
+
+def test_another_table_is_not_used(sources: Sources, tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="another checksum than ManiSkill"):
+        download.download(tmp_path, robot_url=sources.robot_url)
+    assert not (tmp_path / "bridge_v2_real2sim_dataset").exists()
+
+
+def test_another_robot_is_not_used(sources: Sources, tmp_path: Path) -> None:
+    sources.put_robot(b"<robot name='other'/>")
+    with pytest.raises(BadValue, match=r"does not hold the wx250s\.urdf of v0\.2\.0"):
+        fetch(sources, tmp_path / "assets")
+    assert not (tmp_path / "assets" / "widowx").exists()
+
+
+def test_an_archive_may_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "bad.zip"
+    archive.write_bytes(zipped({"top/../../evil": b"x"}))
+    with pytest.raises(BadValue, match="leads out of the folder"):
+        download.unpack(archive, tmp_path / "inside", keep="", strip=1)
+    assert not (tmp_path / "evil").exists()
+    archive.write_bytes(b"no zip")
+    with pytest.raises(BadValue, match="is no zip archive"):
+        download.unpack(archive, tmp_path / "inside", keep="", strip=1)
+
+
+def test_no_connection_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "HF_ENDPOINT": "http://127.0.0.1:9", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "vla_gym.adapters.plate25.download", "--to", str(tmp_path / "assets")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: could not fetch RLinf/maniskill_assets from the Hugging Face Hub")
