@@ -188,7 +188,7 @@ class ChunkRolloutBuffer:
         repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
         return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
 
-    def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Tensor | None]:
+    def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
         if self.step_value_TNK is None or self.step_return_TNK is None:
             return {
                 "return_BU": take(self.return_TN)[:, None],
@@ -201,7 +201,7 @@ class ChunkRolloutBuffer:
             "value_weight_BU": self.value_scale * mask_BK,
         }
 
-    def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Tensor | None]:
+    def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
         if self.ref_logprob_TNKA is None:
             return {}
         logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -44,6 +46,11 @@ def arithmetic_lines(config: RunConfig) -> list[str]:
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
         f"decision     up to {config.chunk} simulator steps",
         f"rollout      {rollout}: at most {decisions} decisions, {steps} simulator steps",
-        f"update       {epochs} epochs x at most {minibatches} minibatches of {batch} decisions",
+        f"update       {epochs} epochs x at most {minibatches} minibatches of {batch} decisions{_portions(settings)}",
         f"run          {config.n_timesteps} simulator steps: at least {-(-config.n_timesteps // steps)} updates",
     ]
+
+
+def _portions(settings: Mapping[str, Any]) -> str:
+    size = settings.get("micro_batch_size")
+    return f", {size} at a time" if size else ""

@@ -2,31 +2,146 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from stable_baselines3.common.utils import FloatSchedule
 
-from vla_gym.benchmarks import list_envs
+from vla_gym import make_vec
+from vla_gym.benchmarks import find_benchmark, list_envs
+from vla_gym.errors import UnknownName
+from zoo.config import RunConfig, family_options
+from zoo.dry_run import dry_run_text
 from zoo.hyperparams import candidate_keys
 from zoo.resolve import resolve_new_run
 from zoo.train import parser
+from zoo.training import make_model
 
 FOLDER = Path(__file__).parents[2] / "hyperparams"
 ENTRIES = [(file, key) for file in sorted(FOLDER.glob("*.yml")) for key in yaml.safe_load(file.read_text())]
 
 
-@pytest.mark.parametrize(("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value))
-def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
+EVERY_ENTRY = pytest.mark.parametrize(
+    ("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value)
+)
+
+
+def run_of(file: Path, key: str, folder: Path, entry: dict[str, Any] | None = None) -> RunConfig:
+    """The run that an entry gives in the first environment that uses it."""
     name, _, policy = key.rpartition("/")
     users = [env for env in list_envs() if key in candidate_keys(env, policy)]
     assert users, f"no environment can ever use {name}"
-    alone = tmp_path / "alone.yml"
-    alone.write_text(yaml.safe_dump({key: yaml.safe_load(file.read_text())[key]}))
+    alone = folder / "alone.yml"
+    alone.write_text(yaml.safe_dump({key: entry or yaml.safe_load(file.read_text())[key]}))
     flags = ["--algo", file.stem, "--env", users[0], "--policy", policy, "-conf", str(alone)]
-    config = resolve_new_run(parser().parse(flags))
+    return resolve_new_run(parser().parse(flags))
+
+
+@EVERY_ENTRY
+def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
+    config = run_of(file, key, tmp_path)
     assert config.entry == key
     assert config.num_envs % int(config.env_options.get("group_size", 1)) == 0
+    assert "nothing was started or written" in dry_run_text(config, None)
+
+
+@EVERY_ENTRY
+def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(
+    file: Path, key: str, tmp_path: Path
+) -> None:
+    entry = yaml.safe_load(file.read_text())[key]
+    with pytest.raises(UnknownName, match="learning_rat"):
+        run_of(file, key, tmp_path, {**entry, "learning_rat": 1.0e-3})
+    other = {"ppo": ("rollouts_per_update", 2), "grpo": ("gamma", 0.9)}[file.stem]
+    with pytest.raises(UnknownName, match=other[0]):
+        run_of(file, key, tmp_path, {**entry, other[0]: other[1]})
+
+
+@EVERY_ENTRY
+def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -> None:
+    """With a small random network of the family, on an environment without a simulator."""
+    config = run_of(file, key, tmp_path)
+    options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
+    policy_kwargs = {**config.policy_kwargs, "backbone_kwargs": {**options, "size": "tiny"}}
+    group = config.group_size
+    envs = make_vec("Toy-Reach", num_envs=max(2, group), chunk=config.chunk, group_size=group, seed=0)
+    model = make_model(replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"))
+    for name, value in config.algo_kwargs.items():
+        if not isinstance(value, dict):
+            assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name
+    envs.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, FloatSchedule):
+        value = value(1.0)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_no_entry_stands_twice() -> None:
+    # YAML would keep the last one in silence.
+    for file in FOLDER.glob("*.yml"):
+        keys = re.findall(r"(?m)^([\w./-]+):", file.read_text())
+        assert len(keys) == len(set(keys))
+
+
+PUBLISHED = {
+    "ppo": {
+        "openvla": ("ManiSkill-Plate25",),
+        "openvla-oft": ("ManiSkill-Plate25", "LIBERO-Long", "LIBERO-10"),
+        "pi0": ("ManiSkill-Plate25", "LIBERO-Long", "MetaWorld-MT50", "MetaWorld-ML45"),
+        "pi05": ("ManiSkill-Plate25", "LIBERO-Long", "LIBERO-Goal", "LIBERO-Object", "MetaWorld-MT50"),
+    },
+    "grpo": {
+        "openvla": ("ManiSkill-Plate25",),
+        "openvla-oft": (
+            *("ManiSkill-Plate25", "MetaWorld-MT50", "LIBERO-90", "LIBERO-130"),
+            *("LIBERO-Spatial", "LIBERO-Object", "LIBERO-Goal", "LIBERO-Long", "LIBERO-10"),
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("algo", PUBLISHED)
+def test_published_recipes_have_entries_of_their_own(algo: str) -> None:
+    for policy, suites in PUBLISHED[algo].items():
+        for suite in suites:
+            flags = ["--algo", algo, "--env", suite, "--policy", policy]
+            assert resolve_new_run(parser().parse(flags)).entry == f"{suite}/{policy}"
+
+
+# Decisions an update and optimiser steps an update, as published ("N -> U").
+@pytest.mark.parametrize(
+    ("algo", "env", "policy", "decisions", "steps"),
+    [
+        ("ppo", "ManiSkill-Plate25", "openvla", 20480, 32),
+        ("ppo", "ManiSkill-Plate25", "openvla-oft", 2560, 4),
+        ("ppo", "ManiSkill-Plate25", "pi0", 5120, 4),
+        ("ppo", "LIBERO-Long", "openvla-oft", 32768, 32),
+        ("ppo", "MetaWorld-MT50", "pi0", 10240, 20),
+        ("ppo", "MetaWorld-ML45", "pi0", 10240, 20),
+        ("grpo", "ManiSkill-Plate25", "openvla", 20480, 32),
+        ("grpo", "ManiSkill-Plate25", "openvla-oft", 2560, 4),
+        ("grpo", "LIBERO-Spatial", "openvla-oft", 65536, 4),
+        ("grpo", "LIBERO-130", "openvla-oft", 262144, 16),
+        ("grpo", "MetaWorld-MT50", "openvla-oft", 102400, 8),
+    ],
+)
+def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps: int) -> None:
+    config = resolve_new_run(parser().parse(["--algo", algo, "--env", env, "--policy", policy]))
+    kwargs = config.algo_kwargs
+    if algo == "ppo":
+        per_env = kwargs["n_steps"]
+    else:
+        horizon = max(task.horizon for task in find_benchmark(env, **family_options(config)).tasks)
+        per_env = -(-horizon // config.chunk) * kwargs["rollouts_per_update"]
+    assert config.num_envs * per_env == decisions
+    assert kwargs["n_epochs"] * -(-decisions // kwargs["batch_size"]) == steps
 
 
 def test_both_algorithms_are_tuned_for_meta_world() -> None:
