@@ -128,6 +128,19 @@ class Backbone(nn.Module, ABC):
             )
         return model
 
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        """The `backbone_kwargs` that keep the large part of the weights in `dtype`."""
+        if dtype in ("auto", "float32"):
+            return {}
+        raise BadValue(
+            f"'{cls.family}' keeps its weights in float32; dtype must be that or None, got '{dtype}'"
+        )
+
+    def place(self, device_map: str | Mapping[str, str | int]) -> None:
+        """Spread the network over devices."""
+        raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
+
     def load(self, folder: Path) -> None:
         """Read the weights of a checkpoint folder; what is missing, left over or misshapen raises."""
         load_weights(folder, self)

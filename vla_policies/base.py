@@ -244,7 +244,7 @@ class VLAPolicy(ActorCriticPolicy):
         self._build(lambda _: self.optimizer.param_groups[0]["lr"])
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: PLR0913 - the public way in, all by keyword
         cls,
         name: str | Path,
         family: str | None = None,
@@ -257,12 +257,16 @@ class VLAPolicy(ActorCriticPolicy):
         observation_space: spaces.Space[Any] | None = None,
         action_space: spaces.Space[Any] | None = None,
         device: torch.device | str = "auto",
+        dtype: torch.dtype | str | None = None,
+        device_map: str | Mapping[str, str | int] | None = None,
     ) -> Self:
         """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
 
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
-        `unnorm_key`, or else `suite`, chooses action statistics where there are any.
+        `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
+        large part of the weights (heads and critic stay float32). `device_map`, transformers', spreads OpenVLA's
+        layers over several devices and stands in for `device`.
         """
         request = Request(
             family=family,
@@ -279,7 +283,11 @@ class VLAPolicy(ActorCriticPolicy):
             if str(name) in FAMILIES:
                 family = family or str(name)
                 request = replace(request, family=family)
-            own = read_header(folder, request).conventions
+            header = read_header(folder, request)
+            own = header.conventions
+            if dtype is not None:
+                chosen = family_class(header.family).dtype_options(_dtype_name(dtype))
+                backbone_kwargs = {**(backbone_kwargs or {}), **chosen}
         policy = cls(
             own.observation_space() if observation_space is None else observation_space,
             own.action_space() if action_space is None else action_space,
@@ -293,6 +301,13 @@ class VLAPolicy(ActorCriticPolicy):
         )
         if folder is not None:
             name_source(policy.backbone, str(name), folder)
+        elif dtype is not None or device_map is not None:
+            raise BadValue(
+                f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
+            )
+        if device_map is not None:
+            policy.backbone.place(device_map)
+            return policy
         return policy.to(get_device(device))
 
 
@@ -301,6 +316,13 @@ def _check_fresh(name: str, family: str | None, unnorm_key: str | None) -> None:
         raise BadValue(f"'{name}' is of family '{name}', got family='{family}'")
     if unnorm_key is not None:
         raise BadValue(f"fresh weights of '{name}' keep no action statistics; got unnorm_key='{unnorm_key}'")
+
+
+def _dtype_name(dtype: torch.dtype | str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in ("auto", "float32", "bfloat16"):
+        raise BadValue(f"dtype must be auto, float32 or bfloat16, got '{name}'")
+    return name
 
 
 def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:

@@ -32,6 +32,7 @@ from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_opt
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
+from vla_policies.placement import place
 from vla_policies.pretrained import ADAPTER_SETTINGS
 from vla_policies.types import PolicyInputs
 from vla_policies.value_head import ValueHead
@@ -105,6 +106,14 @@ class OpenVLAFamily(Backbone):
     def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
         """Settings that follow from the files of a folder."""
         return {}
+
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        return {"dtype": dtype}
+
+    def place(self, device_map: str | Mapping[str, str | int]) -> None:
+        place(self.network, "language_model.model.layers", device_map)
+        self.value_head.to(next(self.network.parameters()).device)
 
     def config_json(self) -> dict[str, Any]:
         return self.config.to_json()

@@ -7,11 +7,13 @@ both give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from vla_policies.checkpointing import Remember
@@ -98,13 +100,65 @@ def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
     return model
 
 
-def run_layers(model: LlamaModel, segment: Segment, remember: Remember) -> Tensor:
-    """Hidden states `[B, L, D]` before the final norm."""
+def run_layers(
+    model: LlamaModel, segment: Segment, remember: Remember, layers: Iterable[nn.Module] | None = None
+) -> Tensor:
+    """Hidden states `[B, L, D]` before the final norm, after all `layers` (default: the model's)."""
     run = _Runner(model, segment)
     x_BLD = segment.x_BLD
-    for layer in model.layers:
+    for layer in model.layers if layers is None else layers:
         x_BLD = remember(run, layer, x_BLD, None)
     return x_BLD
+
+
+def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, remember: Remember) -> Tensor:
+    """As `run_layers`, but only the hidden states at places `read_BS` (indices into the segment), `[B, S, D]`.
+
+    All that the last layer must make of the other tokens is their keys and values: it has no queries, output
+    projection and MLP for them.
+    """
+    x_BLD = run_layers(model, segment, remember, layers=model.layers[:-1])
+    return remember(_LastLayer(model, segment, read_BS), model.layers[-1], x_BLD)
+
+
+class _LastLayer:
+    """A layer whose output is wanted at some places only; transformers' arithmetic in the same order."""
+
+    def __init__(self, model: LlamaModel, segment: Segment, read_BS: Tensor) -> None:
+        if segment.causal:
+            raise ValueError("reading at some places only is for segments where all tokens see each other")
+        self.read_BS = read_BS
+        self.mask = segment.mask
+        self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
+        self.read_rotary = model.rotary_emb(segment.x_BLD, segment.position_BL.gather(1, read_BS))
+
+    def __call__(self, layer: Any, x_BLD: Tensor) -> Tensor:
+        attention = layer.self_attn
+        # Layers may lie on other devices; this one is where the inputs were.
+        x_BLD = x_BLD.to(self.read_BS.device)
+        read_BSD = x_BLD.gather(1, self.read_BS[..., None].expand(-1, -1, x_BLD.shape[2]))
+        normed_BLD = layer.input_layernorm(x_BLD)
+        normed_BSD = normed_BLD.gather(1, self.read_BS[..., None].expand_as(read_BSD))
+        query = _rotated(_heads(attention.q_proj(normed_BSD), attention.head_dim), self.read_rotary)
+        key = _rotated(_heads(attention.k_proj(normed_BLD), attention.head_dim), self.rotary)
+        value = _heads(attention.v_proj(normed_BLD), attention.head_dim)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, self.mask, scale=attention.scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        read_BSD = read_BSD + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = read_BSD + layer.mlp(layer.post_attention_layernorm(read_BSD))
+        return out
+
+
+def _heads(x_BLD: Tensor, head_dim: int) -> Tensor:
+    return x_BLD.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def _rotated(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """`[B, heads, L, head_dim]` turned by its places, halves paired as Llama pairs them."""
+    cos, sin = (one[:, None] for one in rotary)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, list[Keys]]:

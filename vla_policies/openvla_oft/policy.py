@@ -16,7 +16,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.openvla.checkpoint import weight_dtype
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
-from vla_policies.openvla.llama import Segment, run_layers
+from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.config import BASE, platform_settings
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.sampling import ActionTokenDistribution, Sampling
@@ -115,10 +115,10 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     def slot_hidden(self, inputs: PolicyInputs) -> Tensor:
         """Normed hidden states from which the slots are read, `[B, K * A, D]`; the first is the prompt's last."""
         segment, last_B, first_slot = self.sequence(inputs)
-        x_BLD = run_layers(self.network.language_model.model, segment, self.network.remember())
-        rows = torch.arange(len(x_BLD), device=x_BLD.device)
-        before_last = first_slot + self.conventions.chunk * self.conventions.action_dim - 1
-        read_BSD = torch.cat([x_BLD[rows, last_B][:, None], x_BLD[:, first_slot:before_last]], dim=1)
+        count = self.conventions.chunk * self.conventions.action_dim - 1
+        slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
+        read_BS = torch.cat([last_B[:, None], slot_S.expand(len(last_B), -1)], dim=1)
+        read_BSD = run_layers_at(self.network.language_model.model, segment, read_BS, self.network.remember())
         return self.network.final_norm(read_BSD)
 
     def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:

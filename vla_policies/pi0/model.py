@@ -130,6 +130,10 @@ class Pi0Backbone(FlowBackbone):
     ) -> Mapping[str, Any]:
         return config_from_json(model, f"model of '{where}'").with_options(options).to_json()
 
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        return {} if dtype == "auto" else {"vlm_dtype": dtype}
+
     def load(self, folder: Path) -> None:
         """Read our own folder or a published one; heads that the latter does not have keep their first weights."""
         tensors, where = read_tensors(folder), weight_files(folder)[0]
