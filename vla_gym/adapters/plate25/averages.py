@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from vla_gym.adapters.plate25.runs import Category
 from vla_gym.adapters.plate25.suite import RUNS
 from vla_gym.errors import BadValue
+
+PREFIX = "ManiSkill-Plate25-"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ def averages(rates: Mapping[str, float]) -> Averages:
 
     Raises `BadValue` naming what is missing or unknown.
     """
-    short = {name.removeprefix("ManiSkill-Plate25-"): rate for name, rate in rates.items()}
+    short = {name.removeprefix(PREFIX): rate for name, rate in rates.items()}
     missing, unknown = sorted(set(RUNS) - set(short)), sorted(set(short) - set(RUNS))
     if missing or unknown:
         raise BadValue(
@@ -57,3 +64,65 @@ def averages(rates: Mapping[str, float]) -> Averages:
 def _mean(rates: Mapping[str, float], category: Category | str) -> float:
     chosen = [rates[name] for name, run in RUNS.items() if run.category == category]
     return sum(chosen) / len(chosen)
+
+
+def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
+    """Run -> success rate from the results of `zoo.evaluate`, one file a run.
+
+    Raises `BadValue` for what is no such file, for two of one run, and for rates that do not belong together
+    because protocol, picture or action units differ.
+    """
+    rates: dict[str, float] = {}
+    rules: dict[str, Any] = {}
+    for file in files:
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            name = record["env"].removeprefix(PREFIX)
+            wins = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
+            constants = record["protocol"]["constants"]
+            rule = {
+                key: constants[key] for key in ("protocol", "render_quality", "action_units", "stand_ins")
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadValue(
+                f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {error!r}"
+            ) from error
+        if name in rates or not wins:
+            raise BadValue(f"{file} is a second result of {name}" if wins else f"{file} holds no episode")
+        # Which files are missing differs from run to run; whether any is missing must not.
+        rule["stand_ins"] = bool(rule["stand_ins"])
+        if rules and rules != rule:
+            raise BadValue(
+                f"{file} was evaluated by other rules than the files before it: {rule}, not {rules}"
+            )
+        rates[name], rules = sum(wins) / len(wins), rule
+    return rates
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m vla_gym.adapters.plate25.averages results/*.json`: the published averages of 16 evaluations."""
+    parser = argparse.ArgumentParser(prog="vla_gym.adapters.plate25.averages", description=main.__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="results of zoo.evaluate, one for each run")
+    parser.add_argument(
+        "--at-end", action="store_true", help="count success in the last step, as RL4VLA does"
+    )
+    args = parser.parse_args(argv)
+    try:
+        found = averages(read_results(args.files, at_end=args.at_end))
+    except BadValue as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+    for label, rate in (
+        ("vision (5 runs)", found.vision),
+        ("semantic (7)", found.semantic),
+        ("execution (3)", found.execution),
+        ("in distribution (1)", found.in_distribution),
+        ("average of OOD, as published (16)", found.published),
+        ("mean of the 15 that differ from training", found.unseen),
+    ):
+        sys.stdout.write(f"{label:42}{100 * rate:7.2f} %\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

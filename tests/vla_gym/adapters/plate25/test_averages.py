@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from vla_gym.adapters.plate25.averages import averages
+from vla_gym.adapters.plate25.averages import averages, main
 from vla_gym.adapters.plate25.suite import RUNS
 from vla_gym.errors import BadValue
 
@@ -33,3 +37,40 @@ def test_public_ids_are_understood_and_gaps_named() -> None:
     full.pop("Instruct")
     with pytest.raises(BadValue, match="missing: Instruct; unknown: Instruction"):
         averages({**full, "Instruction": 1})
+
+
+def results(folder: Path, name: str, wins: list[tuple[bool, bool]], **other: Any) -> str:
+    constants = {"protocol": {}, "render_quality": "full", "action_units": {}, "stand_ins": [], **other}
+    episodes = [{"success_once": once, "success_at_end": at_end} for once, at_end in wins]
+    record = {"env": f"ManiSkill-Plate25-{name}", "episodes": episodes, "protocol": {"constants": constants}}
+    (folder / f"{name}.json").write_text(json.dumps(record))
+    return str(folder / f"{name}.json")
+
+
+def test_from_files_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Every run 1 of 2 once, none at the end; the control run both.
+    files = [
+        results(tmp_path, name, [(True, False), (False, False)]) for name in RUNS if name != "CarrotTrain"
+    ]
+    files.append(results(tmp_path, "CarrotTrain", [(True, True), (True, True)]))
+    assert main(files) == 0
+    # (15 * 50 + 100) / 16 = 53.125
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "average of OOD, as published (16)           53.12 %",
+        "mean of the 15 that differ from training    50.00 %",
+    ]
+    assert main(["--at-end", *files]) == 0
+    assert "6.25 %" in capsys.readouterr().out
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = results(tmp_path, "Plate", [(True, True)])
+    assert main([one]) == 2
+    assert "missing: Carrot, CarrotTrain" in capsys.readouterr().err
+    assert main([one, one]) == 2
+    assert "a second result of Plate" in capsys.readouterr().err
+    assert main([one, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
+    assert "evaluated by other rules" in capsys.readouterr().err
+    (tmp_path / "other.json").write_text("[]")
+    assert main([str(tmp_path / "other.json")]) == 2
+    assert "holds no results of zoo.evaluate" in capsys.readouterr().err
