@@ -19,13 +19,13 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "vla_gym.adapters.libero_pro_tasks:libero_pro_benchmark": (
         "LIBERO-Goal-PRO-task/0",
-        {"image_size": 64, "instruction": "bddl"},
+        {"image_size": 64, "instruction": "bddl", "to_the_end": False},  # the simulator is LIBERO's
     ),
     "vla_gym.adapters.maniskill_tasks:maniskill_benchmark": (
         "ManiSkill/PickCube",
         {"image_size": 64},
     ),
-    "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": ("MetaWorld-MT10", {"image_size": 64}),
+    "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": ("MetaWorld/reach", {"image_size": 64}),
     "vla_gym.adapters.plate25_tasks:plate25_benchmark": (
         "ManiSkill-Plate25-MultiPlateTest",
         {"image_size": 64, "action_units": "scaled"},
