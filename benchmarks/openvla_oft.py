@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 from torch.nn import functional
 
 from vla_gym import text
 from vla_policies import ActionSample, Conventions, VLAPolicy
 from vla_policies.checkpointing import keep_everything
+from vla_policies.lora_linear import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
 
 BATCH = 8
@@ -37,13 +39,18 @@ SENTENCES = ("open the middle drawer", "put the bowl on the stove", "turn on the
 CLIP, LEARNING_RATE = 0.2, 1e-4
 
 
-def build(*, recompute: bool) -> VLAPolicy:
-    """The policy of both ways, LIBERO's shapes: 224 px, chunks of 8 x 7."""
+def build(way: str) -> VLAPolicy:
+    """The policy of both ways, LIBERO's shapes: 224 px, chunks of 8 x 7; the plain way has peft's own layers."""
     torch.manual_seed(0)
     conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7)
-    options = {"size": "100m", "lora": {"rank": 32}, "recompute": recompute}
+    options = {"size": "100m", "lora": {"rank": 32}}
     spaces = conventions.observation_space(), conventions.action_space()
-    return VLAPolicy(*spaces, lambda _: LEARNING_RATE, backbone="openvla-oft", backbone_kwargs=options)
+    policy = VLAPolicy(*spaces, lambda _: LEARNING_RATE, backbone="openvla-oft", backbone_kwargs=options)
+    if way == "plain":
+        for layer in policy.modules():
+            if isinstance(layer, FusedLoraLinear):
+                layer.__class__ = LoraLinear
+    return policy
 
 
 def observations() -> dict[str, np.ndarray]:
@@ -151,7 +158,7 @@ def measure(way: str, task: str, repeats: int) -> dict[str, float]:
     """Rate of one way at one task ("act" or "update") after one unmeasured turn, and the peak memory."""
     obs = observations()
     before = peak_bytes()
-    policy = build(recompute=False)
+    policy = build(way)
     act, update = WAYS[way]
     sample = act(policy, obs)
     turn = (lambda: act(policy, obs)) if task == "act" else (lambda: update(policy, obs, sample))

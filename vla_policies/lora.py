@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
+from vla_policies.lora_linear import fuse
 from vla_policies.records import from_json
 from vla_policies.weights import check_tensors
 
@@ -207,6 +208,7 @@ def _inject(module: nn.Module, config: LoraConfig) -> None:
         parameter.requires_grad_(".lora_" in name)
         if ".lora_" in name:
             parameter.data = parameter.data.float()
+    fuse(module)
 
 
 def _as_targets(targets: tuple[str, ...] | str) -> list[str] | str:
