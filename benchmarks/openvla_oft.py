@@ -198,7 +198,7 @@ def run_apart(way: str, task: str, repeats: int) -> dict[str, float]:
 def main() -> None:
     """Alternate the ways and print medians with ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--task", choices=("act", "update"), default="act")

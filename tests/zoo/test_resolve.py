@@ -199,6 +199,20 @@ def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path
         resolve(f"--env LIBERO-Object --policy {published}")
 
 
+@pytest.mark.parametrize(("algo", "suite", "chunk"), [("ppo", "Spatial", 5), ("grpo", "Long", 10)])
+def test_a_published_flow_folder_takes_chunk_and_sampler_of_the_recipe(
+    tmp_path: Path, algo: str, suite: str, chunk: int
+) -> None:
+    fixtures = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
+    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "pi0_tiny"
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
+    config = resolve(f"--algo {algo} --env LIBERO-{suite} --policy {folder}")
+    # The checkpoint predicts 50 actions at once; how many of them are carried out is the environment's.
+    assert (config.chunk, config.env_options["wrist_camera"]) == (chunk, True)
+    assert config.policy_kwargs["backbone_kwargs"]["scheme"] == "flow_sde"
+
+
 def test_an_adapter_folder_keeps_its_own_size(
     published: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
