@@ -28,6 +28,8 @@ PROBE_SECONDS = 120.0
 PROBE = """
 import sys
 import sapien
+from vla_gym.adapters.sapien_shaders import use_light_shaders
+use_light_shaders()
 scene = sapien.Scene([sapien.physx.PhysxCpuSystem(), sapien.render.RenderSystem(sapien.Device(sys.argv[1]))])
 camera = scene.add_camera("probe", 8, 8, 1.0, 0.01, 10.0)
 scene.update_render()
@@ -50,6 +52,7 @@ def sapien_device(environ: Mapping[str, str]) -> str:
     Raises `MissingDependency` with the line that installs a driver.
     """
     asked = environ.get(DEVICE_VARIABLE, "")
+    devices: tuple[str, ...]
     if asked in DEVICES:
         devices = (asked,)
     elif nvidia_present():
@@ -80,7 +83,11 @@ def why_not(device: str, drivers: tuple[tuple[str, str], ...]) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
-            env={**environ, **dict(drivers)},
+            env={
+                **environ,
+                **dict(drivers),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
             timeout=PROBE_SECONDS,
         )
     except subprocess.TimeoutExpired:

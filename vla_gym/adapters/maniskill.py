@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
+from vla_gym.adapters.maniskill_control import EndEffectorControl
 from vla_gym.adapters.maniskill_scene import fingerprint, joint_positions, make_env, picture, reset_to_seed
 from vla_gym.adapters.maniskill_tasks import CAMERAS, CONTROL_MODE, TaskReward
 from vla_gym.simulator import SimStep
@@ -45,6 +47,7 @@ class ManiSkillSimulator:
         self._random_shapes = self._env.reconfiguration_freq != 0
         self._env.reconfiguration_freq = 0
         self._shapes_of: int | None = None
+        self._control = EndEffectorControl(self._env)
 
     def reset(self, start: StartState) -> str:
         """Restore a start state; nothing is drawn."""
@@ -52,16 +55,20 @@ class ManiSkillSimulator:
         rebuild = self._random_shapes and self._shapes_of != seed
         reset_to_seed(self._env, seed, {"reconfigure": rebuild})
         self._shapes_of = seed
+        if rebuild:
+            self._control = EndEffectorControl(self._env)
         return fingerprint(self._env, self._task.name)
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 1/20 s; success ends the episode."""
-        action_1A = self._env._step_action(action_A[None])
+        self._control.advance(self._env, action_A)
         info = self._env.evaluate()
         success = bool(info["success"][0])
         reward = float(success)
         if self._dense:
-            dense = self._env.compute_normalized_dense_reward(obs=None, action=action_1A, info=info)
+            dense = self._env.compute_normalized_dense_reward(
+                obs=None, action=torch.from_numpy(action_A[None]), info=info
+            )
             reward = float(dense[0])
         return SimStep(reward=reward, success=success, terminated=success)
 

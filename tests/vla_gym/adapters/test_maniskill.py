@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from vla_gym.adapters.maniskill_tasks import TASKS, maniskill_benchmark
+from vla_gym.rewards import RewardRule
+from vla_gym.slot import Slot
 from vla_gym.specs import StartState
 
 pytest.importorskip("mani_skill")
@@ -88,6 +90,9 @@ def test_an_episode_does_not_depend_on_those_before(name: str) -> None:
 def test_states_success_and_pictures_are_upstreams(pick: Any) -> None:
     import gymnasium as gym
 
+    shaders = pick._env._sensors[
+        "base_camera"
+    ].config.shader_config  # with upstream's, a picture takes 7 s more
     upstream: Any = gym.make(
         "PickCube-v1",
         obs_mode="rgb",
@@ -95,7 +100,8 @@ def test_states_success_and_pictures_are_upstreams(pick: Any) -> None:
         control_mode="pd_ee_delta_pose",
         sim_backend="physx_cpu",
         render_backend="cpu",
-        sensor_configs={"width": SIZE, "height": SIZE},
+        sensor_configs={"width": SIZE, "height": SIZE, "shader_config": shaders},
+        human_render_camera_configs={"shader_config": shaders},
     ).unwrapped
     upstream.goal_site.show_visual()  # its policies are told the goal as numbers
     upstream._hidden_objects.clear()
@@ -130,11 +136,16 @@ def test_the_goal_is_in_the_picture(pick: Any) -> None:
     assert sum(count > 0 for count in green[:6]) >= 4  # the arm may stand in front of it
 
 
-def test_holding_the_cube_at_the_goal_is_success_and_ends_the_episode(pick: Any) -> None:
-    pick.reset(StartState(task_id=0, trial_id=0))
+def test_success_is_paid_and_stops_a_chunk(pick: Any) -> None:
+    """The goal is laid on the cube: the first step ends in success, the other seven are not run."""
+    slot = Slot(pick, maniskill_benchmark("ManiSkill/PickCube").tasks, RewardRule())
+    slot.reset(StartState(task_id=0, trial_id=0))
     pick._env.goal_site.set_pose(pick._env.cube.pose)
-    outcome = pick.step(np.zeros(7, dtype=np.float32))
-    assert (outcome.reward, outcome.success, outcome.terminated) == (1.0, True, True)
+    report = slot.step(np.zeros((8, 7), dtype=np.float32))
+    assert report.step_rewards == (1.0,)
+    assert (report.success, report.terminated, report.truncated) == (True, True, False)
+    assert report.episode is not None
+    assert report.episode.length == 1
 
 
 def test_rotations_turn_against_their_sign(pick: Any) -> None:
@@ -144,10 +155,8 @@ def test_rotations_turn_against_their_sign(pick: Any) -> None:
     def aim(action: list[float]) -> Any:
         """Displacement of the hand's target from its pose, in the robot's root frame."""
         pick.reset(StartState(task_id=0, trial_id=0))
-        arm = pick._env.agent.controller.controllers["arm"]
-        hand = arm.ee_pose_at_base.sp
-        pick._env._step_action(np.array([action], dtype=np.float32))
-        target = arm._target_pose.sp
+        hand = pick._control._arm.ee_pose_at_base.sp
+        target = pick._control._target(np.array(action, dtype=np.float32)[:6])
         return target.p - hand.p, (sapien.Pose(q=target.q) * sapien.Pose(q=hand.q).inv()).q
 
     moved, _ = aim([1, 0, 0, 0, 0, 0, 1])
