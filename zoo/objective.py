@@ -50,7 +50,7 @@ class Objective:
         policy = weighted_loss(surrogate.loss, batch.weight_BL)
         entropy = weighted_loss(scored.entropy_BL, batch.weight_BL)
         loss = policy - self.ent_coef * entropy
-        if self.kl_coef:
+        if self.kl_coef and not self.critic_only:
             loss = loss + self.kl_coef * _kl_to_reference(scored, batch)
         if self.critic_only:
             loss = torch.zeros((), device=loss.device)

@@ -172,3 +172,11 @@ def test_without_a_reference_one_line_says_so(make_model: Any, error: type, matc
     with pytest.raises(error, match=match) as caught:
         make_model()
     assert "\n" not in str(caught.value)
+
+
+def test_while_the_critic_warms_up_the_reference_is_left_alone():
+    model = make("ppo", kl_coef=0.1, critic_warmup_updates=1)
+    model.learn(1)
+    assert rows(model) == []
+    model.learn(1, reset_num_timesteps=False)
+    assert rows(model) == [0.0]
