@@ -49,7 +49,7 @@ if [ "$(id -u)" = 0 ]; then
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo -n env DEBIAN_FRONTEND=noninteractive)
 else
-    [ $vulkan = there ] || no_vulkan "it needs Vulkan with Mesa >= $MESA. As root, run: $0"
+    [ $vulkan = there ] || no_vulkan "it needs Vulkan with Mesa >= $MESA. Run as root: $0."
     [ ${#missing[@]} -gt 0 ] || exit 0
     echo "Missing system libraries. Run:  sudo apt-get install -y ${missing[*]}   then the same make again." >&2
     exit 1
@@ -57,7 +57,7 @@ fi
 apt_install() { "${as_root[@]}" apt-get "${apt_options[@]}" install -y -q --no-install-recommends "$@"; }
 apt_options=()
 
-"${as_root[@]}" apt-get update -q
+"${as_root[@]}" apt-get update -q || [ ${#missing[@]} -eq 0 ] || exit 1
 if [ ${#missing[@]} -gt 0 ]; then
     echo "Installing system libraries: ${missing[*]}"
     apt_install "${missing[@]}"
@@ -97,7 +97,8 @@ if ! new_enough "$version"; then
     chmod 755 "$parts"  # apt reads it as another user
     if add_backports; then
         package+=/$backports  # with what it needs from there, and nothing else
-        version=$(in_backports)
+        found=$(in_backports)
+        version=${found:-$version}
     fi
 fi
 if ! new_enough "$version"; then
