@@ -185,6 +185,15 @@ class Backbone(nn.Module, ABC):
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head, which may have a learning rate of their own."""
 
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of `value_parameters` that no action depends on: what may be trained while the policy rests."""
+        return self.value_parameters()
+
+    @property
+    def step_values(self) -> bool:
+        """Has the critic an output for each step of the chunk?"""
+        return self.conventions.chunk == 1
+
     @abstractmethod
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         """Observation tensors `[B, ...]` (uint8 images and instruction bytes) to network inputs."""
@@ -196,15 +205,6 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score decisions made earlier by the present weights, with gradients."""
-
-    def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of `value_parameters` that no action depends on: what may be trained while the policy rests."""
-        return self.value_parameters()
-
-    @property
-    def step_values(self) -> bool:
-        """Has the critic an output for each step of the chunk?"""
-        return self.conventions.chunk == 1
 
     @abstractmethod
     def value(self, inputs: PolicyInputs) -> Tensor:
