@@ -34,7 +34,6 @@ from zoo.buffer import ChunkRolloutBuffer
 from zoo.experience import (
     ChunkExperience,
     Experience,
-    PlainExperience,
     finished_episodes,
     is_chunk_policy,
 )
@@ -42,6 +41,7 @@ from zoo.learner import Learner, critic_parameters
 from zoo.losses import kl_k3
 from zoo.metrics import PhaseClock, Tally, episode_metrics
 from zoo.objective import Objective
+from zoo.plain_experience import PlainExperience
 from zoo.records import Episode
 from zoo.reference import KL_REFERENCES, KLReference, Reference, check_reference, make_reference
 

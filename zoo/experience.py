@@ -1,7 +1,7 @@
 """How experience is gathered and scored: one strategy per kind of policy, chosen once.
 
 Experience
-├── PlainExperience   any Stable-Baselines3 policy: its own rollout loop, buffer and conventions
+├── PlainExperience   any Stable-Baselines3 policy, see `zoo.plain_experience`
 └── ChunkExperience   policies with `act` and `evaluate`: decisions of K steps, kept token by token
 
 The algorithm's update is the same for both.
@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -81,74 +79,6 @@ class Experience(ABC):
     @abstractmethod
     def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
         """The rollout's values and their targets, flat."""
-
-
-class PlainScorer(Scorer):
-    """Scores with `evaluate_actions`: one element per decision."""
-
-    def forward(self, batch: Minibatch) -> Scored:
-        values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
-        # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
-        entropy_B = -logprob_B if entropy_B is None else entropy_B
-        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten()[:, None])
-
-
-PLAIN_REFUSES = {
-    "recompute_logprobs": False,
-    "kl_coef": 0.0,
-    "reward_level": "chunk",
-    "value_level": "chunk",
-}
-"""Settings that a plain policy has no use for -> the value that leaves them off."""
-
-
-class PlainExperience(Experience):
-    """Stable-Baselines3's own way, so that plain policies train exactly as they do there."""
-
-    logs_after_update = False
-
-    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        for name, off in PLAIN_REFUSES.items():
-            if getattr(algorithm, name) != off:
-                raise BadValue(
-                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {off!r}"
-                )
-
-    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
-        return OnPolicyAlgorithm.collect_rollouts(
-            algorithm, env, callback, algorithm.rollout_buffer, algorithm.n_steps
-        )
-
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
-        """Advantages are normalised over each minibatch, as in SB3."""
-        discrete = isinstance(algorithm.action_space, spaces.Discrete)
-        for data in algorithm.rollout_buffer.get(algorithm.batch_size):
-            advantage_B = data.advantages
-            if algorithm.normalize_advantage and len(advantage_B) > 1:
-                advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
-            yield Minibatch(
-                obs=data.observations,
-                choice=data.actions.long().flatten() if discrete else data.actions,
-                executed_B=None,
-                old_logprob_BL=data.old_log_prob[:, None],
-                advantage_BL=advantage_B[:, None],
-                return_BU=data.returns[:, None],
-                old_value_BU=data.old_values[:, None],
-                mask_BL=None,
-                weight_BL=None,
-            )
-
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
-        return PlainScorer(algorithm.policy)
-
-    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        raise AssertionError("refused by `check`")
-
-    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        raise AssertionError("refused by `check`")
-
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
-        return algorithm.rollout_buffer.values.flatten(), algorithm.rollout_buffer.returns.flatten()
 
 
 class ChunkScorer(Scorer):

@@ -1,0 +1,88 @@
+"""Experience of plain Stable-Baselines3 policies: its own rollout loop, buffer and conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from vla_gym.errors import BadValue
+from zoo.experience import Experience
+from zoo.learner import Scorer
+from zoo.records import Minibatch, Scored
+
+if TYPE_CHECKING:
+    from zoo.algorithm import VLAOnPolicyAlgorithm
+
+
+class PlainScorer(Scorer):
+    """Scores with `evaluate_actions`: one element per decision."""
+
+    def forward(self, batch: Minibatch) -> Scored:
+        values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
+        # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
+        entropy_B = -logprob_B if entropy_B is None else entropy_B
+        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten()[:, None])
+
+
+PLAIN_REFUSES = {
+    "recompute_logprobs": False,
+    "kl_coef": 0.0,
+    "reward_level": "chunk",
+    "value_level": "chunk",
+}
+"""Settings that a plain policy has no use for -> the value that leaves them off."""
+
+
+class PlainExperience(Experience):
+    """Stable-Baselines3's own way, so that plain policies train exactly as they do there."""
+
+    logs_after_update = False
+
+    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        for name, off in PLAIN_REFUSES.items():
+            if getattr(algorithm, name) != off:
+                raise BadValue(
+                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {off!r}"
+                )
+
+    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+        return OnPolicyAlgorithm.collect_rollouts(
+            algorithm, env, callback, algorithm.rollout_buffer, algorithm.n_steps
+        )
+
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
+        """Advantages are normalised over each minibatch, as in SB3."""
+        discrete = isinstance(algorithm.action_space, spaces.Discrete)
+        for data in algorithm.rollout_buffer.get(algorithm.batch_size):
+            advantage_B = data.advantages
+            if algorithm.normalize_advantage and len(advantage_B) > 1:
+                advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+            yield Minibatch(
+                obs=data.observations,
+                choice=data.actions.long().flatten() if discrete else data.actions,
+                executed_B=None,
+                old_logprob_BL=data.old_log_prob[:, None],
+                advantage_BL=advantage_B[:, None],
+                return_BU=data.returns[:, None],
+                old_value_BU=data.old_values[:, None],
+                mask_BL=None,
+                weight_BL=None,
+            )
+
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+        return PlainScorer(algorithm.policy)
+
+    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        raise AssertionError("refused by `check`")
+
+    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        raise AssertionError("refused by `check`")
+
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+        return algorithm.rollout_buffer.values.flatten(), algorithm.rollout_buffer.returns.flatten()
