@@ -120,18 +120,18 @@ class Arm:
 
     def finger_openings(self) -> tuple[np.ndarray, np.ndarray]:
         """Unit vectors along which the left and the right finger open, world frame."""
-        left, right = (self.links[f"{side}_finger_link"] for side in ("left", "right"))
-        return matrix(left)[:, 1], -matrix(right)[:, 1]
+        left, right = (self.links[f"{side}_finger_link"].entity for side in ("left", "right"))
+        return rotation(left)[:, 1], -rotation(right)[:, 1]
 
     def _drive_to(self, goal: np.ndarray) -> None:
         for joint, value in zip(self._joints, goal, strict=True):
             joint.set_drive_target(float(value))
 
 
-def matrix(body: sapien.Entity) -> np.ndarray:
-    """Rotation matrix of anything that has a pose, float64 `[3, 3]`."""
-    rotation: np.ndarray = np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
-    return rotation
+def rotation(body: sapien.Entity) -> np.ndarray:
+    """Rotation matrix of a body, float64 `[3, 3]`."""
+    turned: np.ndarray = np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
+    return turned
 
 
 def euler_quaternion(angles: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import sapien
 from sapien import physx
 
 from vla_gym.adapters.plate25 import stand_ins
-from vla_gym.adapters.plate25.arm import Arm, matrix
+from vla_gym.adapters.plate25.arm import Arm
 from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import OBJECTS
 from vla_gym.adapters.plate25.laying import Place, Placed
@@ -180,11 +180,6 @@ class Scene:
         self.arm.links["base_link"].entity.add_component(camera)
         camera.local_pose = CAMERA
         return camera
-
-
-def rotation(body: sapien.Entity) -> np.ndarray:
-    """Rotation matrix of a body, float64 `[3, 3]`."""
-    return matrix(body)
 
 
 def _dynamic(body: sapien.Entity) -> physx.PhysxRigidDynamicComponent:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from vla_gym.adapters.plate25 import layouts, pictures, stand_in_arm
-from vla_gym.adapters.plate25.arm import START_QPOS
+from vla_gym.adapters.plate25.arm import START_QPOS, rotation
 from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, world_box
 from vla_gym.adapters.plate25.laying import lay_out
 from vla_gym.adapters.plate25.overlay import green_screen
 from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
-from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene, rotation
+from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene
 from vla_gym.adapters.plate25.suite import find_run
 from vla_gym.cache import cache_dir
 from vla_gym.simulator import SimStep

@@ -112,7 +112,7 @@ def test_position_change_moves_the_object_after_five_steps(bare: Path) -> None:
 def test_the_hand_goes_where_it_is_sent(bare: Path) -> None:
     sim = simulator()
     sim.reset(START)
-    hand = sim._scene.arm.links["ee_gripper_link"]
+    hand = sim._scene.arm.links["ee_gripper_link"].entity
     before = np.array(hand.pose.p)
     for _ in range(4):
         sim.step(np.array([0.01, 0.02, 0.01, 0.0, 0.0, 0.0, 1.0]))
@@ -150,6 +150,7 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
     from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import (
         WidowX250SBridgeDatasetFlatTable,
     )
+    from mani_skill.envs.utils.system.backend import parse_sim_and_render_backend
 
     from vla_gym.adapters.plate25.arm import START_QPOS, Arm
     from vla_gym.adapters.plate25.scene import TIMESTEP, _process_settings
@@ -167,7 +168,8 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
     ours_scene.timestep = TIMESTEP
     arm = Arm(ours_scene, urdf)
     arm.reset(START_QPOS)
-    theirs_scene = ManiSkillScene([sapien.Scene(systems())], device=torch.device("cpu"))
+    backend = parse_sim_and_render_backend("physx_cpu", "sapien_cpu")
+    theirs_scene = ManiSkillScene([sapien.Scene(systems())], device=torch.device("cpu"), backend=backend)
     theirs_scene.timestep = TIMESTEP
     agent = WidowX250SBridgeDatasetFlatTable(
         theirs_scene, 5, initial_pose=sapien.Pose([0.127, 0.06, 0.85], [0, 0, 0, 1])
