@@ -183,4 +183,4 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
         for _ in range(100):
             ours_scene.step()
             theirs_scene.step()
-        np.testing.assert_allclose(arm.qpos(), agent.robot.get_qpos()[0].numpy(), atol=2e-4)
+        np.testing.assert_allclose(arm.qpos(), agent.robot.get_qpos()[0].numpy(), atol=1e-5)
