@@ -125,7 +125,7 @@ def maniskill_benchmark(
         simulator="vla_gym.adapters.maniskill:ManiSkillSimulator",
         simulator_kwargs={"first_seed": task_seed + SPLITS[split], "task_reward": task_reward},
         extra="maniskill",
-        requires=("mani_skill",),
+        requires=("mani_skill", "sapien"),
         protocol=_protocol_record(name, task, task_reward),
     )
 
