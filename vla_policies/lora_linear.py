@@ -20,7 +20,7 @@ class FusedLoraLinear(LoraLinear):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        base = self.get_base_layer()
+        base: nn.Module = self.get_base_layer()
         names = self.active_adapters
         if (
             args
@@ -41,6 +41,7 @@ class FusedLoraLinear(LoraLinear):
 
 def fuse(module: nn.Module) -> None:
     """Run every adapted linear layer of `module` as one operation; names and weights stay as they are."""
+    layer: Any
     for layer in module.modules():
         if type(layer) is not LoraLinear or any(layer.use_dora.values()):
             continue

@@ -119,6 +119,7 @@ def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]
     """What the model card says of it."""
     run, config = publication.run, publication.run.config()
     adapter = ADAPTER_CONFIG in files
+    base: str | None
     if adapter:
         base = str(_read_json(files[ADAPTER_CONFIG])["base_model_name_or_path"])
     else:
@@ -218,7 +219,13 @@ def is_remote(path: str) -> bool:
 
 
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+    from huggingface_hub import (
+        CommitOperationAdd,
+        CommitOperationCopy,
+        CommitOperationDelete,
+        HfApi,
+        constants,
+    )
 
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.
@@ -232,7 +239,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
         for name in api.list_repo_files(repo)
         if name not in files and (name.startswith("checkpoints/") or name.endswith(".safetensors"))
     ]
-    operations = [
+    operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *(
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
             for name, path in sorted(files.items())

@@ -51,7 +51,7 @@ def budget(*, size: str = "7b", rank: int = 32, micro_batch: int = 8, images: in
     attach(network, settings, LORA_TARGETS)
     adapters = sum(one.numel() for name, one in network.named_parameters() if ".lora_" in name)
     critic = sum(one.numel() for one in ValueHead(network.width, 1).parameters())
-    towers = [network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer]
+    towers: list[Any] = [network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer]
     layers = network.language_model.model.layers
     patches = towers[0].pos_embed.shape[1]
     tokens = images * patches + WORDS + BASE.chunk * 7 + 1
@@ -133,11 +133,11 @@ def _fused_attention() -> Iterator[None]:
     def fused(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _Fused.apply(query, key, value)
 
-    functional.scaled_dot_product_attention = fused  # type: ignore[assignment]
+    functional.scaled_dot_product_attention = fused
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = former  # type: ignore[assignment]
+        functional.scaled_dot_product_attention = former
 
 
 def table(lines: list[Line]) -> str:
