@@ -128,6 +128,23 @@ def test_the_hand_goes_where_it_is_sent(bare: Path) -> None:
     np.testing.assert_allclose(scaled.observe()["state"], sim.observe()["state"], atol=1e-5)
 
 
+def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
+    from vla_gym.adapters.plate25.judge import Judgement
+    from vla_gym.adapters.plate25.laying import Place
+
+    sim = simulator()
+    sim.reset(START)
+    still = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    assert not sim.step(still).success
+    x, y, z = (float(number) for number in sim._plate.pose.p)
+    sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
+    sim.step(still)
+    lying = sim.step(still)
+    assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, False)
+    sim._judgement = Judgement(grasped=True)
+    assert sim.step(still).reward == pytest.approx(1.0)
+
+
 def test_published_files_are_used_where_they_are(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANISKILL_ASSET_DIR", str(sample))
     sim = simulator("ManiSkill-Plate25-Carrot", render_quality="full")
