@@ -25,7 +25,7 @@ def test_the_arm_s_joints_are_the_published_ones(sample: Path) -> None:
     published = joints(ET.parse(sample / "widowx" / "wx250s.urdf").getroot())  # noqa: S314  our own sample
     assert joints(ET.fromstring(arm_urdf())) == published  # noqa: S314
     masses = {
-        link.get("name"): float(link.find("inertial/mass").get("value"))  # type: ignore[union-attr]
+        link.get("name"): float(link.find("inertial/mass").get("value"))  # type: ignore[union-attr, arg-type]
         for link in ET.parse(sample / "widowx" / "wx250s.urdf").getroot().iter("link")  # noqa: S314
     }
     assert {link.name: link.mass for link in ARM}.items() <= masses.items()
