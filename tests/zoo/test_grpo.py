@@ -136,7 +136,8 @@ def test_the_ratio_is_one_before_the_first_step():
     assert "train/critic/value_loss" not in rows[-1]
 
 
-def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
+def standing_still() -> GRPO:
+    """Nothing it does is a success."""
     model = toy()
     act = model.policy.act
 
@@ -147,10 +148,26 @@ def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
         )
 
     model.policy.act = stand_still
+    return model
+
+
+def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
+    model = standing_still()
     before = {name: one.clone() for name, one in model.policy.state_dict().items()}
     with pytest.warns(UserWarning, match=r"AllGroupsDead.*temperature"):
         model.learn(1)
     assert all(torch.equal(one, before[name]) for name, one in model.policy.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:AllGroupsDead")
+def test_the_fifth_update_running_without_a_success_brings_advice():
+    model = standing_still()
+    for _ in range(4):
+        model.learn(1, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match=r"NoSuccessAtAll.*demonstrations"):
+        model.learn(1, reset_num_timesteps=False)
+    assert model._barren_updates == 5
+    assert "_barren_updates" in model.boundary_counters
 
 
 def test_the_line_is_written_with_every_update(capsys):
