@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:
-    """How one arm action is written. An environment and a policy each declare one."""
+    """How one arm action is written, and which way round the picture is that it answers.
+
+    An environment and a policy each declare one.
+    """
 
     rotation: Literal["axis_angle", "euler_xyz", "none"]
     """How dims 3-5 encode a rotation; "none" when the action has no rotation dims."""
@@ -21,6 +24,10 @@ class ActionSpec:
     """Sign convention of the last dim at the environment's door (always in [-1, 1])."""
     frame: Literal["delta", "delta_target", "absolute"]
     """Relative to the measured pose, relative to the previous target, or absolute."""
+    units: Literal["scaled", "physical"] = "scaled"
+    """[-1, 1] stands for the controller's range, or the numbers are metres and radians as they are."""
+    image: Literal["upright", "mirrored"] = "upright"
+    """As one sees the scene, or with left and right exchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,5 +86,7 @@ class Benchmark:
     """Importable module names that must be installed, checked before any worker starts."""
     in_process: bool = False
     """True when a step costs so little that worker processes would only slow it down."""
+    privileged_dim: int = 0
+    """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the protocol with their sources, written to `protocol.json`."""

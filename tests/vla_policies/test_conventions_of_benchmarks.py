@@ -73,3 +73,14 @@ def test_published_openvla_turns_the_gripper_and_refuses_the_rest(golden_root: P
     for unfit in (replace(spec, rotation="euler_xyz"), replace(spec, frame="absolute")):
         with pytest.raises(BadValue, match="not written as the environment reads them"):
             VLAPolicy.from_pretrained(folder, unnorm_key=key, action_spec=unfit, device="cpu")
+
+
+def test_the_statistics_say_how_actions_are_written(golden_root: Path) -> None:
+    folder = golden_root / "openvla_tiny"
+    bridge, libero = spec_of("ManiSkill-Plate25"), spec_of("LIBERO-Spatial")
+    policy = VLAPolicy.from_pretrained(folder, unnorm_key="bridge_orig", action_spec=bridge, device="cpu")
+    assert policy.conventions.action_spec == bridge
+    for field in ("rotation", "units", "image"):
+        both = f"{field}: environment '{getattr(libero, field)}', policy '{getattr(bridge, field)}'"
+        with pytest.raises(BadValue, match=both):
+            VLAPolicy.from_pretrained(folder, unnorm_key="bridge_orig", action_spec=libero, device="cpu")

@@ -137,7 +137,9 @@ def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str =
         id=env_id,
         tasks=tasks,
         action_dim=7,
-        action_spec=ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta"),
+        action_spec=ActionSpec(
+            rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"
+        ),
         state_dim=8,
         cameras=("image", "wrist_image"),
         default_image_size=256,

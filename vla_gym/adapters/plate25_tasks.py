@@ -78,7 +78,12 @@ def plate25_benchmark(
         id=env_id,
         tasks=_tasks(run, trials),
         action_dim=7,
-        action_spec=ActionSpec(rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target"),
+        action_spec=ActionSpec(
+            rotation="euler_xyz",
+            gripper="plus_one_opens",
+            frame="delta_target",
+            units="physical" if action_units == "physical" else "scaled",
+        ),
         state_dim=8,
         cameras=("image",),
         default_image_size=224,

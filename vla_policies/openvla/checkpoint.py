@@ -43,8 +43,16 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."
 _ROTARY = "rotary_emb.inv_freq"
 """Ending of tensors that old checkpoints carry and that follow from the config."""
-LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta")
+LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored")
 """How actions are written for LIBERO, which a checkpoint assumes where no environment says otherwise."""
+DATA_SPECS = {
+    "libero": LIBERO_SPEC,
+    "bridge": ActionSpec(
+        rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target", units="physical"
+    ),
+}
+"""How actions are written in the data whose statistics bear a name that begins so (BridgeData V2: metres and
+roll, pitch, yaw, run by a controller that moves its last target). Other names say nothing."""
 
 
 def resolve(
@@ -79,13 +87,14 @@ def resolve(
     return found, conventions
 
 
-def emitted_spec(settings: Settings, wanted: ActionSpec | None) -> ActionSpec | None:
+def emitted_spec(settings: Settings, unnorm_key: str | None, wanted: ActionSpec | None) -> ActionSpec | None:
     """How actions leave the policy: the gripper as the environment wants it, the rest as in the data."""
     if settings.gripper == "as_is":
         return wanted
-    if wanted is None or wanted.gripper == "none":
-        return LIBERO_SPEC
-    return replace(LIBERO_SPEC, gripper=wanted.gripper)
+    data = next((spec for name, spec in DATA_SPECS.items() if (unnorm_key or "").startswith(name)), wanted)
+    if data is None or wanted is None:
+        return data or LIBERO_SPEC
+    return data if wanted.gripper == "none" else replace(data, gripper=wanted.gripper)
 
 
 def saved_spec(config: Mapping[str, Any]) -> ActionSpec | None:

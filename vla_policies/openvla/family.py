@@ -99,7 +99,8 @@ class OpenVLAFamily(Backbone):
         found, conventions = checkpoint.resolve(folder, config, request, base)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(config)
-        conventions = replace(conventions, action_spec=checkpoint.emitted_spec(found.settings, wanted))
+        spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
+        conventions = replace(conventions, action_spec=spec)
         return Header(cls.family, conventions, checkpoint.saved_sampling(config), found.to_json())
 
     @classmethod

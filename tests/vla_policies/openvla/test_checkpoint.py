@@ -103,7 +103,7 @@ def test_the_family_may_be_said(folder: Path) -> None:
 def test_the_gripper_is_written_as_the_environment_reads_it(folder: Path) -> None:
     token = torch.arange(256)[:, None].expand(256, 7)
     closing = open_policy(folder).backbone
-    spec = ActionSpec(rotation="axis_angle", gripper="plus_one_opens", frame="delta")
+    spec = ActionSpec(rotation="axis_angle", gripper="plus_one_opens", frame="delta", image="mirrored")
     opening = open_policy(folder, action_spec=spec).backbone
     assert closing.conventions.action_spec is not None
     assert closing.conventions.action_spec.gripper == "plus_one_closes"
