@@ -47,6 +47,7 @@ def make_vec(
     image_size: int | None = None,
     wrist_camera: bool = False,
     state: bool = True,
+    privileged: bool = False,
     instructions: Instructions | None = None,
     seed: int = 0,
     num_workers: int | None = None,
@@ -75,6 +76,7 @@ def make_vec(
         image_size: side of the square images, pixels; the benchmark's own by default.
         wrist_camera: add `wrist_image`.
         state: give `state`, where the benchmark has one.
+        privileged: add `privileged`, the whole state as scripted experts read it, where the benchmark gives it.
         instructions: other words for some tasks, `{task name: text}` or a function of the `Task`; recorded in
             `protocol()`.
         seed: of the schedule; `reset(seed=...)` starts it anew.
@@ -105,6 +107,10 @@ def make_vec(
     benchmark = own if instructions is None else retold(own, instructions)
     if not _flag("state", state):
         benchmark = dataclasses.replace(benchmark, state_dim=0)
+    if not _flag("privileged", privileged):
+        benchmark = dataclasses.replace(benchmark, privileged_dim=0)
+    elif not benchmark.privileged_dim:
+        raise BadValue(f"{benchmark.id} gives no privileged observation (Meta-World does)")
     deal = make_schedule(
         schedule,
         benchmark.tasks,
@@ -143,7 +149,10 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     for task in benchmark.tasks:
         text.check_speakable(task.instruction)
     layout = ObservationLayout(
-        cameras=config.cameras, image_size=config.image_size, state_dim=benchmark.state_dim
+        cameras=config.cameras,
+        image_size=config.image_size,
+        state_dim=benchmark.state_dim,
+        privileged_dim=benchmark.privileged_dim,
     )
     setup = SlotSetup(
         env_id=benchmark.id,

@@ -3,6 +3,7 @@
 image        uint8   [H, W, 3]   main camera
 wrist_image  uint8   [H, W, 3]   only when asked for
 state        float32 [S]         only when the benchmark has one
+privileged   float64 [P]         only when asked for: what scripted experts read, never for policies
 instruction  text                always, never empty
 """
 
@@ -26,6 +27,8 @@ class ObservationLayout:
     """Side of every image, pixels."""
     state_dim: int
     """S; 0 leaves the key `state` out."""
+    privileged_dim: int = 0
+    """P; 0 leaves the key `privileged` out."""
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of one slot's observation (everything but the instruction)."""
@@ -33,6 +36,8 @@ class ObservationLayout:
         fields: dict[str, tuple[tuple[int, ...], np.dtype]] = dict.fromkeys(self.cameras, image)
         if self.state_dim:
             fields["state"] = ((self.state_dim,), np.dtype(np.float32))
+        if self.privileged_dim:
+            fields["privileged"] = ((self.privileged_dim,), np.dtype(np.float64))
         return fields
 
     def space(self) -> spaces.Dict:

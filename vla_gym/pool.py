@@ -91,6 +91,8 @@ def run_command(slot: Slot, command: SlotCommand, memory: SlotMemory) -> SlotRep
     observation = slot.observe()
     if not memory.layout.observation.state_dim:  # not asked for, or none there is
         observation = {key: value for key, value in observation.items() if key != "state"}
+    if memory.layout.observation.privileged_dim:
+        observation = {**observation, "privileged": slot.privileged()}
     memory.write(command.slot, observation)
     return report
 

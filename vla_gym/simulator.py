@@ -53,3 +53,6 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """Free the simulator and its GL context."""
+
+    # A benchmark that declares a `privileged_dim` P has also `privileged(self) -> np.ndarray`: float64 `[P]`, what
+    # scripted experts read of the present state.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -129,6 +130,12 @@ class Slot:
     def observe(self) -> Mapping[str, np.ndarray]:
         """Render the present state, once."""
         return self._simulator.observe()
+
+    def privileged(self) -> np.ndarray:
+        """What scripted experts read of the present state, float64 `[P]`."""
+        simulator: Any = self._simulator  # only benchmarks that declare a `privileged_dim` have it
+        state: np.ndarray = simulator.privileged()
+        return state
 
     def close(self) -> None:
         """Free the simulator."""

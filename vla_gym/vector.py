@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_LOSSES = 3
 """Episodes that one slot may lose in a row; workers die by accident, but not three times."""
 Observation = dict[str, Any]
-"""`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `instruction` tuple of N str."""
+"""`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
 
 
 class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
@@ -64,7 +64,10 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.chunk = config.chunk
         self.render_mode = "rgb_array"
         self.layout = ObservationLayout(
-            cameras=config.cameras, image_size=config.image_size, state_dim=benchmark.state_dim
+            cameras=config.cameras,
+            image_size=config.image_size,
+            state_dim=benchmark.state_dim,
+            privileged_dim=benchmark.privileged_dim,
         )
         self.single_observation_space: spaces.Dict = self.layout.space()
         self.single_action_space: spaces.Box = spaces.Box(

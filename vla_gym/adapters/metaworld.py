@@ -160,7 +160,7 @@ class MetaWorldSimulator:
             observation["image"] = self._studio.picture(self._env)
         return observation
 
-    def full_observation(self) -> np.ndarray:
+    def privileged(self) -> np.ndarray:
         """What the scripted experts of `metaworld.policies` read; see `LeanEnv.full_observation`."""
         return self._env.full_observation()
 

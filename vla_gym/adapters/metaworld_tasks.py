@@ -199,6 +199,7 @@ def metaworld_benchmark(
         action_dim=4,
         action_spec=ActionSpec(rotation="none", gripper="plus_one_closes", frame="delta_target"),
         state_dim=4,
+        privileged_dim=39,
         cameras=("image",),
         default_image_size=480,
         control_hz=80.0,

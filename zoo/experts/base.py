@@ -1,0 +1,34 @@
+"""What an expert is, and which benchmark has one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import Benchmark, Task
+
+EXPERTS: dict[str, str] = {
+    "vla_gym.adapters.metaworld:MetaWorldSimulator": "zoo.experts.metaworld:MetaWorldExpert",
+}
+"""Simulator entry point of a benchmark -> "module:Class" of its expert; imported only when one is made."""
+
+
+class Expert(Protocol):
+    """Acts in one slot, one simulator step at a time. The constructor is called as `Class(task)`."""
+
+    def __init__(self, task: Task) -> None: ...
+
+    def action(self, privileged_P: np.ndarray) -> np.ndarray:
+        """Float32 `[A]` in [-1, 1] for the float64 `[P]` that the simulator's `privileged` gave."""
+
+
+def expert_class(benchmark: Benchmark) -> type[Expert]:
+    """The expert of a benchmark; raises `BadValue` where there is none."""
+    if benchmark.simulator not in EXPERTS:
+        raise BadValue(f"{benchmark.id} has no scripted expert; Meta-World has one for each of its tasks")
+    module, _, name = EXPERTS[benchmark.simulator].partition(":")
+    found: type[Expert] = getattr(import_module(module), name)
+    return found
