@@ -92,6 +92,10 @@ class FlowBackbone(Backbone):
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         """Denoised chunks to environment actions, float32 `[B, K, A]` in [-1, 1]."""
 
+    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
+        """The way back of `to_env`, `[B, H, D]`, for imitation; what follows the chunk and pads it is zero."""
+        raise BadValue(f"family '{self.family}' cannot be fine-tuned on environment actions")
+
     # What algorithms call -----------------------------------------------------------------------------
 
     def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:

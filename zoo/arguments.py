@@ -125,6 +125,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="data set whose action statistics a published checkpoint is to use",
     )
+    parser.add_argument(
+        "--split", metavar="NAME", help="start states of another split, e.g. test (default: as trained)"
+    )
     add_gym_packages_argument(parser)
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(

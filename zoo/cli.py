@@ -14,6 +14,8 @@ from vla_gym.errors import VLAZooError, unknown_name
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
+    "collect": ("zoo.collect", "an expert's episodes as a LeRobotDataset"),
+    "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
     "push_to_hub": ("zoo.push_to_hub", "publish a run on the Hugging Face Hub, with a model card"),

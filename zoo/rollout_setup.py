@@ -77,6 +77,8 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     options.update(policy.env_options)
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
     options["on_worker_error"] = args.on_worker_error
+    if args.split is not None:
+        options["split"] = args.split
     if args.instructions is not None:
         options["instructions"] = read_instructions(Path(args.instructions))
     family_options = {

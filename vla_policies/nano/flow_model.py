@@ -163,6 +163,9 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         return x_BHD.clamp(-1.0, 1.0)
 
+    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
+        return action_BKA
+
     def _mask(self, reading: Reading) -> Tensor | None:
         """The expert's keys are the context, then its own tokens."""
         mask_B11L = reading.mask(before=0)

@@ -1,0 +1,131 @@
+"""`zoo.collect`, `zoo.sft`, then `zoo.train`: demonstrations to a policy that RL goes on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from zoo import collect, sft, train
+from zoo.cli import guarded
+from zoo.runs import find_run, policy_folder
+
+ENV = "MetaWorld/drawer-close"
+PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "--env is missing"),
+        (["--env", "MetaWorld/reech", "--expert"], "Did you mean 'MetaWorld/reach'"),
+        (["--env", ENV], "say who acts: --expert"),
+        (["--env", ENV, "--expert", "-o", "x"], "-n is missing"),
+        (["--env", ENV, "--expert", "-n", "2"], "-o is missing"),
+        (["--env", ENV, "--expert", "-n", "2", "-o", "x", "-params", "chunk:4"], "-params chunk"),
+        (["--env", ENV, "--expert", "-n", "2", "-o", "x", "-params", "image_sise:64"], "'image_size'"),
+        (["--env", ENV, "--expert", "-n", "2", "-o", "x", "--noise", "-1"], "must be a standard deviation"),
+        (["--env", "Toy-Reach", "--expert", "-n", "2", "-o", "x"], "has no scripted expert"),
+    ],
+)
+def test_collect_says_what_is_wrong(
+    argv: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert guarded(collect.run, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "--env is missing"),
+        (["--env", ENV], "--dataset is missing"),
+        (["--env", ENV, "--dataset", "none"], "no folder 'none'. Collect demonstrations with"),
+        (["--env", ENV, "--dataset", "none", "--policy", "nono"], "Did you mean 'nano'"),
+        (["--env", ENV, "--dataset", "none", "-params", "gamma:0.9"], "-params gamma"),
+        (["--env", ENV, "--dataset", "none", "--learning-rate", "0"], "must be a number in 0 .. 1"),
+    ],
+)
+def test_sft_says_what_is_wrong(
+    argv: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert guarded(sft.run, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.sim
+def test_three_commands_from_an_expert_to_reinforcement_learning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("metaworld", "pyarrow"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    asked = ["--env", ENV, "--expert", "-o", "demos", "--num-envs", "2", "-params", *PICTURES]
+    assert collect.run([*asked, "-n", "1"]) == 0
+    assert collect.run([*asked, "-n", "3"]) == 0  # goes on, and throws nothing away
+    said = capsys.readouterr().out
+    assert "3 episodes" in said
+    assert "python -m zoo.sft" in said
+    from zoo.lerobot_reader import read_dataset
+
+    shown = read_dataset(tmp_path / "demos")
+    assert [one.start.trial_id for one in shown] == [0, 1, 2]
+    assert len({one.start_state for one in shown}) == 3
+    assert {one.instruction for one in shown} == {"Push and close a drawer"}
+    assert all(one.images["image"].std() > 10 for one in shown)
+    capsys.readouterr()
+    assert guarded(collect.run, [*asked, "-n", "4", "--noise", "0.1"]) == 2
+    assert "was collected with noise=0.0, now it is 0.1" in capsys.readouterr().err
+
+    tiny = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
+    taught = [*PICTURES, "chunk:8", tiny]
+    learning = ["--env", ENV, "--dataset", "demos", "-n", "12", "--batch-size", "16", "--seed", "0"]
+    shared = ["--eval-episodes", "1", "--device", "cpu", "-params", *taught]
+    assert sft.run([*learning, *shared]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12" in said
+    assert "all episodes" in said
+    losses = [
+        json.loads(line)["train/loss"]
+        for line in Path("logs/sft/MetaWorld-drawer-close_1/metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    run = find_run("logs/sft/MetaWorld-drawer-close_1")
+    assert yaml.safe_load((run.path / "config.yml").read_text())["seed"] == 0
+
+    # The same seed and data make the same weights.
+    assert sft.run([*learning, "--eval-episodes", "0", "--device", "cpu", "-params", *taught]) == 0
+    from safetensors.numpy import load_file
+
+    first, second = (
+        load_file(policy_folder(f"logs/sft/MetaWorld-drawer-close_{number}") / "model.safetensors")
+        for number in (1, 2)
+    )
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+
+    going_on = ["--algo", "ppo", "--env", ENV, "--policy", str(policy_folder(str(run.path))), "-n", "32"]
+    settings = [*PICTURES, "num_envs:2", "n_steps:2", "batch_size:4"]
+    assert (
+        train.run([*going_on, "--eval-episodes", "1", "--device", "cpu", "--seed", "0", "-params", *settings])
+        == 0
+    )
+    assert "next:" in capsys.readouterr().out

@@ -1,0 +1,137 @@
+"""Demonstrations to LeRobotDataset v3.0 and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import StartState
+from zoo import lerobot_format as lr
+from zoo.demonstrations import Demonstration
+from zoo.lerobot_reader import read_dataset
+from zoo.lerobot_writer import LeRobotWriter
+
+pytest.importorskip("pyarrow")
+SETTINGS = {"env": "Toy", "noise": 0.0}
+
+
+def shown(length: int, instruction: str = "reach", shade: int = 0, side: int = 16) -> Demonstration:
+    """Grey pictures, one shade darker than the next."""
+    grey_T = np.arange(length, dtype=np.uint8) * 8 + shade
+    steps_T = np.arange(length, dtype=np.float32)
+    return Demonstration(
+        task="a-task",
+        instruction=instruction,
+        start=StartState(task_id=3, trial_id=shade),
+        start_state=f"{shade:02x}",
+        success=True,
+        images={"image": np.tile(grey_T[:, None, None, None], (1, side, side, 3))},
+        state_TS=np.stack([steps_T, -steps_T], axis=1),
+        action_TA=np.tile(steps_T[:, None] / 10, (1, 3)),
+    )
+
+
+@pytest.mark.parametrize("side", [16, 15])
+def test_what_is_written_is_read(tmp_path: Path, side: int) -> None:
+    episodes = [shown(4, "reach", 10, side), shown(6, "push it", 60, side), shown(2, "reach", 120, side)]
+    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
+    writer.add(episodes[:2], tried=2)
+    writer.add(episodes[2:], tried=4)
+    found = read_dataset(tmp_path / "d")
+    assert len(found) == 3
+    for one, other in zip(episodes, found, strict=True):
+        assert (one.instruction, one.start, one.start_state) == (
+            other.instruction,
+            other.start,
+            other.start_state,
+        )
+        np.testing.assert_array_equal(one.action_TA, other.action_TA)
+        np.testing.assert_array_equal(one.state_TS, other.state_TS)
+        assert one.images["image"].shape == other.images["image"].shape
+        # Video is lossy, but by less than the step from one frame to the next.
+        gap = one.images["image"].astype(int) - other.images["image"].astype(int)
+        assert np.abs(gap).max() <= 3
+    assert len(read_dataset(tmp_path / "d", 2)) == 2
+    with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
+        read_dataset(tmp_path / "d", 4)
+
+
+def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    root = tmp_path / "d"
+    writer = LeRobotWriter(root, SETTINGS, fps=80)
+    writer.add([shown(4, "reach"), shown(6, "push it")], tried=2)
+    writer.add([shown(2, "reach")], tried=3)
+    info = json.loads((root / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"], info["fps"]) == (3, 12, 2, 80)
+    assert info["splits"] == {"train": "0:3"}
+    assert info["features"]["action"]["shape"] == [3]
+    assert info["features"]["observation.images.image"]["dtype"] == "video"
+    # lerobot looks sentences up as the index of this table.
+    tasks = pandas.read_parquet(root / "meta/tasks.parquet")
+    assert tasks.loc["push it"].task_index == 1
+    first = info["data_path"].format(chunk_index=0, file_index=0)
+    frames = pandas.read_parquet(root / first)
+    assert frames["episode_index"].tolist() == [0] * 4 + [1] * 6
+    assert frames["frame_index"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+    assert frames["timestamp"].dtype == np.float32
+    assert frames["timestamp"][9] == np.float32(5 / 80)
+    second = pandas.read_parquet(root / info["data_path"].format(chunk_index=0, file_index=1))
+    assert second["index"].tolist() == [10, 11]
+    rows = pandas.read_parquet(root / "meta/episodes/chunk-000/file-000.parquet")
+    key = "videos/observation.images.image"
+    assert rows[f"{key}/from_timestamp"].tolist() == [0.0, 4 / 80]
+    assert rows[f"{key}/to_timestamp"].tolist() == [4 / 80, 10 / 80]
+    assert rows["dataset_to_index"].tolist() == [4, 10]
+    assert [one.tolist() for one in rows["tasks"]] == [["reach"], ["push it"]]
+    stats = json.loads((root / "meta/stats.json").read_text())
+    # State column 0 is 0..3, 0..5, 0..1: sum 22 of 12 frames.
+    assert stats["observation.state"]["mean"][0] == pytest.approx(22 / 12)
+    assert stats["observation.state"]["count"] == [12]
+    assert stats["observation.images.image"]["max"] == [[[pytest.approx(40 / 255)]]] * 3
+
+
+def test_vector_statistics_by_hand() -> None:
+    stats = lr.vector_stats(np.array([[0.0], [1.0], [2.0]], np.float32))
+    assert stats["mean"] == [1.0]
+    assert stats["std"] == [pytest.approx((2 / 3) ** 0.5)]
+    assert stats["q50"] == [1.0]
+    assert stats["q10"] == [pytest.approx(0.2)]
+    assert stats["count"] == [3]
+
+
+def test_image_statistics_add_up() -> None:
+    image = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1).repeat(3, axis=3)
+    whole = lr.image_moments(image)
+    parts = lr.add_moments(lr.image_moments(image[:1]), lr.image_moments(image[1:]))
+    assert {key: value.tolist() for key, value in whole.items()} == {k: v.tolist() for k, v in parts.items()}
+    stats = lr.image_stats(whole, 2)
+    assert stats["mean"] == [[[0.5]]] * 3
+    assert stats["std"] == [[[0.5]]] * 3
+
+
+def test_a_collection_goes_on_under_its_own_settings_only(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=80).add([shown(3)], tried=5)
+    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
+    assert (writer.tried, writer.episodes, writer.frames) == (5, 1, 3)
+    with pytest.raises(BadValue, match=r"noise=0.0, now it is 0.3"):
+        LeRobotWriter(tmp_path / "d", {**SETTINGS, "noise": 0.3}, fps=80)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(BadValue, match="is not empty"):
+        LeRobotWriter(tmp_path / "mine", SETTINGS, fps=80)
+
+
+def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="no folder"):
+        read_dataset(tmp_path / "none")
+    with pytest.raises(BadValue, match=r"info\.json"):
+        read_dataset(tmp_path)
+    lr.write_json(tmp_path / lr.INFO_PATH, {"codebase_version": "v2.1"})
+    with pytest.raises(BadValue, match=r"v2\.1, only v3\.0"):
+        read_dataset(tmp_path)
