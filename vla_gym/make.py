@@ -10,6 +10,7 @@ from typing import Any, get_args
 from gymnasium.vector import AutoresetMode
 
 from vla_gym import text
+from vla_gym.batch_pool import BatchPool
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.env_config import EnvConfig
 from vla_gym.errors import BadValue, unknown_name
@@ -167,9 +168,11 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
             observation=layout,
         ),
     )
-    if config.num_workers == 0:
+    if benchmark.batched or config.num_workers == 0:
         for name, value in simulator_environment(benchmark, os.environ).items():
             os.environ.setdefault(name, value)
+        if benchmark.batched:
+            return BatchPool(setup, num_workers=config.num_workers)
         return LocalPool(setup, on_worker_error=config.on_worker_error)
     environments = [
         worker_environment(benchmark, os.environ, worker=worker, num_workers=config.num_workers)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from vla_gym.cache import library_caches
 from vla_gym.errors import MissingDependency
+from vla_gym.gpu_physics import gpu_physics_environment
 from vla_gym.rendering import rendering_environment
 from vla_gym.specs import Benchmark
 from vla_gym.vulkan import sapien_environment
@@ -35,7 +36,7 @@ def simulator_environment(
 ) -> dict[str, str]:
     """Variables the benchmark's simulator reads when it is imported; none when it draws with NumPy."""
     if "mani_skill" in benchmark.requires:
-        return sapien_environment(environ)
+        return gpu_physics_environment(environ) if benchmark.batched else sapien_environment(environ)
     if "mujoco" not in benchmark.requires:
         return {}
     return {**library_caches(environ), **rendering_environment(environ, worker=worker)}

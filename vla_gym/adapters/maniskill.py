@@ -20,7 +20,7 @@ class ManiSkillSimulator:
     Args:
         tasks: the benchmark's only task, by the name of `maniskill_tasks.TASKS`.
         image_size: side of the picture, pixels.
-        cameras: keys of `maniskill_tasks.CAMERAS`.
+        cameras: keys of `maniskill_tasks.CAMERAS`; none: nothing is drawn.
         first_seed: upstream's seed of trial 0; trial k has `first_seed + k`.
         task_reward: "success" (0 or 1) or "dense" (upstream's normalised one, 0 .. 1).
     """
@@ -41,6 +41,7 @@ class ManiSkillSimulator:
             f"{self._task.name}-v1",
             control_mode=CONTROL_MODE,
             sensors={"width": image_size, "height": image_size},
+            drawn=bool(cameras),
             reward_mode="none",
         )
         # Upstream builds a new scene at every reset of a task whose shapes are random; here only for another trial.

@@ -1,4 +1,4 @@
-"""ManiSkill environments on CPU physics as our adapters use them: made lean, restored exactly, drawn when asked.
+"""ManiSkill environments as our adapters use them: made lean, restored exactly, drawn when asked.
 
 Upstream's environment is kept whole: scenes, controllers, rewards and success are its own. What differs is when
 things happen: no picture and no observation inside a step, and physics that begin afresh with every episode.
@@ -30,13 +30,25 @@ UNUSED_CAMERA = {"width": 8, "height": 8}
 COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 
 
-def make_env(upstream_id: str, *, control_mode: str, sensors: Mapping[str, Any], **options: Any) -> Any:
-    """One environment on CPU physics, drawn on the device that `VLA_ZOO_SAPIEN_DEVICE` names (default: software).
+def make_env(
+    upstream_id: str,
+    *,
+    control_mode: str,
+    sensors: Mapping[str, Any],
+    num_envs: int = 1,
+    sim_backend: str = "physx_cpu",
+    drawn: bool = True,
+    **options: Any,
+) -> Any:
+    """An environment drawn on the device that `VLA_ZOO_SAPIEN_DEVICE` names (default: software).
 
     Args:
         upstream_id: ManiSkill's id, e.g. "PickCube-v1".
         control_mode: one of its robot's.
         sensors: ManiSkill's `sensor_configs`: settings of all cameras, or of one by its name.
+        num_envs: scenes that move together; CPU physics hold exactly one.
+        sim_backend: "physx_cpu" or "physx_cuda".
+        drawn: whether pictures will be asked for; without, no Vulkan driver is touched.
         options: more keyword arguments of the environment's class.
 
     Returns upstream's environment without wrappers. Nothing is hidden from its cameras: goal markers that upstream
@@ -47,11 +59,11 @@ def make_env(upstream_id: str, *, control_mode: str, sensors: Mapping[str, Any],
     shaders = dataclasses.replace(PREBUILT_SHADER_CONFIGS["minimal"], shader_pack=light_shaders())
     made = gym.make(
         upstream_id,
-        num_envs=1,
+        num_envs=num_envs,
         obs_mode="none",
         control_mode=control_mode,
-        sim_backend="physx_cpu",
-        render_backend=RENDER_BACKENDS[os.environ.get(DEVICE_VARIABLE, "cpu")],
+        sim_backend=sim_backend,
+        render_backend=RENDER_BACKENDS[os.environ.get(DEVICE_VARIABLE, "cpu")] if drawn else "none",
         sensor_configs={"shader_config": shaders, **sensors},
         human_render_camera_configs={"shader_config": shaders, **UNUSED_CAMERA},
         viewer_camera_configs={"shader_config": shaders},

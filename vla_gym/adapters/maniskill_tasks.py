@@ -13,6 +13,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 TaskReward = Literal["success", "dense"]
+Physics = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +67,30 @@ TRIALS = 1000
 SPLITS = {"train": 0, "test": TRIALS}
 """Split -> seed of its first start state."""
 CONTROL_MODE = "pd_ee_delta_pose"
+RANDOM_SHAPES = ("PegInsertionSide",)
+"""Tasks whose bodies have other sizes in every trial."""
 NUM_JOINTS = 9
 """Seven of the arm, two of the gripper."""
+SIMULATORS: dict[Physics, str] = {
+    "cpu": "vla_gym.adapters.maniskill:ManiSkillSimulator",
+    "gpu": "vla_gym.adapters.maniskill_batch:ManiSkillBatch",
+}
+PHYSICS: dict[Physics, str] = {
+    "cpu": "PhysX on the CPU, 100 Hz, one scene per episode; control at 20 Hz",
+    "gpu": "PhysX on the GPU, 100 Hz, one batch of all slots; control at 20 Hz; start states drawn on the CPU",
+}
+"""For the protocol: the same actions lead elsewhere on the other physics."""
 CAMERAS = {"image": "base_camera", "wrist_image": "hand_camera"}
 """Observation key -> upstream's camera."""
 
 
 def maniskill_benchmark(
-    env_id: str, *, split: str = "train", task_seed: int = 0, task_reward: TaskReward = "success"
+    env_id: str,
+    *,
+    split: str = "train",
+    task_seed: int = 0,
+    task_reward: TaskReward = "success",
+    physics: Physics = "cpu",
 ) -> Benchmark:
     """Describe one ManiSkill task, e.g. "ManiSkill/PickCube".
 
@@ -82,9 +99,10 @@ def maniskill_benchmark(
         split: "train" or "test", 1000 start states each; no state is in both.
         task_seed: trial k of "train" is upstream's `reset(seed=task_seed + k)`, of "test" that of 1000 more; >= 0.
         task_reward: "success" pays 1 in a solved state, else 0; "dense" upstream's normalised dense reward, 0 .. 1.
+        physics: "cpu", one scene per slot in worker processes, or "gpu", all slots in one batch in this process.
 
     Raises:
-        UnknownName: no such id, split or reward.
+        UnknownName: no such id, split, reward or physics.
         BadValue: `task_seed` is no integer >= 0, or the task has no dense reward.
     """
     if env_id not in NUM_TASKS:
@@ -92,6 +110,7 @@ def maniskill_benchmark(
     for kind, got, known in (
         ("split", split, tuple(SPLITS)),
         ("task reward", task_reward, get_args(TaskReward)),
+        ("physics", physics, get_args(Physics)),
     ):
         if got not in known:
             raise unknown_name(kind, str(got), known)
@@ -122,19 +141,20 @@ def maniskill_benchmark(
         cameras=tuple(CAMERAS) if task.wrist_camera else ("image",),
         default_image_size=128,
         control_hz=20.0,
-        simulator="vla_gym.adapters.maniskill:ManiSkillSimulator",
+        simulator=SIMULATORS[physics],
         simulator_kwargs={"first_seed": task_seed + SPLITS[split], "task_reward": task_reward},
         extra="maniskill",
         requires=("mani_skill", "sapien"),
-        protocol=_protocol_record(name, task, task_reward),
+        batched=physics == "gpu",
+        protocol=_protocol_record(name, task, task_reward, physics),
     )
 
 
-def _protocol_record(name: str, task: TableTask, task_reward: str) -> dict[str, object]:
+def _protocol_record(name: str, task: TableTask, task_reward: str, physics: Physics) -> dict[str, object]:
     return {
         "upstream_id": f"{name}-v1",
         "robot": "panda_wristcam" if task.wrist_camera else "panda",
-        "physics": "PhysX on the CPU, 100 Hz, one scene per episode; control at 20 Hz",
+        "physics": PHYSICS[physics],
         "control_mode": CONTROL_MODE,
         "horizon": task.horizon,
         "horizon_source": "ManiSkill 3.0.1, max_episode_steps of the registered task",

@@ -59,12 +59,21 @@ def test_splits_do_not_overlap() -> None:
     assert not seeds[0] & seeds[1]
 
 
+def test_the_protocol_says_which_physics() -> None:
+    cpu, gpu = (maniskill_benchmark("ManiSkill/PickCube", physics=which) for which in ("cpu", "gpu"))
+    assert (cpu.batched, gpu.batched) == (False, True)
+    assert "on the CPU" in str(cpu.protocol["physics"])
+    assert "on the GPU" in str(gpu.protocol["physics"])
+    assert cpu.simulator_kwargs == gpu.simulator_kwargs  # the same start states
+
+
 @pytest.mark.parametrize(
     ("env_id", "options", "error", "says"),
     [
         ("ManiSkill/PickCub", {}, UnknownName, "Did you mean 'ManiSkill/PickCube'"),
         ("ManiSkill/PickCube", {"split": "tset"}, UnknownName, "no split 'tset'.*Did you mean 'test'"),
         ("ManiSkill/PickCube", {"task_reward": "sparse"}, UnknownName, "Known: dense, success"),
+        ("ManiSkill/PickCube", {"physics": "gup"}, UnknownName, "no physics 'gup'.*Did you mean 'gpu'"),
         ("ManiSkill/PickCube", {"task_seed": -1}, BadValue, "task_seed must be an integer in 0"),
         ("ManiSkill/PlugCharger", {"task_reward": "dense"}, BadValue, "no dense reward"),
     ],
