@@ -13,6 +13,7 @@ from zoo import evaluate
 from zoo import train as train_command
 from zoo.arguments import import_gym_packages
 from zoo.cli import guarded
+from zoo.rollout_setup import plan_rollout
 
 EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
 
@@ -82,3 +83,14 @@ def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         import_gym_packages(["my_tasks"])
     with pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"):
         import_gym_packages(["needs_more"])
+
+
+def test_another_split_is_evaluated_and_a_wrong_one_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--env", "MetaWorld/reach", "--policy", "nano", "--split"]
+    plan = plan_rollout(evaluate.parser().parse([*argv, "test"]), episodes=1)
+    assert plan.env_options["split"] == "test"
+    assert guarded(evaluate.run, [*argv, "tset", "-o", str(tmp_path / "r.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "split 'tset'" in line
