@@ -37,6 +37,7 @@ NOT_ENV_SETTINGS = {
     "num_groups",
     "render_mode",
     "family_options",
+    "privileged",  # for scripted experts: no policy is trained on it
 }
 
 
