@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 Figures = dict[str, float]
 """What a side measured: name with unit -> number; "steps/s" is among them."""
@@ -49,6 +52,20 @@ def seconds_of_slots(module: str, arguments: Sequence[object], slots: int) -> li
         subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
     ]
     return [float(child.communicate()[0].split()[-1]) for child in children]
+
+
+def step_by_step(envs: Any, action_DNKA: np.ndarray, resets: int) -> Figures:
+    """Play every step of every chunk by itself on an `AsyncVectorEnv`, reset before, and close it."""
+    took = [seconds(envs.reset) for _ in range(resets)]
+    decisions, slots, chunk = action_DNKA.shape[:3]
+    start = time.perf_counter()
+    for action_NKA in action_DNKA:
+        for step in range(chunk):
+            envs.step(action_NKA[:, step])
+    rate = decisions * slots * chunk / (time.perf_counter() - start)
+    memory = max(resident(process.pid) for process in envs.processes)
+    envs.close()
+    return {"steps/s": rate, "reset s": statistics.median(took), "worker MB": memory}
 
 
 def in_turn(sides: Sequence[str], rounds: int, measure_side: Callable[[str], Figures]) -> dict[str, Figures]:

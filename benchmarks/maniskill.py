@@ -34,6 +34,7 @@ from benchmarks.harness import (
     seconds,
     seconds_of_slots,
     stay_on_one_core,
+    step_by_step,
 )
 from vla_gym.adapters.maniskill_tasks import CONTROL_MODE, TASKS, maniskill_benchmark
 
@@ -142,16 +143,7 @@ def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
 
     envs = gymnasium.vector.AsyncVectorEnv([build] * slots, context="spawn")
     envs.reset(seed=0)
-    resets = [seconds(envs.reset) for _ in range(5)]
-    chosen = actions(decisions, slots)
-    start = time.perf_counter()
-    for action_NKA in chosen:
-        for step in range(CHUNK):
-            envs.step(action_NKA[:, step])
-    rate = decisions * slots * CHUNK / (time.perf_counter() - start)
-    memory = max(resident(process.pid) for process in envs.processes)
-    envs.close()
-    return {"steps/s": rate, "reset s": statistics.median(resets), "worker MB": memory}
+    return step_by_step(envs, actions(decisions, slots), resets=5)
 
 
 def measure_one_core(task: str, decisions: int, slots: int, size: int) -> Figures:

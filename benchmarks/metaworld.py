@@ -32,6 +32,7 @@ from benchmarks.harness import (
     seconds,
     seconds_of_slots,
     stay_on_one_core,
+    step_by_step,
 )
 from vla_gym.adapters.metaworld_tasks import metaworld_benchmark
 
@@ -148,16 +149,7 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
         [functools.partial(build, slot) for slot in range(slots)], context="spawn"
     )
     envs.reset()
-    same = [seconds(envs.reset) for _ in range(2)]
-    chosen = actions(decisions, slots)
-    start = time.perf_counter()
-    for action_NKA in chosen:
-        for step in range(CHUNK):
-            envs.step(action_NKA[:, step])
-    rate = decisions * slots * CHUNK / (time.perf_counter() - start)
-    memory = max(resident(process.pid) for process in envs.processes)
-    envs.close()
-    return {"steps/s": rate, "reset s": statistics.median(same), "worker MB": memory}
+    return step_by_step(envs, actions(decisions, slots), resets=2)
 
 
 def measure_one_core(decisions: int, slots: int, size: int, quality: str) -> Figures:

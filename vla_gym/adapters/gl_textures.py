@@ -14,7 +14,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.model_store import read_exactly
+from vla_gym.adapters.model_store import read_exactly, texture_pixels
 
 Key = tuple[Path, int, int, int]
 """File of the pixels, type, width, height."""
@@ -48,15 +48,17 @@ class SharedTextures:
         keys = {tex: self._key(model, tex, file) for tex, file in files.items()}
         known = [tex for tex, key in keys.items() if key in self._shared]
         for tex in keys.keys() - set(known):
-            _paint(model, tex, files[tex])
+            pixels = texture_pixels(model, tex)
+            pixels[:] = np.frombuffer(read_exactly(files[tex], pixels.size), dtype=np.uint8)
         width, height = model.tex_width.copy(), model.tex_height.copy()
         model.tex_width[known] = model.tex_height[known] = 1  # a placeholder costs nothing to upload
         resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         model.tex_width[:], model.tex_height[:] = width, height
         for tex, key in keys.items():
-            if tex in known:
-                _delete(int(resources.texture[tex]))
-            shared = self._shared.setdefault(key, _Shared(int(resources.texture[tex])))
+            own = int(resources.texture[tex])
+            shared = self._shared.setdefault(key, _Shared(own))
+            if shared.name != own:
+                _delete(own)
             resources.texture[tex] = shared.name
             shared.users += 1
         return resources, keys
@@ -78,12 +80,6 @@ class SharedTextures:
 
 
 TEXTURES = SharedTextures()
-
-
-def _paint(model: mujoco.MjModel, tex: int, file: Path) -> None:
-    start = int(model.tex_adr[tex])
-    count = int(model.tex_width[tex]) * int(model.tex_height[tex]) * int(model.tex_nchannel[tex])
-    model.tex_data[start : start + count] = np.frombuffer(read_exactly(file, count), dtype=np.uint8)
 
 
 def _delete(name: int) -> None:

@@ -52,7 +52,7 @@ def share_textures(model: mujoco.MjModel) -> None:
     """
     first: dict[tuple[int, int, int, bytes], int] = {}
     for tex in range(model.ntex):
-        pixels = _texture(model, tex)
+        pixels = texture_pixels(model, tex)
         key = (
             int(model.tex_type[tex]),
             int(model.tex_width[tex]),
@@ -205,7 +205,8 @@ def _write_once(path: Path, data: bytes) -> None:
         write_atomic(path, data)
 
 
-def _texture(model: mujoco.MjModel, tex: int) -> np.ndarray:
+def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:
+    """View of a texture's pixels, u8 `[width * height * channels]`."""
     start = int(model.tex_adr[tex])
     count = int(model.tex_width[tex]) * int(model.tex_height[tex]) * int(model.tex_nchannel[tex])
     return model.tex_data[start : start + count]
