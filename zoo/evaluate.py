@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     output = Path(args.output) if args.output else (plan.output_folder or Path()) / "results.json"
 
     from zoo.evaluation import Episode, evaluate
-    from zoo.report import evaluation_record, evaluation_table, protocol_line
+    from zoo.results import evaluation_record, evaluation_table, protocol_line
     from zoo.rollout_setup import open_rollout
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)

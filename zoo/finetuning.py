@@ -25,7 +25,7 @@ from zoo.evaluation import Episode, choose_cells, evaluate, overall_rate
 from zoo.imitation import Frames, ImitationScorer, batches, frames_of
 from zoo.learner import Learner
 from zoo.lerobot_reader import read_dataset
-from zoo.report import evaluation_record, evaluation_table, protocol_line
+from zoo.results import evaluation_record, evaluation_table, protocol_line
 from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.writers import JsonLines, TensorBoard
 

@@ -42,7 +42,7 @@ class CardFacts:
     family: str
     """Policy family."""
     evaluation: Mapping[str, Any] | None
-    """`zoo.report.evaluation_record` of these weights, or the part of one that is known."""
+    """`zoo.results.evaluation_record` of these weights, or the part of one that is known."""
     protocol: Mapping[str, Any]
     """The run's protocol.json."""
     resumable: bool

@@ -22,7 +22,7 @@ from zoo.config import RunConfig
 from zoo.evaluation import Episode, Frame, choose_cells, evaluate
 from zoo.monitor import EvaluationFile, MonitorFile
 from zoo.progress import Progress
-from zoo.report import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
+from zoo.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
 from zoo.runs import ResumePoint, RunFolder
 from zoo.video import VideoRecorder
 from zoo.writers import JsonLines, ScreenTable, TensorBoard

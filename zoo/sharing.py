@@ -22,7 +22,7 @@ from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
 from zoo.evaluation import Rate
 from zoo.model_card import CardFacts, model_card
-from zoo.report import rate_values
+from zoo.results import rate_values
 from zoo.runs import ResumePoint, RunFolder, create_run_folder, find_run, folder_name, policy_folder
 
 CARD, REPLAY = "README.md", "replay.mp4"

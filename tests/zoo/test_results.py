@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from tests.zoo.test_evaluation import episode, task
-from zoo.report import evaluation_record, evaluation_table, protocol_line
+from zoo.results import evaluation_record, evaluation_table, protocol_line
 
 TASKS = [task("a", suite="one"), task("b", suite="two")]
 EPISODES = [episode(0, 0, True), episode(0, 1, False), episode(1, 0, False)]
