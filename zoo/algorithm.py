@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -23,29 +21,22 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.sb3 import SB3VecEnv
 from vla_gym.vector import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.aggregation import CreditLevel, LogprobLevel, masked_mean
+from zoo.aggregation import CreditLevel, LogprobLevel
 from zoo.alarms import Alarms
 from zoo.boundary import Boundary, take_boundary, vla_envs
 from zoo.buffer import ChunkRolloutBuffer
-from zoo.experience import (
-    ChunkExperience,
-    Experience,
-    finished_episodes,
-    is_chunk_policy,
-)
-from zoo.learner import Learner, critic_parameters
-from zoo.losses import kl_k3
-from zoo.metrics import PhaseClock, Tally, episode_metrics
+from zoo.experience import ChunkExperience, Experience, is_chunk_policy
+from zoo.learner import Learner
+from zoo.metrics import PhaseClock, Tally
+from zoo.news import News
 from zoo.objective import Objective
 from zoo.plain_experience import PlainExperience
-from zoo.records import Episode
-from zoo.reference import KL_REFERENCES, KLReference, Reference, check_reference, make_reference
-
-LEVELS = ("token", "action", "chunk")
+from zoo.reference import KLReference, Reference, check_reference, make_reference
+from zoo.update import check_update_settings, run_update
 
 
 class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
@@ -101,18 +92,15 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         micro_batch_size: int | None,
         **sb3: Any,
     ) -> None:
-        if logprob_level not in LEVELS:
-            raise unknown_name("logprob_level", str(logprob_level), LEVELS)
-        if dual_clip is not None and dual_clip <= 1:
-            raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
-        if batch_size < 1 or n_epochs < 1:
-            raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
-        if kl_coef < 0:
-            raise BadValue(f"kl_coef must be 0 (off) or more, got {kl_coef}")
-        if kl_reference not in KL_REFERENCES:
-            raise unknown_name("kl_reference", str(kl_reference), KL_REFERENCES)
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise BadValue(f"micro_batch_size must be at least 1, or None, got {micro_batch_size}")
+        check_update_settings(
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            dual_clip=dual_clip,
+            logprob_level=logprob_level,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
+        )
         self._forget_run()
         super().__init__(
             policy,
@@ -181,9 +169,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             "boundary",
             "_learner",
             "_reference",
-            "_episodes",
-            "_counts",
-            "_num_lost",
+            "news",
         ]
 
     def _forget_run(self) -> None:
@@ -193,9 +179,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.boundary: Boundary | None = None
         self.clock = PhaseClock()
         self.alarms = Alarms()
-        self._episodes: list[Episode] = []
-        self._counts = {"decisions": 0, "sim_steps": 0}
-        self._num_lost = 0
+        self.news = News()
 
     @property
     def learner(self) -> Learner:
@@ -248,64 +232,21 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     ) -> bool:
         """Count a decision of every slot and tell the callbacks; False when one of them wants to stop."""
         self.num_timesteps += int(executed.sum())
-        self._counts["sim_steps"] += int(executed.sum())
-        self._counts["decisions"] += int((executed > 0).sum())
-        self._num_lost += sum(bool(done and info.get("lost", False)) for done, info in zip(dones, infos))
         callback.update_locals({"infos": infos, "dones": dones, "env": self.env, **seen})
         if not callback.on_step():
             return False
         self._update_info_buffer(infos, dones)
-        self._episodes += finished_episodes(infos, dones)
+        self.news.add(executed, infos, dones)
         return True
 
     # Updating ---------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Update the policy with the rollout just gathered: `n_epochs` passes in fresh random order."""
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        objective, tally = self.objective(), Tally()
-        with self.clock.phase("update"):
-            if self.recompute_logprobs:
-                self.experience.rescore(self)
-            if self.kl_coef and not objective.critic_only:
-                self.experience.score_reference(self)
-            with self._moving(objective):
-                for _ in range(self.n_epochs):
-                    finished = self._pass(objective, tally)
-                    self._n_updates += 1
-                    if not finished:
-                        break
+        objective = self.objective()
+        tally = run_update(self, objective)
         self._updates_done += 1
         self.record_update(objective, tally)
-
-    def _moving(self, objective: Objective) -> AbstractContextManager[None]:
-        """Inside, steps move what the objective is about."""
-        return self.learner.only(critic_parameters(self.policy)) if objective.critic_only else nullcontext()
-
-    def _pass(self, objective: Objective, tally: Tally) -> bool:
-        """One pass over the rollout; False when `target_kl` ended it."""
-        tally.begin_epoch()
-        for batch in self.experience.minibatches(self):
-            self.learner.begin()
-            log_ratios = []
-            for part, share in batch.parts(self.micro_batch_size):
-                scored = self.learner.score(part)
-                terms = objective(scored, part)
-                log_ratios.append(tally.add(terms, scored, part))
-                self.learner.backward(terms.loss if share == 1.0 else terms.loss * share)
-            if self.target_kl is not None:
-                kl_BL = kl_k3(torch.cat(log_ratios))
-                kl = kl_BL.mean() if batch.mask_BL is None else masked_mean(kl_BL, batch.mask_BL)
-                if float(kl) > 1.5 * self.target_kl:
-                    self.logger.info(
-                        f"Early stop of update {self._n_updates}: KL {float(kl):.3g} > 1.5 x target_kl"
-                    )
-                    self.learner.begin()
-                    return False
-            norm, stepped = self.learner.apply()
-            tally.add_step(norm, stepped=stepped)
-        return True
 
     @abstractmethod
     def record_update(self, objective: Objective, tally: Tally) -> None:
@@ -355,7 +296,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             if self.experience.logs_after_update:
                 self.train()
             if due:
-                self._record_iteration()
+                self.record(self.news.read(self.clock))
                 self.dump_logs(iteration)
             if not self.experience.logs_after_update:
                 self.train()
@@ -367,14 +308,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""
         self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
-
-    def _record_iteration(self) -> None:
-        self.record(episode_metrics(self._episodes))
-        self.record({"env/episodes_lost": float(self._num_lost)})
-        self.record(self.clock.read(**self._counts))
-        self._episodes = []
-        self._counts = {"decisions": 0, "sim_steps": 0}
-        self._num_lost = 0
 
 
 def _plain_view(env: Any) -> Any:
