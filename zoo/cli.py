@@ -18,6 +18,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
+    "plot": ("zoo.plot", "learning curves of runs, as a picture"),
+    "report": ("zoo.report", "one page about a run that opens without a network"),
     "push_to_hub": ("zoo.push_to_hub", "publish a run on the Hugging Face Hub, with a model card"),
     "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }

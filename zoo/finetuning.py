@@ -26,7 +26,7 @@ from zoo.imitation import Frames, ImitationScorer, batches, frames_of
 from zoo.learner import Learner
 from zoo.lerobot_reader import read_dataset
 from zoo.results import evaluation_record, evaluation_table, protocol_line
-from zoo.runs import RunFolder, create_run_folder, describe_run
+from zoo.runs import EVALUATION_FILE, RunFolder, create_run_folder, describe_run
 from zoo.writers import JsonLines, TensorBoard
 
 _LINES = 20
@@ -184,5 +184,5 @@ def _evaluate(
         deterministic=True,
         summary=line,
     )
-    (run.path / "evaluation.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (run.path / EVALUATION_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return overall_rate(episodes).mean

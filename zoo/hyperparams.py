@@ -48,6 +48,13 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     )
 
 
+def packaged_entry(algo: str, key: str) -> Hyperparams | None:
+    """The packaged entry of exactly that key; None when there is none (any more)."""
+    where = f"hyperparams/{algo}.yml"
+    entries = read_entries(_packaged(algo), where)
+    return _entry(algo, key, entries[key], where) if key in entries else None
+
+
 def candidate_keys(env_id: str, policy: str) -> list[str]:
     """Keys to look for, most exact first: "LIBERO-Spatial/3/nano", "LIBERO-Spatial/nano", "LIBERO/nano", ..."""
     words = env_id.split("/", 1)[0].split("-")

@@ -18,6 +18,7 @@ from zoo.evaluation import (
     suite_weighted_mean,
     task_weighted_mean,
 )
+from zoo.runs import REPORT_FILE
 
 _LABEL_WIDTH = 60
 _MOST_ROWS = 40
@@ -126,6 +127,7 @@ def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, num_s
     lines = [f"run folder  {run_path}"]
     if video is not None:
         lines.append(f"video       {video}")
+    lines.append(f"report      {run_path / REPORT_FILE}")
     lines += [
         "next:",
         f"  python -m zoo.evaluate -i {run_path} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",

@@ -2,6 +2,7 @@
 
 args.yml  config.yml  command.txt  protocol.json      what was asked, resolved, typed, simulated
 monitor.csv  evaluations.npz  metrics.jsonl            what came of it (and TensorBoard events)
+report.html                                            all of it on one page
 checkpoints/step_<n>/  best/  videos/
 """
 
@@ -24,6 +25,8 @@ from vla_gym.errors import BadValue
 from zoo.config import RunConfig, from_plain, to_plain
 
 CONFIG_FILE = "config.yml"
+EVALUATION_FILE = "evaluation.json"
+REPORT_FILE = "report.html"
 _STEP = re.compile(r"step_(\d+)")
 
 

@@ -23,7 +23,8 @@ from zoo.evaluation import Episode, Frame, choose_cells, evaluate
 from zoo.monitor import EvaluationFile, MonitorFile
 from zoo.progress import Progress
 from zoo.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
-from zoo.runs import ResumePoint, RunFolder
+from zoo.run_page import write_run_page
+from zoo.runs import EVALUATION_FILE, ResumePoint, RunFolder
 from zoo.video import VideoRecorder
 from zoo.writers import JsonLines, ScreenTable, TensorBoard
 
@@ -160,13 +161,14 @@ class Session:
                 deterministic=True,
                 summary=line,
             )
-            (self._run.path / "evaluation.json").write_text(
+            (self._run.path / EVALUATION_FILE).write_text(
                 json.dumps(record, indent=2) + "\n", encoding="utf-8"
             )
             name = f"step_{self._model.num_timesteps}.mp4"
             fps = float(self._envs.metadata["render_fps"])
             video = self._evaluator.video.write(self._run.videos / name, fps=fps)
         starts = sum(task.num_trials for task in tasks)
+        write_run_page(self._run)
         lines = closing_lines(self._run.path, video, n_timesteps=self._config.n_timesteps, num_starts=starts)
         self._say(lines)
 

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vla_gym.errors import BadValue
+from zoo.cli import guarded
+from zoo.config import RunConfig, to_plain
+from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.plot import run
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Two runs of PPO and one of GRPO on Toy-Reach, two episodes each."""
+
+    for algo, number in (("ppo", 1), ("ppo", 2), ("grpo", 1)):
+        folder = tmp_path / "logs" / algo / f"Toy-Reach_{number}"
+        folder.mkdir(parents=True)
+        config = RunConfig(algo=algo, env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0)
+        (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
+        (folder / "args.yml").write_text("{}", encoding="utf-8")
+        monitor = MonitorFile(folder, "Toy-Reach")
+        monitor.add(MonitorRow(total_reward=0.0, length=30, success=False, task_id=0, num_timesteps=30))
+        monitor.add(MonitorRow(total_reward=1.0, length=9, success=True, task_id=1, num_timesteps=39))
+        monitor.close()
+        EvaluationFile(folder).add(39, [1.0], [9], [True])
+    return tmp_path / "logs"
+
+
+@pytest.mark.parametrize("axes", [("steps", "success"), ("episodes", "reward"), ("time", "length")])
+def test_curves_of_all_runs_are_drawn(
+    logs: Path, tmp_path: Path, axes: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "curves.svg"
+    assert run(["-f", str(logs), "-x", axes[0], "-y", axes[1], "-o", str(picture)]) == 0
+    assert "3 runs drawn" in capsys.readouterr().out
+    text = picture.read_text(encoding="utf-8")
+    assert "ppo, 2 runs" in text
+    assert "grpo, 1 run" in text
+
+
+def test_runs_are_chosen_by_algorithm_and_environment(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = str(tmp_path / "curves.png")
+    assert run(["-f", str(logs), "-a", "ppo", "-e", "Toy-Reach", "-o", picture]) == 0
+    assert "2 runs drawn" in capsys.readouterr().out
+    assert run([str(logs / "grpo" / "Toy-Reach_1"), "-o", picture]) == 0
+    assert "1 run drawn" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_said_in_one_line(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadValue, match="there: grpo/Toy-Reach_1, ppo/Toy-Reach_1"):
+        run(["-f", str(logs), "-e", "LIBERO-130"])
+    assert guarded(run, ["-f", str(logs), "-o", str(tmp_path / "curves.wav")]) == 2
+    assert "cannot write" in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""`python -m zoo.plot --algo ppo grpo --env MetaWorld/reach`: learning curves of the runs under a log folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_gym.errors import BadValue, MissingDependency
+from zoo.arguments import OneLineParser, count
+from zoo.cli import guarded
+from zoo.runs import RunFolder, find_run, folder_name
+from zoo.settings import ALGORITHMS
+
+if TYPE_CHECKING:
+    from zoo.curves import Episodes
+
+X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
+Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
+_POINTS = 200
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.plot`, as in rl_zoo3's `plot_train`."""
+    p = OneLineParser("zoo.plot", "Learning curves: a line per algorithm, a panel per environment.")
+    p.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)"
+    )
+    p.add_argument(
+        "-a", "--algo", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="algorithms"
+    )
+    p.add_argument("-e", "--env", nargs="+", metavar="ID", help="environment ids (default: all)")
+    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
+    p.add_argument("-x", "--x-axis", choices=list(X_LABELS), default="steps", help="default: steps")
+    p.add_argument("-y", "--y-axis", choices=list(Y_LABELS), default="success", help="default: success")
+    p.add_argument(
+        "-w",
+        "--episode-window",
+        type=count,
+        default=100,
+        metavar="N",
+        help="episodes averaged (default: 100)",
+    )
+    p.add_argument(
+        "-o",
+        "--output",
+        default="learning_curves.png",
+        metavar="FILE",
+        help="png, svg or pdf (default: %(default)s)",
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    runs = _chosen_runs(args)
+    draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=Path(args.output))
+    print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {args.output}")
+    return 0
+
+
+def _chosen_runs(args: Any) -> list[RunFolder]:
+    if args.runs:
+        return [find_run(path) for path in args.runs]
+    folders = [
+        RunFolder(path) for algo in args.algo for path in sorted(Path(args.log_folder, algo).glob("*_*"))
+    ]
+    found = [one for one in folders if (one.path / "config.yml").is_file()]
+    names = None if args.env is None else [folder_name(env) for env in args.env]
+    fitting = [one for one in found if names is None or one.path.name.rpartition("_")[0] in names]
+    if not fitting:
+        there = ", ".join(sorted({f"{one.path.parent.name}/{one.path.name}" for one in found})) or "no runs"
+        raise BadValue(
+            f"no run of {' or '.join(args.algo)} on {' or '.join(args.env or ['any environment'])} under "
+            f"'{args.log_folder}'; there: {there}"
+        )
+    return fitting
+
+
+def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
+    """Write the picture: per environment and algorithm the mean over its runs, the range of the runs, evaluations.
+
+    Raises `MissingDependency` without matplotlib and `BadValue` for a file that cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependency(
+            "zoo.plot needs matplotlib. Install it: pip install 'vla-zoo[plots]'"
+        ) from error
+    groups: dict[str, dict[str, list[RunFolder]]] = {}
+    for one in runs:
+        config = one.config()
+        groups.setdefault(config.env, {}).setdefault(config.algo, []).append(one)
+    figure = Figure(figsize=(6.4, 0.6 + 3.2 * len(groups)), layout="constrained")
+    for axes, (env, by_algo) in zip(
+        figure.subplots(len(groups), squeeze=False)[:, 0], groups.items(), strict=True
+    ):
+        for colour, (algo, members) in enumerate(by_algo.items()):
+            _draw_group(axes, members, f"C{colour}", algo, x_axis=x_axis, y_axis=y_axis, window=window)
+        axes.set(title=env, xlabel=X_LABELS[x_axis], ylabel=Y_LABELS[y_axis])
+        if y_axis == "success":
+            axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    try:
+        figure.savefig(output)
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot write '{output}': {error}") from error
+
+
+def _draw_group(
+    axes: Any, runs: Sequence[RunFolder], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
+) -> None:
+    from zoo.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations
+
+    curves = []
+    for one in runs:
+        episodes = read_episodes(one)
+        curves.append((_x_values(episodes, x_axis), moving_mean(getattr(episodes, y_axis), window)))
+    longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
+    point_P = np.linspace(0, longest, _POINTS)
+    y_RP = np.ma.masked_invalid([at_points(x_E, y_E, point_P) for x_E, y_E in curves])
+    label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
+    axes.plot(point_P, y_RP.mean(axis=0), color=colour, label=label)
+    if len(runs) > 1:
+        axes.fill_between(point_P, y_RP.min(axis=0), y_RP.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    if (x_axis, y_axis) == ("steps", "success"):
+        for point in pooled([read_evaluations(one) for one in runs]):
+            low, high = point.rate.interval
+            bars = [[point.rate.mean - low], [high - point.rate.mean]]
+            axes.errorbar(point.steps, point.rate.mean, yerr=bars, color=colour, fmt="o", capsize=3)
+
+
+def _x_values(episodes: Episodes, x_axis: str) -> np.ndarray:
+    if x_axis == "steps":
+        return episodes.steps
+    return np.arange(1, len(episodes.steps) + 1) if x_axis == "episodes" else episodes.seconds / 3600
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.plot`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""`python -m zoo.report -i logs/ppo/LIBERO-Spatial_1`: a run on one page that opens without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_gym.errors import BadValue
+from zoo.arguments import OneLineParser
+from zoo.cli import guarded
+from zoo.run_page import run_page
+from zoo.runs import REPORT_FILE, find_run
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.report`."""
+    p = OneLineParser("zoo.report", "A run's results, curves, film and settings as one HTML file.")
+    p.add_argument("-i", "--run", required=True, metavar="RUN", help="run folder")
+    p.add_argument(
+        "-o", "--output", metavar="FILE", help=f"HTML file (default: {REPORT_FILE} in the run folder)"
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    found = find_run(args.run)
+    output = Path(args.output) if args.output else found.path / REPORT_FILE
+    page = run_page(found)
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BadValue(f"cannot write '{output}': {error.strerror}") from error
+    print(f"written to {output}")
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.report`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
