@@ -21,6 +21,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.action_codec import ActionCodec
 from vla_policies.conventions import Conventions
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 from vla_policies.weights import load_weights, write_checkpoint
@@ -199,8 +200,10 @@ class Backbone(nn.Module, ABC):
         """Observation tensors `[B, ...]` (uint8 images and instruction bytes) to network inputs."""
 
     @abstractmethod
-    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
-        """Decide."""
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        """Decide; what is random comes from `noise`, a row of it for each observation."""
 
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
@@ -238,10 +241,12 @@ class TokenBackbone(Backbone):
     def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
         return {"token": self.codec.encode(action_BKA)}
 
-    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
         output: BackboneOutput = self(inputs)
         distribution = self._distribution(output, sampling)
-        token_BKA = distribution.draw(deterministic)
+        token_BKA = distribution.draw(deterministic, noise)
         return ActionSample(
             action_BKA=self.codec.decode(token_BKA),
             logprob_BKA=distribution.token_log_prob(token_BKA),

@@ -23,6 +23,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.backbone import Backbone, Request
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.observations import batch_observation
 from vla_policies.optim import GroupScaledAdamW, parameter_groups
 from vla_policies.pretrained import (
@@ -145,9 +146,11 @@ class VLAPolicy(ActorCriticPolicy):
         return self.backbone.conventions
 
     @torch.no_grad()
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False) -> ActionSample:
-        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors)."""
-        return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic)
+    def act(
+        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows."""
+        return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
 
     def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""

@@ -31,6 +31,7 @@ from vla_policies.flow import (
     step_law,
     step_mean,
 )
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.sampling import Sampling
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -98,15 +99,22 @@ class FlowBackbone(Backbone):
 
     # What algorithms call -----------------------------------------------------------------------------
 
-    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
         """Decide; `deterministic` follows the ODE from the noise that `FlowSettings.eval_noise` names."""
         _refuse_token_settings(sampling)
         context = self.read(inputs)
         num_samples, device = len(inputs.pixels_BMCHW), inputs.pixels_BMCHW.device
-        x_BHD = self._first_noise(
-            num_samples, device, fixed=deterministic and self.flow.eval_noise == "fixed"
-        )
-        chosen_B = self._choose_steps(num_samples, device, deterministic=deterministic)
+        shape = (num_samples, self.horizon, self.flow_width)
+        if deterministic and self.flow.eval_noise == "fixed":
+            x_BHD = _fixed_noise(shape[1:]).to(device).expand(shape)
+        else:
+            x_BHD = noise.normal(*shape, device=device)
+        chosen_B = torch.zeros(num_samples, dtype=torch.int64, device=device)
+        if not deterministic and self.flow.scheme != "flow_noise":
+            # Which step is random, each sample its own.
+            chosen_B = (noise.uniform(num_samples, device=device) * self.flow.num_random_steps).long()
         chain, logprobs = [x_BHD], []
         for step, time in enumerate(flow_times(self.flow.num_steps)[:-1].tolist()):
             time_B = torch.full((num_samples,), time, device=device)
@@ -115,7 +123,9 @@ class FlowBackbone(Backbone):
             random_B11 = (chosen_B == step)[:, None, None] | (self.flow.scheme == "flow_noise")
             x_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, 1.0 / self.flow.num_steps)
             if not deterministic:
-                x_BHD = torch.where(random_B11, mean_BHD + std_BHD * torch.randn_like(mean_BHD), x_BHD)
+                x_BHD = torch.where(
+                    random_B11, mean_BHD + std_BHD * noise.normal(*shape, device=device), x_BHD
+                )
             logprob_BKA = self._executed(gaussian_log_prob(x_BHD, mean_BHD, std_BHD))
             logprobs.append(torch.where(random_B11, logprob_BKA, 0.0))
             chain.append(x_BHD)
@@ -194,18 +204,9 @@ class FlowBackbone(Backbone):
     def _executed(self, per_dim_BHD: Tensor) -> Tensor:
         return per_dim_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
 
-    def _first_noise(self, num_samples: int, device: torch.device, *, fixed: bool) -> Tensor:
-        shape = (self.horizon, self.flow_width)
-        if not fixed:
-            return torch.randn(num_samples, *shape, device=device)
-        generator = torch.Generator().manual_seed(FIXED_NOISE_SEED)
-        return torch.randn(shape, generator=generator).to(device).expand(num_samples, *shape)
 
-    def _choose_steps(self, num_samples: int, device: torch.device, *, deterministic: bool) -> Tensor:
-        """Which step is random, int64 `[B]`, each sample its own; zeros where there is nothing to choose."""
-        if deterministic or self.flow.scheme == "flow_noise":
-            return torch.zeros(num_samples, dtype=torch.int64, device=device)
-        return torch.randint(self.flow.num_random_steps, (num_samples,), device=device)
+def _fixed_noise(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(FIXED_NOISE_SEED))
 
 
 def _refuse_token_settings(sampling: Sampling) -> None:

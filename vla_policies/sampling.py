@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.action_codec import ActionCodec
+from vla_policies.noise import TORCH_NOISE, Noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +64,15 @@ class ActionTokenDistribution(Distribution):
 
     # Tokens -------------------------------------------------------------------------------------
 
-    def draw(self, deterministic: bool = False) -> Tensor:
-        """Tokens int64 `[B, K, A]`: the likeliest when deterministic, else sampled from torch's generator."""
+    def draw(self, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> Tensor:
+        """Tokens int64 `[B, K, A]`: the likeliest when deterministic, else drawn by one number of `noise` each."""
         if deterministic:
             return self.log_probs_BKAV.argmax(dim=-1)
-        flat = self.log_probs_BKAV.detach().exp().flatten(0, 2)
-        return torch.multinomial(flat, 1).view(self.log_probs_BKAV.shape[:3])
+        cumulative_BKAV = self.log_probs_BKAV.detach().double().exp().cumsum(dim=-1)
+        uniform_BKA = noise.uniform(*cumulative_BKAV.shape[:3], device=cumulative_BKAV.device)
+        # The first token whose sum passes the number: one of probability zero never does.
+        level_BKA1 = uniform_BKA[..., None] * cumulative_BKAV[..., -1:]
+        return torch.searchsorted(cumulative_BKAV, level_BKA1, right=True)[..., 0]
 
     def token_log_prob(self, token_BKA: Tensor) -> Tensor:
         """Log-probability of each token, float32 `[B, K, A]`."""

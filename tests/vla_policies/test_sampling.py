@@ -5,6 +5,7 @@ import torch
 
 from vla_gym.errors import BadValue
 from vla_policies.action_codec import UniformBins
+from vla_policies.noise import Noise
 from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 
 CODEC = UniformBins(4)
@@ -63,6 +64,28 @@ def test_draws_follow_the_probabilities_and_the_seed() -> None:
     assert share.tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.015)
     torch.manual_seed(0)
     assert torch.equal(dist.draw(), token)
+
+
+class Given(Noise):
+    """Hands out the numbers it was given."""
+
+    def __init__(self, *uniform: float) -> None:
+        self.uniform_B = torch.tensor(uniform, dtype=torch.float64)
+
+    def uniform(self, *shape: int, device: torch.device) -> torch.Tensor:
+        return self.uniform_B.reshape(shape)
+
+    def normal(self, *shape: int, device: torch.device) -> torch.Tensor:
+        raise AssertionError("tokens take uniform numbers")
+
+
+def test_a_number_picks_the_token_whose_interval_holds_it() -> None:
+    # Token 0 has [0, 1/4), token 1 is forbidden, token 2 has [1/4, 3/4), token 3 the rest.
+    allowed = torch.tensor([True, False, True, True])
+    raw = probs(0.25, 9.0, 0.5, 0.25).expand(5, 1, 1, 4)
+    dist = ActionTokenDistribution(token_log_probs(raw, Sampling(), allowed), CODEC)
+    token = dist.draw(noise=Given(0.0, 0.24, 0.26, 0.74, 1.0 - 2.0**-53))
+    assert token.flatten().tolist() == [0, 0, 2, 2, 3]
 
 
 def test_deterministic_is_the_likeliest_token() -> None:

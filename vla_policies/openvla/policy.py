@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.distribution import GeneratedDistribution
 from vla_policies.openvla.family import OpenVLAFamily
@@ -52,12 +54,15 @@ class OpenVLABackbone(OpenVLAFamily):
             raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
 
     @torch.no_grad()
-    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
         prompt = self._prompt(inputs)
         dims = self.conventions.action_dim
         x_BLD, keys = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
         hidden_BD = self._last_hidden(prompt, x_BLD)
-        token_BA = self._generate(prompt, keys, hidden_BD, sampling, deterministic=deterministic)
+        draw = partial(ActionTokenDistribution.draw, deterministic=deterministic, noise=noise)
+        token_BA = self._generate(prompt, keys, hidden_BD, sampling, draw)
         distribution = self._score(prompt, hidden_BD, keys, token_BA, sampling)
         token_BKA = token_BA[:, None]
         return ActionSample(
@@ -106,7 +111,12 @@ class OpenVLABackbone(OpenVLAFamily):
         return self.network.final_norm(x_BLD[rows, prompt.last_B])
 
     def _generate(
-        self, prompt: Prompt, keys: list[Keys], hidden_BD: Tensor, sampling: Sampling, *, deterministic: bool
+        self,
+        prompt: Prompt,
+        keys: list[Keys],
+        hidden_BD: Tensor,
+        sampling: Sampling,
+        draw: Callable[[ActionTokenDistribution], Tensor],
     ) -> Tensor:
         """Tokens `[B, A]`, each drawn given those before it."""
         tokens: list[Tensor] = []
@@ -117,7 +127,7 @@ class OpenVLABackbone(OpenVLAFamily):
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
             drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec)
-            tokens.append(drawn.draw(deterministic)[:, 0, 0])
+            tokens.append(draw(drawn)[:, 0, 0])
         return torch.stack(tokens, dim=1)
 
     def _suffix(self, prompt: Prompt, token_BT: Tensor, after: int) -> Segment:

@@ -13,6 +13,7 @@ from vla_gym.errors import BadValue
 from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_files import fill, one_file, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.openvla.checkpoint import weight_dtype
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
@@ -86,9 +87,11 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             value_BK=step_value_BU if self.step_values else None,
         )
 
-    def act(self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool) -> ActionSample:
+    def act(
+        self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
         if self.regression is None:
-            return super().act(inputs, sampling, deterministic=deterministic)
+            return super().act(inputs, sampling, deterministic=deterministic, noise=noise)
         hidden_BSD = self.slot_hidden(inputs)
         number_BKA = self.regression(hidden_BSD).float()
         return ActionSample(
