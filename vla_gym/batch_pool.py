@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vla_gym.errors import VLAZooError, WorkerFailed
-from vla_gym.pool import SlotCommand, SlotSetup, describe
+from vla_gym.pool import Pool, SlotCommand, SlotSetup, Ticket, describe
 from vla_gym.simulator import SimStep
 from vla_gym.slot import Slot, SlotReport
 from vla_gym.slot_memory import SlotMemory
@@ -87,8 +87,8 @@ class _Row:
         pass
 
 
-class BatchPool:
-    """A `vla_gym.pool.Pool` over one `BatchSimulator` in this process; a failure ends all slots, always."""
+class BatchPool(Pool):
+    """Over one `BatchSimulator` in this process; a failure ends all slots, always."""
 
     def __init__(self, setup: SlotSetup, *, num_workers: int) -> None:
         self._setup = setup
@@ -109,20 +109,14 @@ class BatchPool:
         """Slots in the middle of an episode."""
         self._closed = False
 
-    def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        """See `vla_gym.pool.Pool.run`."""
-        if not commands:
-            return []
-        try:
-            return self._run(commands)
-        except VLAZooError:
-            self.close()
-            raise
-        except Exception as error:
-            self.close()
-            what = "; ".join(describe(self._setup, command) for command in commands[:3])
-            more = f" and {len(commands) - 3} more" if len(commands) > 3 else ""
-            raise WorkerFailed(f"{what}{more}: {type(error).__name__}: {error}") from error
+    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+        """See `vla_gym.pool.Pool.send`."""
+        reports = self._guarded_run(commands) if commands else []
+        return Ticket(commands, {command.slot: one for command, one in zip(commands, reports, strict=True)})
+
+    def receive(self, ticket: Ticket) -> list[SlotReport]:
+        """See `vla_gym.pool.Pool.receive`."""
+        return ticket.answers()
 
     def pids(self) -> list[int]:
         """No process runs a slot."""
@@ -137,6 +131,18 @@ class BatchPool:
         if not self._closed:
             self._closed = True
             self._batch.close()
+
+    def _guarded_run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
+        try:
+            return self._run(commands)
+        except VLAZooError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            what = "; ".join(describe(self._setup, command) for command in commands[:3])
+            more = f" and {len(commands) - 3} more" if len(commands) > 3 else ""
+            raise WorkerFailed(f"{what}{more}: {type(error).__name__}: {error}") from error
 
     def _run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
         parts: dict[int, list[SlotReport]] = {command.slot: [] for command in commands}

@@ -38,6 +38,8 @@ class EnvConfig:
     """First seed of the schedule."""
     num_workers: int
     """Worker processes; 0 runs the slots in this process."""
+    pipeline_stages: int
+    """Equal parts of the slots that can be stepped by themselves."""
     autoreset_mode: AutoresetMode
     """What happened after an episode's end when the environment was made."""
     reward: RewardRule

@@ -52,6 +52,7 @@ def make_vec(
     instructions: Instructions | None = None,
     seed: int = 0,
     num_workers: int | None = None,
+    pipeline_stages: int = 1,
     autoreset_mode: str | AutoresetMode = "next_step",
     reward: RewardKind = "sparse",
     reward_scale: float = 1.0,
@@ -83,6 +84,8 @@ def make_vec(
         seed: of the schedule; `reset(seed=...)` starts it anew.
         num_workers: worker processes (more than slots are not started). Default: one per CPU core, or none (the slots
             run in this process) for a benchmark so cheap that processes would slow it down. 0 means none.
+        pipeline_stages: equal parts of the slots, groups whole, that can be stepped by themselves (`envs.stages`), so
+            that one simulates while another is thought about; every worker gets slots of each.
         autoreset_mode: "next_step", "same_step" or "disabled", or Gymnasium's enum.
         reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.rewards.RewardRule`.
         reward_scale: factor of the benchmark's reward.
@@ -133,6 +136,7 @@ def make_vec(
         cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
         seed=deal.seed,
         num_workers=_num_workers(benchmark, num_envs, num_workers),
+        pipeline_stages=check_stages(pipeline_stages, num_envs=num_envs, group_size=group_size),
         autoreset_mode=_autoreset_mode(autoreset_mode),
         reward=RewardRule(kind=reward, scale=reward_scale),
         on_worker_error=_on_worker_error(on_worker_error),
@@ -184,6 +188,7 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
         step_timeout=config.step_timeout,
         reset_timeout=config.reset_timeout,
         on_worker_error=config.on_worker_error,
+        num_stages=config.pipeline_stages,
     )
 
 
@@ -204,6 +209,23 @@ def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise BadValue(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_stages(stages: int, *, num_envs: int, group_size: int) -> int:
+    """`stages` if the slots can be cut into so many equal parts without cutting a group, else `BadValue`."""
+    _check_count("pipeline_stages", stages)
+    part = stages * group_size
+    if num_envs % part:
+        near = max(part, round(num_envs / part) * part)
+        fitting = [
+            count for count in range(1, num_envs // group_size + 1) if num_envs % (count * group_size) == 0
+        ]
+        raise BadValue(
+            f"num_envs={num_envs} is not a multiple of pipeline_stages x group_size = {stages} x {group_size}: stages "
+            f"are of equal size and keep groups whole. Nearest allowed: num_envs={near}, or pipeline_stages="
+            f"{min(fitting, key=lambda count: abs(count - stages))}"
+        )
+    return stages
 
 
 def _image_size(benchmark: Benchmark, image_size: int | None) -> int:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,7 +57,23 @@ class SlotCommand:
     """Float32 `[K, A]` of a step, or the `[T, A]` log of a replay."""
 
 
-class Pool(Protocol):
+@dataclass(eq=False)
+class Ticket:
+    """Commands that were sent: `Pool.receive` takes it once and gives their reports."""
+
+    commands: Sequence[SlotCommand]
+    """In the order of their reports."""
+    reports: dict[int, SlotReport] = field(default_factory=dict)
+    """Slot -> report, as far as they are known."""
+    jobs: dict[int, list[SlotCommand]] = field(default_factory=dict)
+    """Worker -> the commands that it has not answered yet."""
+
+    def answers(self) -> list[SlotReport]:
+        """Every report, in order, once all are known."""
+        return [self.reports[command.slot] for command in self.commands]
+
+
+class Pool(ABC):
     """Runs commands on slots."""
 
     memory: SlotMemory
@@ -67,13 +84,28 @@ class Pool(Protocol):
 
         Raises `WorkerFailed`, after which the pool is closed.
         """
+        return self.receive(self.send(commands))
 
+    @abstractmethod
+    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+        """Begin what `run` does and come back at once, where others run the slots; else do it here and now.
+
+        Several tickets may be under way if no two name one slot; they are received in the order they were sent.
+        """
+
+    @abstractmethod
+    def receive(self, ticket: Ticket) -> list[SlotReport]:
+        """Wait for the commands of the oldest ticket under way; the observations of its slots are then in `memory`."""
+
+    @abstractmethod
     def pids(self) -> list[int]:
         """Process ids of the workers, none for a local pool."""
 
+    @abstractmethod
     def last_failure(self) -> str:
         """What the latest restart was for; empty when there was none."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free every simulator and end every worker; may be called again."""
 
@@ -97,7 +129,7 @@ def run_command(slot: Slot, command: SlotCommand, memory: SlotMemory) -> SlotRep
     return report
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Every slot in this process, one after the other: right when a step costs microseconds."""
 
     def __init__(self, setup: SlotSetup, *, on_worker_error: OnWorkerError = "raise") -> None:
@@ -107,9 +139,13 @@ class LocalPool:
         self._slots = [setup.build() for _ in range(setup.memory.num_slots)]
         self._last_failure = ""
 
-    def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        """See `Pool.run`."""
-        return [self._run(command) for command in commands]
+    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+        """See `Pool.send`."""
+        return Ticket(commands, {command.slot: self._run(command) for command in commands})
+
+    def receive(self, ticket: Ticket) -> list[SlotReport]:
+        """See `Pool.receive`."""
+        return ticket.answers()
 
     def pids(self) -> list[int]:
         """No process."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 from vla_gym import errors
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.messages import Failure, read_reply, write_commands
-from vla_gym.pool import OnWorkerError, SlotCommand, SlotSetup, describe, warn_of_restart
+from vla_gym.pool import OnWorkerError, Pool, SlotCommand, SlotSetup, Ticket, describe, warn_of_restart
 from vla_gym.slot import SlotReport
 from vla_gym.slot_memory import SlotMemory, shared_block
 from vla_gym.worker_process import WorkerProcess
@@ -22,8 +25,19 @@ MAX_RESTARTS = 3
 LOST = SlotReport(truncated=True, lost=True)
 
 
-class ProcessPool:
-    """Deals N slots to workers in adjacent blocks; one message per worker and `run`.
+def deal_slots(num_slots: int, num_workers: int, num_stages: int = 1) -> list[tuple[int, ...]]:
+    """Slots of each worker: adjacent blocks, or with stages an adjacent block of each stage's slots.
+
+    So whichever stage is stepped, all workers have work.
+    """
+    size = num_slots // num_stages
+    order = sorted(range(num_slots), key=lambda slot: (slot % size, slot))
+    bounds = [number * num_slots // num_workers for number in range(num_workers + 1)]
+    return [tuple(sorted(order[first:last])) for first, last in itertools.pairwise(bounds)]
+
+
+class ProcessPool(Pool):
+    """Deals N slots to workers, see `deal_slots`; one message per worker and `send`, answered in turn.
 
     With `on_worker_error="restart"` a worker that died, hung or raised is started anew: its steps are
     reported as lost, its resets are done again.
@@ -37,8 +51,10 @@ class ProcessPool:
         step_timeout: float,
         reset_timeout: float,
         on_worker_error: OnWorkerError = "raise",
+        num_stages: int = 1,
     ) -> None:
         self._setup = setup
+        self._deal = deal_slots(setup.memory.num_slots, len(environments), num_stages)
         self._environments = environments
         self._step_timeout = step_timeout
         self._reset_timeout = reset_timeout
@@ -46,6 +62,7 @@ class ProcessPool:
         self._closed = False
         self._last_failure = ""
         self._restarts = [0] * len(environments)
+        self._under_way: deque[Ticket] = deque()
         self._bereft: set[int] = set()
         """Slots whose episode went with a worker while nothing was asked of them."""
         self._memory_fd = shared_block(setup.memory.offsets()[1])
@@ -60,13 +77,15 @@ class ProcessPool:
             self.close()
             raise
 
-    def run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        """See `vla_gym.pool.Pool.run`."""
-        try:
-            return self._run(commands)
-        except BaseException:  # also Ctrl-C: answers under way would be taken for later ones
-            self.close()
-            raise
+    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+        """See `vla_gym.pool.Pool.send`."""
+        with self._closed_on_failure():
+            return self._send(commands)
+
+    def receive(self, ticket: Ticket) -> list[SlotReport]:
+        """See `vla_gym.pool.Pool.receive`."""
+        with self._closed_on_failure():
+            return self._receive(ticket)
 
     def pids(self) -> list[int]:
         """Process id of each worker."""
@@ -88,34 +107,47 @@ class ProcessPool:
             worker.end(max(0.0, deadline - time.monotonic()))
         os.close(self._memory_fd)
 
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # also Ctrl-C: answers under way would be taken for later ones
+            self.close()
+            raise
+
     def _start(self, number: int) -> WorkerProcess:
-        total, count = self._setup.memory.num_slots, len(self._environments)
-        slots = range(number * total // count, (number + 1) * total // count)
-        return WorkerProcess(self._setup, slots, self._environments[number], self._memory_fd)
+        return WorkerProcess(self._setup, self._deal[number], self._environments[number], self._memory_fd)
 
     def _await_ready(self, numbers: Sequence[int]) -> None:
         for answer in self._collect(numbers, self._reset_timeout, {}).values():
             if not isinstance(answer, list):
                 raise answer
 
-    def _run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        by_slot: dict[int, SlotReport] = {}
-        jobs: dict[int, list[SlotCommand]] = {}
+    def _send(self, commands: Sequence[SlotCommand]) -> Ticket:
+        ticket = Ticket(commands)
         for command in commands:
             if command.kind == "step" and command.slot in self._bereft:
-                by_slot[command.slot] = LOST
+                ticket.reports[command.slot] = LOST
             else:
-                jobs.setdefault(self._worker_of[command.slot], []).append(command)
+                ticket.jobs.setdefault(self._worker_of[command.slot], []).append(command)
             self._bereft.discard(command.slot)
-        for number, job in jobs.items():
+        for number, job in ticket.jobs.items():
             self._workers[number].send(write_commands(job, self.memory))
-        only_steps = all(command.kind == "step" for command in commands)
-        answers = self._collect(list(jobs), self._step_timeout if only_steps else self._reset_timeout, jobs)
-        for number, job in jobs.items():
+        self._under_way.append(ticket)
+        return ticket
+
+    def _receive(self, ticket: Ticket) -> list[SlotReport]:
+        assert self._under_way[0] is ticket, "workers answer in the order they were asked"
+        self._under_way.popleft()
+        only_steps = all(command.kind == "step" for command in ticket.commands)
+        answers = self._collect(
+            list(ticket.jobs), self._step_timeout if only_steps else self._reset_timeout, ticket.jobs
+        )
+        for number, job in ticket.jobs.items():
             answer = answers[number]
             reports = answer if isinstance(answer, list) else self._recover(number, job, answer)
-            by_slot.update(zip((command.slot for command in job), reports, strict=True))
-        return [by_slot[command.slot] for command in commands]
+            ticket.reports.update(zip((command.slot for command in job), reports, strict=True))
+        return ticket.answers()
 
     def _collect(
         self, numbers: Sequence[int], timeout: float, jobs: Mapping[int, list[SlotCommand]]
@@ -167,19 +199,37 @@ class ProcessPool:
         self._last_failure = str(why)
         warn_of_restart(str(why))
         old = self._workers[number]
-        old.waiting = True
+        old.kill()
         old.hang_up()
         old.end(0.0)
         self._workers[number] = self._start(number)
-        self._bereft.update(set(old.slots) - {command.slot for command in job})
         restarts = self._restarts[number]
         self._await_ready([number])
         self._restarts[number] = restarts  # being ready is not yet an answer
-        again = [command for command in job if command.kind != "step"]
         reports = {command.slot: LOST for command in job}
+        again = [command for command in job if command.kind != "step"]
         if again:
             self._workers[number].send(write_commands(again, self.memory))
+        asked = reports.keys() | self._ask_again(number)
+        self._bereft.update(set(old.slots) - asked)
+        if again:
             answer = self._collect([number], self._reset_timeout, {number: again})[number]
             redone = answer if isinstance(answer, list) else self._recover(number, again, answer)
             reports.update(zip((command.slot for command in again), redone, strict=True))
         return [reports[command.slot] for command in job]
+
+    def _ask_again(self, number: int) -> set[int]:
+        """What a worker that was started anew owes to later tickets: steps are lost, the rest is asked again.
+
+        Returns the slots of those tickets.
+        """
+        slots: set[int] = set()
+        for ticket in self._under_way:
+            job = ticket.jobs.pop(number, [])
+            slots.update(command.slot for command in ticket.commands)
+            ticket.reports.update((command.slot, LOST) for command in job if command.kind == "step")
+            again = [command for command in job if command.kind != "step"]
+            if again:
+                ticket.jobs[number] = again
+                self._workers[number].send(write_commands(again, self.memory))
+        return slots

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -14,21 +15,18 @@ from gymnasium.vector.utils import batch_space
 
 from vla_gym import vector_state
 from vla_gym.env_config import EnvConfig
-from vla_gym.errors import WorkerFailed
 from vla_gym.observation import ObservationLayout
-from vla_gym.pool import Pool, SlotCommand, describe_cell
-from vla_gym.slot import SlotReport
-from vla_gym.slot_table import SlotTable
-from vla_gym.specs import Benchmark, StartState
+from vla_gym.pool import Pool, SlotCommand
+from vla_gym.slot_runner import SlotRunner
+from vla_gym.specs import Benchmark
+from vla_gym.stage import Stage
 from vla_gym.start_states import Schedule, check_seed
-from vla_gym.vector_info import Decision, episode_info, masked
+from vla_gym.vector_info import Decision
 from vla_gym.vector_inputs import read_actions, read_reset_options
 
 if TYPE_CHECKING:
     from vla_gym.sb3 import SB3VecEnv
 
-MAX_LOSSES = 3
-"""Episodes that one slot may lose in a row; workers die by accident, but not three times."""
 Observation = dict[str, Any]
 """`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
 
@@ -80,8 +78,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             "render_fps": benchmark.control_hz / config.chunk,
             "autoreset_mode": config.autoreset_mode,
         }
-        self._schedule = schedule
-        self._table = SlotTable(self.num_envs, benchmark.tasks)
+        self._runner = SlotRunner(benchmark, self.num_envs, self.chunk, schedule, pool)
+        self._table = self._runner.table
         self._was_reset = False
         self._pool = pool
         self._finalizer = weakref.finalize(self, pool.close)
@@ -104,17 +102,17 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         mask_N, cells = read_reset_options(options, self.num_envs, self.benchmark.tasks)
         if mask_N is None:
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
-            if self._schedule.kind == "grid":
+            if self._runner.schedule.kind == "grid":
                 self._table.begin_schedule(mask_N)
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
-            self._schedule = self._schedule.reseeded(seed)
+            self._runner.schedule = self._runner.schedule.reseeded(seed)
             self._table.begin_schedule(mask_N)
         slots = np.flatnonzero(mask_N).tolist()
-        self._run(self._begin_commands(slots, cells))
+        self._run(self._runner.begin_commands(slots, cells))
         self._was_reset = True
-        return self._observe(), self._infos(self._no_decision())
+        return self._runner.observe(), self._runner.infos(self._runner.no_decision())
 
     def step(
         self, actions: np.ndarray
@@ -125,18 +123,17 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise gym.error.ResetNeeded("call reset() before step()")
         table = self._table
         running_N = table.running
-        action_NKA = read_actions(actions, running_N, self.single_action_space, self._where)
+        action_NKA = read_actions(actions, running_N, self.single_action_space, self._runner.where)
         commands: list[SlotCommand] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            commands += self._begin_commands(np.flatnonzero(table.finished).tolist())
-        commands += [
-            SlotCommand(slot=slot, start=table.start(slot), kind="step", action_TA=action_NKA[slot])
-            for slot in np.flatnonzero(running_N).tolist()
-        ]
+            commands += self._runner.begin_commands(np.flatnonzero(table.finished).tolist())
+        commands += self._runner.step_commands(
+            np.flatnonzero(running_N).tolist(), list(action_NKA[running_N])
+        )
         decision = self._run(commands)
         terminated_N, truncated_N = table.terminated.copy(), table.truncated.copy()
         ended_N = running_N & table.finished
-        obs, infos = self._observe(), self._infos(decision)
+        obs, infos = self._runner.observe(), self._runner.infos(decision)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
             obs, infos = self._begin_same_step(ended_N, obs, infos, decision)
         return obs, decision.reward_N, terminated_N, truncated_N, infos
@@ -169,6 +166,15 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return self._table.idle.copy()
 
     @property
+    def stages(self) -> list[Stage]:
+        """The slots in `pipeline_stages` equal parts that step by themselves; for mode DISABLED, after a reset."""
+        size = self.num_envs // self.config.pipeline_stages
+        return [
+            Stage(self._runner, slots, self.single_action_space, self._closed_on_failure)
+            for slots in (range(first, first + size) for first in range(0, self.num_envs, size))
+        ]
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers; empty when the slots run in this process."""
         return self._pool.pids()
@@ -188,7 +194,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     def state_dict(self) -> dict[str, Any]:
         """Schedule position and the action log of every slot, as JSON values; costs no simulator time."""
-        return vector_state.snapshot(self._table, self._schedule, self.benchmark)
+        return vector_state.snapshot(self._table, self._runner.schedule, self.benchmark)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
         """Put every slot back where `state_dict` found it, by replay; returns what `reset` returns.
@@ -196,71 +202,30 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Raises `BadValue` when the state is of another environment or a replay does not reach it.
         """
         self._require_open()
-        commands = vector_state.restore(state, self._table, self._schedule, self.benchmark)
-        self._schedule = self._schedule.reseeded(int(state["seed"]))
-        reports = self._ask(commands)
+        commands = vector_state.restore(state, self._table, self._runner.schedule, self.benchmark)
+        self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
+        with self._closed_on_failure():
+            reports = self._pool.run(commands)
         vector_state.settle(state, self._table, commands, reports)
         self._was_reset = True
-        return self._observe(), self._infos(self._no_decision())
+        return self._runner.observe(), self._runner.infos(self._runner.no_decision())
 
     # -- Inside ------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self.closed:
             raise gym.error.ClosedEnvironmentError(f"{self} is closed")
-
-    def _begin_commands(
-        self, slots: Sequence[int], cells: Mapping[int, StartState] | None = None
-    ) -> list[SlotCommand]:
-        """Reset commands of the slots that get an episode; the others are retired at once."""
-        commands = []
-        for slot in slots:
-            start = cells[slot] if cells else self._draw(slot)
-            if start is None:
-                self._table.retire(slot)
-            else:
-                commands.append(SlotCommand(slot=slot, start=start, kind="reset"))
-        return commands
-
-    def _draw(self, slot: int) -> StartState | None:
-        if self._schedule.kind == "grid" and self._table.lost[slot]:
-            return self._table.start(slot)  # no cell of a grid goes missing
-        start = self._schedule.cell(slot, int(self._table.episodes[slot]))
-        if start is not None:
-            self._table.episodes[slot] += 1
-        return start
+        if self._runner.num_under_way:
+            raise gym.error.AlreadyPendingCallError("receive() what the stages were sent first", "send_step")
 
     def _run(self, commands: Sequence[SlotCommand]) -> Decision:
-        """Run commands and enter their reports in the table."""
-        reports = self._ask(commands)
-        decision = self._no_decision()
-        for command, report in zip(commands, reports, strict=True):
-            if command.kind == "reset":
-                self._table.begin(command.slot, command.start, report.fingerprint)
-            else:
-                assert command.action_TA is not None
-                executed = len(report.step_rewards)
-                self._table.record(command.slot, report, command.action_TA[:executed].copy())
-                decision.enter(command.slot, report)
-        self._check_losses()
-        return decision
+        with self._closed_on_failure():
+            return self._runner.run(commands)
 
-    def _check_losses(self) -> None:
-        """A slot that loses episode after episode has no accidents: close and raise."""
-        slot = int(self._table.losses.argmax())
-        if self._table.losses[slot] >= MAX_LOSSES:
-            where, failure = self._where(slot), self._pool.last_failure()
-            self.close()
-            raise WorkerFailed(
-                f"{MAX_LOSSES} episodes in a row were lost [{where}]. The last failure: {failure}"
-            )
-
-    def _where(self, slot: int) -> str:
-        return describe_cell(self.benchmark.id, self.benchmark.tasks, slot, self._table.start(slot))
-
-    def _ask(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
         try:
-            return self._pool.run(commands)
+            yield
         except BaseException:  # also Ctrl-C: the slots are then somewhere in the middle
             self.close()
             raise
@@ -274,36 +239,12 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             final_obs[slot] = {
                 key: value[slot] if key == "instruction" else value[slot].copy() for key, value in obs.items()
             }
-        final_info = self._infos(decision, mask_N=ended_N)
-        self._run(self._begin_commands(np.flatnonzero(ended_N).tolist()))
-        infos = self._infos(decision.cleared(ended_N)) | {
+        final_info = self._runner.infos(decision, mask_n=ended_N)
+        self._run(self._runner.begin_commands(np.flatnonzero(ended_N).tolist()))
+        infos = self._runner.infos(decision.cleared(ended_N)) | {
             "final_obs": final_obs,
             "_final_obs": ended_N,
             "final_info": final_info,
             "_final_info": ended_N.copy(),
         }
-        return self._observe(), infos
-
-    def _no_decision(self) -> Decision:
-        return Decision(self.num_envs, self.chunk)
-
-    def _observe(self) -> Observation:
-        arrays = {key: value.copy() for key, value in self._pool.memory.observation.items()}
-        return {**arrays, "instruction": self._table.instructions()}
-
-    def _infos(self, decision: Decision, mask_N: np.ndarray | None = None) -> dict[str, Any]:
-        """Batched info of the slots in `mask_N` (all by default)."""
-        table = self._table
-        if mask_N is None:
-            mask_N = np.ones(self.num_envs, dtype=np.bool_)
-        fields = {
-            "success": table.success,
-            "task_id": table.task_id,
-            "trial_id": table.trial_id,
-            "executed": decision.executed_N,
-            "start_state": table.start_state,
-            "step_rewards": decision.step_reward_NK,
-            "idle": table.idle,
-            "lost": table.lost,
-        }
-        return masked(fields, mask_N) | episode_info(decision.episodes)
+        return self._runner.observe(), infos

@@ -27,8 +27,8 @@ class WorkerProcess:
         self, setup: SlotSetup, slots: Sequence[int], environ: Mapping[str, str], memory_fd: int
     ) -> None:
         self.slots = tuple(slots)
-        self.waiting = True
-        """A message was sent and its answer has not come."""
+        self.owed = 1
+        """Answers that have not come."""
         ours, theirs = socket.socketpair()
         # Simulators talk a lot while they are imported: kept in a nameless file, shown when they fail.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
@@ -52,14 +52,14 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: bytes) -> None:
-        """Ask for something; a worker already dead is noticed when its answer is received."""
-        self.waiting = True
+        """Ask for something, also before earlier answers came; a dead worker is noticed by its missing answer."""
+        self.owed += 1
         self._send(message)
 
     def receive(self) -> bytes:
         """The answer. Raises `EOFError` or `ConnectionError` when the worker is gone."""
         message = self.connection.recv_bytes()
-        self.waiting = False
+        self.owed -= 1
         return message
 
     def fate(self) -> str:
@@ -83,8 +83,12 @@ class WorkerProcess:
     def hang_up(self) -> None:
         """Ask the worker to end: at once when it is in the middle of something, else in good order."""
         self.connection.close()
-        if self.waiting:
-            self._process.kill()
+        if self.owed:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
 
     def end(self, grace: float) -> None:
         """Wait up to `grace` seconds after `hang_up`, then kill; the process is gone when this returns."""
