@@ -6,7 +6,7 @@ The only module of this package that imports Stable-Baselines3 (and with it torc
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -54,17 +54,31 @@ class SB3VecEnv(VecEnv):
         raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
         done_N = terminated_N | truncated_N
         obs = encode_instructions(raw)
-        infos = [of_slot(batched, slot) for slot in range(self.num_envs)]
-        for slot, info in enumerate(infos):
-            info["TimeLimit.truncated"] = bool(truncated_N[slot] and not terminated_N[slot])
-            if done_N[slot]:
-                self._finish(info, {key: value[slot].copy() for key, value in obs.items()})
+        infos = self.slot_infos(batched, obs, terminated_N, truncated_N, range(self.num_envs))
         if done_N.any():
             raw, batched = self.envs.reset(options={"reset_mask": done_N})
             obs = encode_instructions(raw)
             for slot in np.flatnonzero(done_N).tolist():
                 self.reset_infos[slot] = of_slot(batched, slot)
         return obs, reward_N.astype(np.float32), done_N, infos
+
+    def slot_infos(
+        self,
+        batched: Mapping[str, Any],
+        obs: Mapping[str, np.ndarray],
+        terminated_n: np.ndarray,
+        truncated_n: np.ndarray,
+        rows: Iterable[int],
+    ) -> list[dict[str, Any]]:
+        """The infos that the class describes, of the given rows of a step's results."""
+        infos = []
+        for row in rows:
+            info = of_slot(batched, row)
+            info["TimeLimit.truncated"] = bool(truncated_n[row] and not terminated_n[row])
+            if terminated_n[row] or truncated_n[row]:
+                self._finish(info, {key: value[row].copy() for key, value in obs.items()})
+            infos.append(info)
+        return infos
 
     def close(self) -> None:
         """Close the environment beneath."""
