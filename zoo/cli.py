@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect": ("zoo.collect", "an expert's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
+    "compare": ("zoo.compare", "two policies on the same start states: a paired test"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
     "plot": ("zoo.plot", "learning curves of runs, as a picture"),
     "report": ("zoo.report", "one page about a run that opens without a network"),

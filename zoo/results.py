@@ -18,6 +18,7 @@ from zoo.evaluation import (
     suite_weighted_mean,
     task_weighted_mean,
 )
+from zoo.paired import Comparison
 from zoo.runs import REPORT_FILE
 
 _LABEL_WIDTH = 60
@@ -69,6 +70,19 @@ def evaluation_record(
         "episodes": [dataclasses.asdict(episode) for episode in episodes],
         "protocol": dict(protocol),
     }
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
+    separated = "do not overlap" if comparison.separated else "overlap"
+    return "\n".join(
+        [
+            "success    95 % interval      k/n",
+            *(_row(rate, rate.label) for rate in (comparison.before, comparison.after)),
+            f"{comparison.gained} start states gained, {comparison.lost} lost: p = {comparison.p_value:.2g} "
+            f"(McNemar, exact, two-sided); the intervals {separated}",
+        ]
+    )
 
 
 def protocol_line(

@@ -1,0 +1,53 @@
+"""`zoo.compare` on files as `zoo.evaluate` writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.compare import run
+
+
+def write(path: Path, solved: str, *, deterministic: bool = True) -> str:
+    episodes = [
+        {"task_id": 0, "start_state": f"{path.stem[-1]}{k}", "success_once": letter == "x"}
+        for k, letter in enumerate(solved)
+    ]
+    facts = {"env": "Toy-Reach/0", "summary": "Toy-Reach/0, as it was", "deterministic": deterministic}
+    path.write_text(json.dumps({**facts, "episodes": episodes}))
+    return str(path)
+
+
+def test_two_splits_of_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = [write(tmp_path / "sft_1.json", "x---"), write(tmp_path / "sft_2.json", "-x")]
+    after = [write(tmp_path / "ppo_1.json", "xxxx"), write(tmp_path / "ppo_2.json", "-x")]
+    assert run(["--before", *before, "--after", *after]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[0] == "33.3%"
+    assert lines[1].endswith("2/6    before")
+    assert lines[2].endswith("5/6    after")
+    assert lines[3].startswith("3 start states gained, 0 lost: p = 0.25 ")
+    assert lines[3].endswith("the intervals overlap")
+    assert lines[4:] == ["protocol: Toy-Reach/0, as it was"]
+
+
+def test_likeliest_and_sampled_actions_are_not_compared(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a_1.json", "x"), write(tmp_path / "b_1.json", "x", deterministic=False)]
+    with pytest.raises(BadValue, match="--stochastic"):
+        run(["--before", files[0], "--after", files[1]])
+
+
+def test_both_sides_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="give both"):
+        run(["--before", write(tmp_path / "a_1.json", "x")])
+
+
+@pytest.mark.parametrize("content", ["[]", '{"env": "Toy-Reach"}', "no JSON"])
+def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(BadValue, match=r"other\.json"):
+        run(["--before", str(file), "--after", str(file)])
