@@ -1,4 +1,4 @@
-"""Warnings for runs that train on garbage: named, rate-limited, each with the knob to turn."""
+"""Warnings for runs that train on garbage: named, rate-limited, each with the knob to turn; and one refusal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 
 from gymnasium import spaces
 
+from vla_gym.errors import VLAZooError
+from zoo.evaluation import wilson_interval
+
 
 class TrainingWarning(UserWarning):
     """A run goes on, but what it learns from looks wrong."""
+
+
+class NothingToLearn(VLAZooError, RuntimeError):
+    """A run that would go on for hours without a single gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,20 @@ ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
 BARREN_UPDATES_HIGH = 5
+BARREN_ADVICE = (
+    "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
+    "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
+)
+"""What to do about a policy that never succeeds."""
+
+
+def nothing_to_learn(episodes: int) -> str:
+    """Why a run that compares groups is refused after so many episodes, none of them solved."""
+    _, high = wilson_interval(0, episodes)
+    return (
+        f"not one success in {episodes} episodes (the true rate is below {high:.1%}, 95 % interval), and groups that "
+        f"all failed teach nothing. {BARREN_ADVICE}. To go on all the same: -params max_barren_episodes:0"
+    )
 
 
 def entropy_to_judge(policy: Any, entropy: float) -> float:
@@ -70,8 +91,7 @@ def faults(health: UpdateHealth) -> dict[str, str]:
     if health.barren_updates >= BARREN_UPDATES_HIGH:
         found["NoSuccessAtAll"] = (
             f"not one success in {health.barren_updates} updates running: group comparison cannot start from 0 %. "
-            "Start from a policy trained on demonstrations, begin with an easier task or suite, or pay for progress "
-            "(a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
+            f"{BARREN_ADVICE}"
         )
     if health.advantage_spread == 0.0:
         found["ZeroAdvantage"] = (

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from vla_policies.registry import FAMILIES, family_class
-from zoo.alarms import Alarms, TrainingWarning, UpdateHealth, entropy_to_judge, faults
+from zoo.alarms import Alarms, TrainingWarning, UpdateHealth, entropy_to_judge, faults, nothing_to_learn
 
 HEALTHY = {
     "groups": 8,
@@ -91,3 +91,8 @@ def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
     assert list(faults(UpdateHealth(**dead, barren_updates=4))) == ["AllGroupsDead"]
     found = faults(UpdateHealth(**dead, barren_updates=5))
     assert "demonstrations" in found["NoSuccessAtAll"]
+
+
+def test_the_refusal_says_how_sure_it_is() -> None:
+    # Wilson, 0 of 256: z^2 / (n + z^2) = 3.8415 / 259.8415 = 1.5 %.
+    assert "not one success in 256 episodes (the true rate is below 1.5%" in nothing_to_learn(256)
