@@ -86,8 +86,8 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     ]
 
 
-def read_metrics(run: RunFolder) -> list[Mapping[str, float]]:
-    """The lines of `metrics.jsonl`, one per update; empty when there are none."""
+def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
+    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none."""
     path = run.path / METRICS_FILE
     if not path.is_file():
         return []

@@ -134,7 +134,7 @@ def _charts(run: RunFolder) -> str:
     metrics = read_metrics(run)
     charts = []
     for title, key, y_range in CHARTS:
-        seen = [(line["step"], line[key]) for line in metrics if key in line]
+        seen = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
         if seen:
             line = Line(label=title, x=[x for x, _ in seen], y=[y for _, y in seen])
             charts.append(f"<div>{line_chart(title, [line], y_range=y_range)}</div>")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from vla_gym.errors import BadValue
 from zoo.cli import guarded
 from zoo.curves import Episodes
 from zoo.report import run
-from zoo.run_page import success_per_task
+from zoo.run_page import run_page, success_per_task
+from zoo.runs import RunFolder
 from zoo.train import run as train
 
 
@@ -53,6 +55,14 @@ def test_the_command_writes_the_page_anew(finished: Path, tmp_path: Path) -> Non
     page = tmp_path / "page.html"
     assert run(["-i", str(finished), "-o", str(page)]) == 0
     assert page.read_text(encoding="utf-8") == (finished / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_number_that_was_nan_leaves_a_gap_not_an_error(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    line = '{"step": 99, "train/actor/entropy": null}'
+    (copy / "metrics.jsonl").write_text(line + "\n", encoding="utf-8")
+    page = run_page(RunFolder(copy))
+    assert "entropy (nats)" not in page
 
 
 def test_bad_paths_are_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
