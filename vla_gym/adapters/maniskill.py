@@ -9,7 +9,7 @@ import torch
 
 from vla_gym.adapters.maniskill_control import EndEffectorControl
 from vla_gym.adapters.maniskill_scene import fingerprint, joint_positions, make_env, picture, reset_to_seed
-from vla_gym.adapters.maniskill_tasks import CAMERAS, CONTROL_MODE, TaskReward
+from vla_gym.adapters.maniskill_tasks import CAMERAS, CONTROL_MODE, TASKS, TaskReward
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
 
@@ -80,6 +80,26 @@ class ManiSkillSimulator:
             observation[key] = picture(self._env, camera)["rgb"]
         return observation
 
+    def privileged(self) -> np.ndarray:
+        """What a scripted expert reads, float64; poses are position and quaternion (w, x, y, z) in the world's frame.
+
+        Pose of the point between the fingertips (7), metres between the fingers, 1 while they hold the first thing
+        else 0, then the pose of each of the task's `things` (7 each). The robot's root has the world's axes.
+        """
+        env = self._env
+        things = [getattr(env, name) for name in TASKS[self._task.name].things]
+        return np.concatenate(
+            [
+                _pose(env.agent.tcp),
+                [joint_positions(env)[-2:].sum(), bool(env.agent.is_grasping(things[0])[0])],
+                *(_pose(thing) for thing in things),
+            ]
+        )
+
     def close(self) -> None:
         """Free the scene."""
         self._env.close()
+
+
+def _pose(body: Any) -> np.ndarray:
+    return np.asarray(body.pose.raw_pose[0].numpy(), dtype=np.float64)

@@ -27,14 +27,33 @@ class TableTask:
     """Does its robot (`panda_wristcam`) carry one? The others' robot is `panda`."""
     dense: bool = True
     """Has it a dense reward?"""
+    things: tuple[str, ...] = ()
+    """Upstream's attributes of the bodies whose poses are privileged: what is grasped first; none: nothing is told."""
 
 
 TASKS: dict[str, TableTask] = {
-    "PickCube": TableTask(instruction="pick up the red cube and hold it at the green ball", horizon=50),
-    "PushCube": TableTask(instruction="push the blue cube onto the red and white target", horizon=50),
-    "PullCube": TableTask(instruction="pull the blue cube onto the red and white target", horizon=50),
-    "StackCube": TableTask(instruction="stack the red cube on the green cube", horizon=50, wrist_camera=True),
-    "PlaceSphere": TableTask(instruction="put the blue ball into the bin", horizon=50),
+    "PickCube": TableTask(
+        instruction="pick up the red cube and hold it at the green ball",
+        horizon=50,
+        things=("cube", "goal_site"),
+    ),
+    "PushCube": TableTask(
+        instruction="push the blue cube onto the red and white target",
+        horizon=50,
+        things=("obj", "goal_region"),
+    ),
+    "PullCube": TableTask(
+        instruction="pull the blue cube onto the red and white target",
+        horizon=50,
+        things=("obj", "goal_region"),
+    ),
+    "StackCube": TableTask(
+        instruction="stack the red cube on the green cube",
+        horizon=50,
+        wrist_camera=True,
+        things=("cubeA", "cubeB"),
+    ),
+    "PlaceSphere": TableTask(instruction="put the blue ball into the bin", horizon=50, things=("obj", "bin")),
     "LiftPegUpright": TableTask(instruction="stand the red and blue peg upright on the table", horizon=50),
     "PegInsertionSide": TableTask(
         instruction="insert the orange end of the peg into the hole of the box",
@@ -71,6 +90,8 @@ RANDOM_SHAPES = ("PegInsertionSide",)
 """Tasks whose bodies have other sizes in every trial."""
 NUM_JOINTS = 9
 """Seven of the arm, two of the gripper."""
+HAND_DIM, THING_DIM = 9, 7
+"""Numbers of a privileged observation: of the hand, and of each of a task's `things`."""
 SIMULATORS: dict[Physics, str] = {
     "cpu": "vla_gym.adapters.maniskill:ManiSkillSimulator",
     "gpu": "vla_gym.adapters.maniskill_batch:ManiSkillBatch",
@@ -146,6 +167,7 @@ def maniskill_benchmark(
         extra="maniskill",
         requires=("mani_skill", "sapien"),
         batched=physics == "gpu",
+        privileged_dim=HAND_DIM + THING_DIM * len(task.things) if task.things and physics == "cpu" else 0,
         protocol=_protocol_record(name, task, task_reward, physics),
     )
 

@@ -12,6 +12,7 @@ from vla_gym.specs import Benchmark, Task
 
 EXPERTS: dict[str, str] = {
     "vla_gym.adapters.metaworld:MetaWorldSimulator": "zoo.experts.metaworld:MetaWorldExpert",
+    "vla_gym.adapters.maniskill:ManiSkillSimulator": "zoo.experts.maniskill:ManiSkillExpert",
 }
 """Simulator entry point of a benchmark -> "module:Class" of its expert; imported only when one is made."""
 
@@ -27,8 +28,10 @@ class Expert(Protocol):
 
 def expert_class(benchmark: Benchmark) -> type[Expert]:
     """The expert of a benchmark; raises `BadValue` where there is none."""
-    if benchmark.simulator not in EXPERTS:
-        raise BadValue(f"{benchmark.id} has no scripted expert; Meta-World has one for each of its tasks")
+    if benchmark.simulator not in EXPERTS or not benchmark.privileged_dim:
+        raise BadValue(
+            f"{benchmark.id} has no scripted expert; docs/demonstrations.md lists the tasks that have one"
+        )
     module, _, name = EXPERTS[benchmark.simulator].partition(":")
     found: type[Expert] = getattr(import_module(module), name)
     return found

@@ -14,9 +14,10 @@ from zoo.demonstrations import demonstrate
 from zoo.experts.base import expert_class
 
 
-def test_a_benchmark_without_an_expert_says_so() -> None:
-    with pytest.raises(BadValue, match="Toy-Reach has no scripted expert"):
-        expert_class(find_benchmark("Toy-Reach"))
+@pytest.mark.parametrize("env_id", ["Toy-Reach", "ManiSkill/RollBall"])
+def test_a_benchmark_without_an_expert_says_so(env_id: str) -> None:
+    with pytest.raises(BadValue, match=f"{env_id} has no scripted expert"):
+        expert_class(find_benchmark(env_id))
 
 
 @pytest.mark.sim

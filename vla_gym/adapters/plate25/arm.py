@@ -13,6 +13,8 @@ import numpy as np
 import sapien
 from sapien.wrapper.pinocchio_model import PinocchioModel
 
+from vla_gym.rotations import multiply
+
 ARM_JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")
 FINGER_JOINTS = ("left_finger", "right_finger")
 JOINTS = (*ARM_JOINTS, *FINGER_JOINTS)
@@ -142,12 +144,6 @@ def euler_quaternion(angles: np.ndarray) -> np.ndarray:
         about[0], about[axis + 1] = np.cos(angle / 2), np.sin(angle / 2)
         turn = multiply(turn, about)
     return turn
-
-
-def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Product of two quaternions (w, x, y, z): first `b`, then `a`."""
-    w, x, y, z = a
-    return np.array([[w, -x, -y, -z], [x, w, -z, y], [y, z, w, -x], [z, -y, x, w]]) @ b
 
 
 @functools.cache

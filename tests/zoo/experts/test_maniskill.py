@@ -1,0 +1,112 @@
+"""ManiSkill's experts: where the hand goes next, worked out by hand; and that they solve their tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_gym import find_benchmark, make_vec
+from vla_gym.adapters.maniskill_tasks import TASKS
+from vla_gym.specs import StartState
+from zoo.demonstrations import demonstrate
+from zoo.experts.base import expert_class
+from zoo.experts.maniskill import (
+    AIMS,
+    arm_action,
+    pick_cube,
+    pull_cube,
+    push_cube,
+    stack_cube,
+    table_view,
+)
+from zoo.experts.motion import Aim
+
+DOWN = (0.0, 1.0, 0.0, 0.0)
+"""Half a turn about x: the hand points down, its fingers open along y."""
+FLAT = (1.0, 0.0, 0.0, 0.0)
+CUBE = (0.1, 0.0, 0.02, *FLAT)
+GOAL = (-0.1, 0.2, 0.32, *FLAT)
+
+
+def privileged(
+    hand: tuple[float, float, float], *things: tuple[float, ...], holding: bool = False
+) -> np.ndarray:
+    return np.array([*hand, *DOWN, 0.08, holding, *np.concatenate(things)])
+
+
+def test_the_vector_has_the_length_the_benchmark_declares() -> None:
+    for name in AIMS:
+        vector = privileged((0, 0, 0), *[CUBE] * len(TASKS[name].things))
+        assert find_benchmark(f"ManiSkill/{name}").privileged_dim == len(vector)
+    view = table_view(privileged((0.1, 0.2, 0.3), CUBE, GOAL, holding=True))
+    assert (view.opening, view.holding) == (0.08, True)
+    np.testing.assert_array_equal(view.hand.quat_4, DOWN)
+    np.testing.assert_array_equal(view.things[1].position_3, GOAL[:3])
+
+
+def test_a_cube_is_fetched_from_above_and_grasped_where_it_lies() -> None:
+    far = pick_cube(table_view(privileged((-0.2, 0.0, 0.2), CUBE, GOAL)))
+    np.testing.assert_allclose(far.position_3, [0.1, 0.0, 0.1])
+    assert far.opened
+    there = pick_cube(table_view(privileged((0.1, 0.0, 0.025), CUBE, GOAL)))
+    np.testing.assert_allclose(there.position_3, CUBE[:3])
+    assert not there.opened
+
+
+def test_fingers_turn_to_the_nearest_sides_before_they_close() -> None:
+    turned = (0.1, 0.0, 0.02, np.cos(0.25), 0.0, 0.0, np.sin(0.25))  # half a radian
+    aim = pick_cube(table_view(privileged((0.1, 0.0, 0.02), turned, GOAL)))
+    assert aim.finger_yaw == pytest.approx(-np.pi / 2 + 0.5)
+    assert aim.opened
+
+
+def test_a_cube_in_hand_is_moved_by_what_it_lacks_to_the_goal() -> None:
+    aim = pick_cube(table_view(privileged((0.1, 0.0, 0.03), CUBE, GOAL, holding=True)))
+    np.testing.assert_allclose(aim.position_3, [-0.1, 0.2, 0.33])
+    assert not aim.opened
+
+
+def test_a_cube_is_carried_over_the_other_and_let_go_on_it() -> None:
+    base = (0.3, 0.0, 0.02, *FLAT)
+    carried = stack_cube(table_view(privileged((0.1, 0.0, 0.02), CUBE, base, holding=True)))
+    np.testing.assert_allclose(carried.position_3, [0.3, 0.0, 0.12])
+    on_top = (0.305, 0.0, 0.062, *FLAT)
+    let_go = stack_cube(table_view(privileged((0.3, 0.0, 0.06), on_top, base, holding=True)))
+    np.testing.assert_allclose(let_go.position_3, [0.3, 0.0, 0.06])
+    assert let_go.opened
+
+
+def test_a_push_begins_behind_the_cube_and_goes_through_it() -> None:
+    above = push_cube(table_view(privileged((0.05, 0.0, 0.2), CUBE, GOAL)))
+    np.testing.assert_allclose(above.position_3, [0.05, 0.0, 0.02])
+    through = push_cube(table_view(privileged((0.06, 0.0, 0.02), CUBE, GOAL)))
+    np.testing.assert_allclose(through.position_3, [0.13, 0.0, 0.02])
+    back = pull_cube(table_view(privileged((0.14, 0.0, 0.02), CUBE, GOAL)))
+    np.testing.assert_allclose(back.position_3, [0.07, 0.0, 0.02])
+    assert not through.opened
+
+
+def test_actions_are_in_units_of_a_tenth_and_turns_have_upstreams_sign() -> None:
+    view = table_view(privileged((0.0, 0.0, 0.2), CUBE, GOAL))
+    near = Aim(position_3=np.array([0.0, 0.03, 0.2]), finger_yaw=-np.pi / 2 + 0.05, opened=True)
+    np.testing.assert_allclose(arm_action(view, near), [0, 0.3, 0, 0, 0, -0.5, 1], atol=1e-6)
+    far = Aim(position_3=np.array([0.0, 0.0, -0.8]), finger_yaw=-np.pi / 2 - 0.7, opened=False)
+    np.testing.assert_allclose(arm_action(view, far), [0, 0, -0.8, 0, 0, 1, -1], atol=1e-6)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", AIMS)
+def test_they_solve_their_tasks(name: str) -> None:
+    pytest.importorskip("mani_skill")
+    benchmark = replace(find_benchmark(f"ManiSkill/{name}"), cameras=())
+    envs = make_vec(benchmark, 2, chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
+    try:
+        cells = [(StartState(task_id=0, trial_id=trial), 0) for trial in (0, 49)]
+        shown = demonstrate(envs, expert_class(benchmark), cells)
+    finally:
+        envs.close()
+    for one in shown:
+        assert one.success
+        assert one.length <= 40

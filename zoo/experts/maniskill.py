@@ -1,0 +1,173 @@
+"""Controllers for some of ManiSkill's tabletop tasks: where the hand goes next, from the present state alone.
+
+They keep no memory, so they go on from wherever noise, or another policy, has brought the scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.adapters.maniskill_tasks import HAND_DIM, THING_DIM
+from vla_gym.rotations import turn_between
+from vla_gym.specs import Task
+from zoo.experts.motion import Aim, downward, funnel, limited, nearest_yaw, yaw_of
+
+REACH, TURN = 0.1, -0.1
+"""What an action of 1 commands, metres and radians; the drives go less than half of it in a step."""
+LONGEST = 0.08
+"""Metres commanded in a step: more, and inverse kinematics fail near the edge of the arm's reach."""
+APPROACH = 2
+"""Axis of the hand that points down."""
+HALF_CUBE = 0.02
+GRIP_TOLERANCE = 0.3
+"""Radians that fingers may be turned against a cube's sides; it gives way by itself."""
+AT_THING = 0.012
+"""Metres between hand and thing at which fingers close."""
+SPHERE_RADIUS, BIN_FLOOR = 0.02, 0.0025
+PLACED = (0.01, 0.005)
+"""Metres, level and up, off its place at which a thing is let go."""
+BEHIND, PAST = 0.05, 0.03
+"""Metres from the centre of a cube at which a push begins, and at which the hand aims while it pushes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """A pose in the world's frame."""
+
+    position_3: np.ndarray
+    quat_4: np.ndarray
+    """(w, x, y, z)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableView:
+    """A privileged observation, see `ManiSkillSimulator.privileged`."""
+
+    hand: Body
+    opening: float
+    """Metres between the fingers."""
+    holding: bool
+    """Is the first thing between them?"""
+    things: tuple[Body, ...]
+
+
+def table_view(privileged_P: np.ndarray) -> TableView:
+    """The vector's parts."""
+    things = privileged_P[HAND_DIM:].reshape(-1, THING_DIM)
+    return TableView(
+        hand=_body(privileged_P[:THING_DIM]),
+        opening=float(privileged_P[7]),
+        holding=bool(privileged_P[8]),
+        things=tuple(_body(thing) for thing in things),
+    )
+
+
+def _body(pose_7: np.ndarray) -> Body:
+    return Body(position_3=pose_7[:3], quat_4=pose_7[3:])
+
+
+def pick_cube(view: TableView) -> Aim:
+    """The cube in hand, to the goal; there the arm comes to rest."""
+    if not view.holding:
+        return _fetch(view, cube=True)
+    cube, goal = view.things
+    return _go(view, view.hand.position_3 + goal.position_3 - cube.position_3)
+
+
+def stack_cube(view: TableView) -> Aim:
+    """The cube onto the other, and let go."""
+    return _put(view, 2 * HALF_CUBE, cube=True)
+
+
+def place_sphere(view: TableView) -> Aim:
+    """The ball into the bin, and let go."""
+    return _put(view, BIN_FLOOR + SPHERE_RADIUS, cube=False)
+
+
+def push_cube(view: TableView) -> Aim:
+    """Closed fingers behind the cube, then away from the robot."""
+    return _shove(view, 1.0)
+
+
+def pull_cube(view: TableView) -> Aim:
+    """Closed fingers beyond the cube, then back towards the robot."""
+    return _shove(view, -1.0)
+
+
+def _fetch(view: TableView, *, cube: bool) -> Aim:
+    """From above, to the first thing; fingers along its sides, if it is a cube, and closed when there."""
+    hand, thing = view.hand, view.things[0]
+    yaw = side = yaw_of(hand.quat_4, 1)
+    if cube:
+        side = nearest_yaw(yaw, yaw_of(thing.quat_4, 0), np.pi / 2)
+    turned = abs(side - yaw) <= GRIP_TOLERANCE
+    there = float(np.linalg.norm(thing.position_3 - hand.position_3)) <= AT_THING
+    return Aim(
+        position_3=_from_above(hand.position_3, thing.position_3),
+        finger_yaw=yaw if turned else side,
+        opened=not (there and turned),
+    )
+
+
+def _put(view: TableView, height: float, *, cube: bool) -> Aim:
+    """The first thing to `height` above the second's centre, from above; let go there and stay."""
+    thing_3, base_3 = (one.position_3 for one in view.things)
+    place_3 = base_3 + np.array([0.0, 0.0, height])
+    level, up = PLACED
+    if np.hypot(*(place_3 - thing_3)[:2]) < level and abs(place_3 - thing_3)[2] < up:
+        return _go(view, view.hand.position_3, opened=True)
+    if not view.holding:
+        return _fetch(view, cube=cube)
+    way_3 = funnel(thing_3, place_3, mouth=0.005, slope=4.0, height=0.06) - thing_3
+    return _go(view, view.hand.position_3 + way_3)
+
+
+def _shove(view: TableView, away: float) -> Aim:
+    """Along x, away from the robot with 1, towards it with -1."""
+    hand_3, cube_3 = view.hand.position_3, view.things[0].position_3
+    behind_3 = cube_3 - np.array([away * BEHIND, 0.0, 0.0])
+    beyond = away * (cube_3 - hand_3)[0] > 0.03
+    if beyond and abs(hand_3 - behind_3)[1] < 0.01 and hand_3[2] < 0.03:
+        return _go(view, cube_3 + np.array([away * PAST, 0.0, 0.0]))
+    return _go(view, _from_above(hand_3, behind_3))
+
+
+def _from_above(hand_3: np.ndarray, goal_3: np.ndarray) -> np.ndarray:
+    return funnel(hand_3, goal_3, mouth=0.01, slope=2.0, height=0.08)
+
+
+def _go(view: TableView, position_3: np.ndarray, *, opened: bool = False) -> Aim:
+    """There, without a turn."""
+    return Aim(position_3=position_3, finger_yaw=yaw_of(view.hand.quat_4, 1), opened=opened)
+
+
+AIMS: dict[str, Callable[[TableView], Aim]] = {
+    "PickCube": pick_cube,
+    "PushCube": push_cube,
+    "PullCube": pull_cube,
+    "StackCube": stack_cube,
+    "PlaceSphere": place_sphere,
+}
+"""Task -> where its expert's hand is to go."""
+
+
+def arm_action(view: TableView, aim: Aim) -> np.ndarray:
+    """Float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
+    way_3 = limited(aim.position_3 - view.hand.position_3, LONGEST) / REACH
+    turn_3 = limited(turn_between(view.hand.quat_4, downward(aim.finger_yaw, APPROACH)) / TURN, 1.0)
+    return np.array([*way_3, *turn_3, 1.0 if aim.opened else -1.0], dtype=np.float32)
+
+
+class ManiSkillExpert:
+    """See `zoo.experts.base.Expert`; for the tasks of `AIMS`."""
+
+    def __init__(self, task: Task) -> None:
+        self._aim = AIMS[task.name]
+
+    def action(self, privileged_P: np.ndarray) -> np.ndarray:
+        """One step towards the aim: float32 `[7]`."""
+        view = table_view(privileged_P)
+        return arm_action(view, self._aim(view))

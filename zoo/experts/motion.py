@@ -1,0 +1,60 @@
+"""Geometry that scripted experts share: where a hand goes next, and which way it turns. Metres, radians, z is up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.rotations import axes_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """Where a hand is to go."""
+
+    position_3: np.ndarray
+    """Of the point between the fingertips."""
+    finger_yaw: float
+    """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
+    opened: bool
+    """Fingers apart?"""
+
+
+def limited(vector_D: np.ndarray, longest: float) -> np.ndarray:
+    """The vector, shortened to length `longest` where it is longer."""
+    length = float(np.linalg.norm(vector_D))
+    return vector_D * (longest / length) if length > longest else vector_D
+
+
+def funnel(now_3: np.ndarray, goal_3: np.ndarray, *, mouth: float, slope: float, height: float) -> np.ndarray:
+    """The point above (or at) the goal to go for now, so that it is reached from above.
+
+    Within `mouth` of the vertical through the goal that is the goal itself; farther away the point lies `slope`
+    metres higher for every metre more, up to `height`.
+    """
+    away = float(np.hypot(*(now_3 - goal_3)[:2]))
+    return goal_3 + np.array([0.0, 0.0, min(height, slope * max(0.0, away - mouth))])
+
+
+def yaw_of(quat: np.ndarray, axis: int) -> float:
+    """Direction, seen from above, of an axis of the body with the unit quaternion (w, x, y, z)."""
+    x, y, _ = axes_of(quat)[:, axis]
+    return float(np.arctan2(y, x))
+
+
+def nearest_yaw(now: float, wanted: float, period: float) -> float:
+    """The angle nearest to `now` among `wanted` plus multiples of `period`."""
+    return wanted + period * round((now - wanted) / period)
+
+
+def downward(finger_yaw: float, approach: int) -> np.ndarray:
+    """Quaternion (w, x, y, z) of a hand that points down, its y axis, along which the fingers open, at that yaw.
+
+    `approach` is the axis that points down: 2 of a Panda, 0 of a WidowX.
+    """
+    half = (finger_yaw - np.pi / 2) / 2
+    cosine, sine = np.cos(half), np.sin(half)
+    if approach == 2:  # half a turn about y, then the yaw
+        return np.array([0.0, -sine, cosine, 0.0])
+    return np.array([cosine, -sine, cosine, sine]) * np.sqrt(0.5)  # a quarter turn about y, then the yaw
