@@ -62,6 +62,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     """What one reward and advantage is of."""
     value_level: CreditLevel = "chunk"
     """What one value is of."""
+    bootstrap_time_limit: bool = True
+    """Is an episode that its time limit cut off worth what its last observation promises?"""
     boundary_counters: ClassVar[tuple[str, ...]] = (
         "num_timesteps",
         "_total_timesteps",

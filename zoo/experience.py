@@ -162,7 +162,8 @@ class ChunkExperience(Experience):
                 actions=actions,
             ):
                 return False
-            truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & dones
+            cut_off = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+            truncated = cut_off & dones & algorithm.bootstrap_time_limit
             buffer.write(
                 row,
                 columns,

@@ -35,6 +35,7 @@ PLAIN_REFUSES = {
     "kl_coef": 0.0,
     "reward_level": "chunk",
     "value_level": "chunk",
+    "bootstrap_time_limit": True,
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 

@@ -44,7 +44,8 @@ class PPO(VLAOnPolicyAlgorithm):
     - `n_steps` counts decisions (chunks of up to K simulator steps) per environment, and so do `gamma` and
       `gae_lambda`: a reward one decision later is discounted by gamma, however many steps the chunk ran;
     - the reward of a decision is the sum of its chunk's rewards;
-    - an episode cut off by its time limit is bootstrapped with the value of the observation it ended in;
+    - an episode cut off by its time limit is bootstrapped with the value of the observation it ended in, unless
+      `bootstrap_time_limit` is False;
     - advantages are normalised once over the whole rollout (and all ranks), minibatches are reshuffled in
       every epoch, and steps of a chunk that were not executed carry no loss.
 
@@ -66,6 +67,8 @@ class PPO(VLAOnPolicyAlgorithm):
     :param value_level: "chunk", one value for a decision, or "action", one for each step of it (with reward_level
         "action" and a critic of K outputs). With "action" rewards and "chunk" values, an action's advantage is the
         chunk's rewards from it on and what follows, less the chunk's value.
+    :param bootstrap_time_limit: False makes the time limit an end like any other: worth nothing more. Where success
+        is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class PPO(VLAOnPolicyAlgorithm):
         critic_warmup_updates: int = 0,
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",
+        bootstrap_time_limit: bool = True,
     ) -> None:
         if value_clip not in ("replace", "max"):
             raise unknown_name("value_clip", str(value_clip), ("replace", "max"))
@@ -123,6 +127,7 @@ class PPO(VLAOnPolicyAlgorithm):
         # Read while the model is set up.
         self.reward_level, self.value_level = reward_level, value_level
         self.critic_warmup_updates = critic_warmup_updates
+        self.bootstrap_time_limit = bootstrap_time_limit
         super().__init__(
             policy,
             env,

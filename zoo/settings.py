@@ -116,6 +116,7 @@ _PPO: Mapping[str, Kind] = {
     "critic_warmup_updates": _COUNT_OR_0,
     "reward_level": _STR,
     "value_level": _STR,
+    "bootstrap_time_limit": _BOOL,
 }
 _GRPO: Mapping[str, Kind] = {
     "rollouts_per_update": _COUNT,

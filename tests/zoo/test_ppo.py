@@ -55,6 +55,15 @@ def test_advantages_of_a_scripted_rollout_by_hand():
     assert buffer.advantage_TN.tolist() == [[1, 0.5], [1, 0], [0.5, 0]]
 
 
+def test_a_time_limit_can_be_an_end_like_any_other():
+    model = scripted(normalize_advantage=False, bootstrap_time_limit=False)
+    model.learn(1)
+    buffer = model.chunk_buffer
+    # Slot 0 gets its reward of 1 and nothing for what it would have seen next; the rollout's own end still counts.
+    assert buffer.return_TN.tolist() == [[0.5, 0.5], [1, 1], [0.5, 2]]
+    assert buffer.terminated_TN.tolist() == [[False, False], [True, False], [False, True]]
+
+
 def test_advantages_are_normalised_over_the_whole_rollout():
     model = scripted()
     model.learn(1)
