@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.records import from_json
@@ -15,6 +15,9 @@ SIZES: dict[str, dict[str, int]] = {
     "base": {"width": 320, "heads": 10, "depth": 4, "readers": 3},
 }
 """Presets of about 0.5, 2.5 and 9.3 million parameters."""
+
+Critic = Literal["shared", "own"]
+"""Where the critic gets its features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,14 @@ class NanoConfig:
     """Reach, in action units, over which neighbouring bins share what is learned at the start."""
     initial_std: float = 1.0
     """Spread of the first actions: a Gaussian of this standard deviation around 0, cut at -1 and 1."""
+    critic: Critic = "shared"
+    """"shared": the value's query is read beside the action queries, so values shape the trunk, which helps from
+    fresh weights. "own": it has a reader of its own and its gradient stops at the trunk, so that learning values
+    cannot spoil a policy that demonstrations have taught."""
 
     def __post_init__(self) -> None:
+        if self.critic not in get_args(Critic):
+            raise unknown_name("critic of nano", str(self.critic), get_args(Critic))
         for name in ("width", "heads", "depth", "readers", "grid", "points", "mlp_ratio", "bin_features"):
             if getattr(self, name) < 1:
                 raise BadValue(f"nano's {name} must be >= 1, got {getattr(self, name)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -15,7 +15,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import ActionHead, Reader, ValueHead
 from vla_policies.nano.processor import prepare_inputs
-from vla_policies.nano.trunk import NanoTrunk
+from vla_policies.nano.trunk import NanoTrunk, Reading
 from vla_policies.records import from_json, to_json
 from vla_policies.types import PolicyInputs
 
@@ -46,6 +46,7 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
             smoothness=config.bin_smoothness,
             initial_std=config.initial_std,
         )
+        self.value_reader = Reader(*shape) if config.critic == "own" else None
         self.value_head = ValueHead(width)
 
     @classmethod
@@ -63,20 +64,32 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         return to_json(self.config)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
+        if self.value_reader is not None:
+            yield from self.value_reader.parameters()
+        yield from self.value_head.parameters()
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        # Action queries attend to the value's query.
-        return (one for one in self.value_parameters() if one is not self.value_head.query)
+        # Action queries attend to a shared critic's query.
+        shared = self.value_reader is None
+        return (one for one in self.value_parameters() if not (shared and one is self.value_head.query))
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return prepare_inputs(obs, self.conventions)
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         reading = self.read_observation(inputs)
-        queries_QD = torch.cat([self.action_queries, self.value_head.query])
-        mask_B11L = reading.mask(before=len(queries_QD))
-        x_BQD = queries_QD + reading.places_BD[:, None]
-        for reader in self.readers:
-            x_BQD = reader(x_BQD, reading.context_BLD, mask_B11L)
+        if self.value_reader is not None:
+            hidden_BKD = _ask(self.action_queries, reading, self.readers)
+            value_BQD = _ask(self.value_head.query, reading.detached(), [self.value_reader])
+            return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BQD[:, 0]))
+        x_BQD = _ask(torch.cat([self.action_queries, self.value_head.query]), reading, self.readers)
         return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
+
+
+def _ask(queries_QD: Tensor, reading: Reading, readers: Iterable[nn.Module]) -> Tensor:
+    """What queries have read of an observation, `[B, Q, width]`."""
+    mask_B11L = reading.mask(before=len(queries_QD))
+    x_BQD = queries_QD + reading.places_BD[:, None]
+    for reader in readers:
+        x_BQD = reader(x_BQD, reading.context_BLD, mask_B11L)
+    return x_BQD

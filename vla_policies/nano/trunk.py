@@ -29,6 +29,10 @@ class Reading:
         """Which of `before` queries followed by the context may be attended to, `[B, 1, 1, before + L]`."""
         return _attention_mask(self.text_mask_BL, before=before, length=before + self.context_BLD.shape[1])
 
+    def detached(self) -> Reading:
+        """The same, at which gradients stop."""
+        return Reading(self.context_BLD.detach(), self.text_mask_BL, self.places_BD.detach())
+
 
 class NanoTrunk(nn.Module):
     """Mixed into a backbone: builds the senses and blocks, and reads observations with them."""

@@ -27,6 +27,8 @@ def test_unknown_options_name_the_nearest() -> None:
         config_from_options({"widht": 8}, 32)
     with pytest.raises(UnknownName, match=r"no size of nano 'smal'.*Did you mean 'small'"):
         config_from_options({"size": "smal"}, 32)
+    with pytest.raises(UnknownName, match=r"'sharde'.*Did you mean 'shared'"):
+        config_from_options({"critic": "sharde"}, 32)
 
 
 @pytest.mark.parametrize(

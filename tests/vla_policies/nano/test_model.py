@@ -56,6 +56,37 @@ def test_actor_and_critic_each_teach_all_senses(nano: NanoBackbone, make_obs: Ma
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values())
 
 
+def test_a_critic_of_its_own_leaves_the_policy_alone(conventions: Conventions, make_obs: MakeObs) -> None:
+    torch.manual_seed(0)
+    nano = NanoBackbone.fresh(conventions, {**OPTIONS, "critic": "own"})
+    inputs = inputs_of(nano, make_obs(4))
+    nano(inputs).value_B.square().sum().backward()
+    moved = {name for name, one in nano.named_parameters() if one.grad is not None}
+    assert moved == {name for name, _ in nano.named_parameters() if name.startswith("value_")}
+    critic = {id(one) for one in nano.critic_parameters()}
+    assert critic == {id(one) for name, one in nano.named_parameters() if name in moved}
+    before = nano(inputs)
+    with torch.no_grad():
+        for one in nano.critic_parameters():
+            one.add_(0.1 * torch.randn_like(one))
+    after = nano(inputs)
+    assert torch.equal(after.logits_BKAV, before.logits_BKAV)
+    assert not torch.allclose(after.value_B, before.value_B)
+
+
+@pytest.mark.parametrize("key", ["image", "wrist_image", "state", "instruction"])
+def test_a_critic_of_its_own_sees_every_part_of_the_observation(
+    conventions: Conventions, make_obs: MakeObs, key: str
+) -> None:
+    torch.manual_seed(0)
+    nano = NanoBackbone.fresh(conventions, {**OPTIONS, "critic": "own"})
+    obs = make_obs(3)
+    other = {**obs, key: np.roll(obs[key], 1, axis=0)}
+    with torch.no_grad():
+        first, second = nano(inputs_of(nano, obs)), nano(inputs_of(nano, other))
+    assert (first.value_B - second.value_B).abs().min() > 1e-9
+
+
 @pytest.mark.parametrize("key", ["image", "wrist_image", "state", "instruction"])
 def test_every_part_of_the_observation_matters(nano: NanoBackbone, make_obs: MakeObs, key: str) -> None:
     obs = make_obs(3)
