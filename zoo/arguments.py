@@ -63,6 +63,20 @@ def whole_number(text: str) -> int:
     return int(number)
 
 
+PIPELINE_WORDS = {"off": 1, "on": 2, "auto": "auto"}
+"""Words for numbers of stages."""
+
+
+def pipeline_stages(text: str) -> int | str:
+    """A number of stages >= 1, or off (1), on (2), auto."""
+    if text in PIPELINE_WORDS:
+        return PIPELINE_WORDS[text]
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or one of {', '.join(PIPELINE_WORDS)}") from error
+
+
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
     """`["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]` -> dict; values are YAML, never code.
 

@@ -47,6 +47,8 @@ class RunConfig:
     """Keyword arguments of the algorithm; schedules are mappings."""
     entry: str = ""
     """Which hyperparameter entry the numbers started from."""
+    pipeline_stages: int | str = 1
+    """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
 
     @property
     def chunk(self) -> int:
@@ -69,6 +71,7 @@ def build_config(
     device: str = "auto",
     num_threads: int | None = None,
     entry: str = "",
+    pipeline_stages: int | str = 1,
 ) -> RunConfig:
     """Sort checked settings (`zoo.settings.check_settings`) into a `RunConfig` and cross-check them.
 
@@ -98,6 +101,7 @@ def build_config(
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs={name: values[name] for name in ALGORITHM_SETTINGS[algo] if name in values},
         entry=entry,
+        pipeline_stages=pipeline_stages,
     )
     check_arithmetic(config)
     return config

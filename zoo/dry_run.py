@@ -1,21 +1,22 @@
-"""What `--dry-run` prints: the resolved run and its batch arithmetic."""
+"""What a run says before it starts, and `--dry-run` alone: the resolved run, its batch arithmetic, its memory."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+import os
 
 import yaml
 
-from vla_gym.benchmarks import find_benchmark
-from zoo.config import RunConfig, family_options, to_plain
+from vla_gym.worker_environment import num_cores
+from zoo.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
+from zoo.config import RunConfig, to_plain
+from zoo.memory_plan import need_lines, needs
 from zoo.runs import ResumePoint
 
 
 def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
     """The configuration as YAML, then what it means in decisions, simulator steps and updates."""
-    lines = [yaml.safe_dump(to_plain(config), sort_keys=False).rstrip(), "", *arithmetic_lines(config)]
+    plan = plan_of(config)
+    lines = [yaml.safe_dump(to_plain(config), sort_keys=False).rstrip(), "", *arithmetic_lines(config, plan)]
     if resume is not None:
         where = "in place" if resume.in_place else "in a new run folder"
         lines.append(f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}")
@@ -23,34 +24,69 @@ def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
     return "\n".join(lines)
 
 
-def arithmetic_lines(config: RunConfig) -> list[str]:
+def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> BatchPlan:
+    """The run's arithmetic on the processes that a launcher has started, or on `num_ranks`.
+
+    Raises `BadValue` with the nearest numbers when it does not work out.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
+    stages = choose_stages(
+        config.pipeline_stages,
+        num_envs=config.num_envs // ranks,
+        group_size=config.group_size,
+        num_workers=workers_of(config, config.num_envs // ranks),
+        accelerator=accelerator,
+    )
+    return solve(config, num_ranks=ranks, num_stages=stages)
+
+
+def workers_of(config: RunConfig, num_envs: int) -> int:
+    """Worker processes that a rank with so many environments starts on this machine; 0 = none."""
+    benchmark = benchmark_of(config)
+    if benchmark.batched:
+        return 0
+    asked = config.env_options.get("num_workers")
+    if asked is None:
+        return 0 if benchmark.in_process else min(num_envs, num_cores())
+    return min(int(asked), num_envs)
+
+
+def memory_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
+    """What one rank needs, where the policy can be counted."""
+    lines = needs(plan, config, workers_of(config, plan.envs_per_rank))
+    counted = any(line.where == "device" for line in lines)
+    note = "" if counted else f" (weights of '{config.policy}' are not counted)"
+    return [f"memory       of one rank{note}:", *need_lines(lines)]
+
+
+def arithmetic_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
     """Decisions, steps, minibatches and updates of the run, one line each; "at most" where episodes may end early."""
-    tasks = find_benchmark(config.env, **family_options(config)).tasks
+    tasks = benchmark_of(config).tasks
     trials = sum(task.num_trials for task in tasks)
-    settings = config.algo_kwargs
     if config.algo == "grpo":
-        rounds = int(settings.get("rollouts_per_update", 1))
-        episodes = config.num_envs * rounds
-        decisions = episodes * math.ceil(max(task.horizon for task in tasks) / config.chunk)
-        steps = episodes * max(task.horizon for task in tasks)
-        rollout = f"{episodes // config.group_size} groups of {config.group_size} episodes"
+        episodes = plan.num_envs * plan.rounds
+        rollout = f"{episodes // plan.group_size} groups of {plan.group_size} episodes"
     else:
-        per_env = int(settings.get("n_steps", 2048))
-        decisions = config.num_envs * per_env
-        steps = decisions * config.chunk
-        rollout = f"{config.num_envs} envs x {per_env} decisions"
-    batch = min(int(settings.get("batch_size", 64)), decisions)
-    epochs = int(settings.get("n_epochs", 1))
-    minibatches = -(-decisions // batch)
-    return [
+        rollout = f"{plan.num_envs} envs x {plan.rows} decisions"
+    lines = [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
-        f"decision     up to {config.chunk} simulator steps",
-        f"rollout      {rollout}: at most {decisions} decisions, {steps} simulator steps",
-        f"update       {epochs} epochs x at most {minibatches} minibatches of {batch} decisions{_portions(settings)}",
-        f"run          {config.n_timesteps} simulator steps: at least {-(-config.n_timesteps // steps)} updates",
+        f"decision     up to {plan.chunk} simulator steps",
+        f"rollout      {rollout}: at most {plan.decisions} decisions, {plan.simulator_steps} simulator steps",
+        f"update       {plan.n_epochs} epochs x at most {plan.minibatches} minibatches of {plan.batch_size} decisions"
+        f"{_portions(plan)}",
+        f"run          {config.n_timesteps} simulator steps: at least "
+        f"{-(-config.n_timesteps // plan.simulator_steps)} updates",
     ]
+    if plan.num_ranks > 1:
+        lines.append(
+            f"ranks        {plan.num_ranks} x {plan.envs_per_rank} envs "
+            f"({plan.envs_per_rank // plan.group_size} groups of {plan.group_size}), "
+            f"{plan.batch_size / plan.num_ranks:g} decisions of each minibatch"
+        )
+    if plan.num_stages > 1:
+        lines.append(f"stages       {plan.num_stages} x {plan.envs_per_stage} envs of each rank")
+    return lines
 
 
-def _portions(settings: Mapping[str, Any]) -> str:
-    size = settings.get("micro_batch_size")
-    return f", {size} at a time" if size else ""
+def _portions(plan: BatchPlan) -> str:
+    return f", {plan.micro_batch_size} at a time" if plan.micro_batch_size else ""

@@ -25,7 +25,15 @@ from zoo.sharing import check_repo
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
-_RESUME_FLAGS = ("n_timesteps", "eval_freq", "save_freq", "device", "num_threads", "on_worker_error")
+_RESUME_FLAGS = (
+    "n_timesteps",
+    "eval_freq",
+    "save_freq",
+    "device",
+    "num_threads",
+    "on_worker_error",
+    "pipeline_stages",
+)
 """What may change when a run goes on; anything else would make it another run."""
 _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
 
@@ -34,10 +42,6 @@ def refuse_unbuilt(args: argparse.Namespace) -> None:
     """Raise `BadValue` for a flag of the grammar whose feature this version lacks; never ignore one."""
     if args.placement is not None:
         _check_placement(args.placement)
-    if args.pipeline_stages != 1:
-        raise BadValue(
-            f"--pipeline-stages {args.pipeline_stages} is not available in this version; allowed: 1"
-        )
     if args.track is not None:
         raise BadValue(
             f"--track {args.track} is not available in this version; every run writes TensorBoard events"
@@ -96,6 +100,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         device=args.device or "auto",
         num_threads=args.num_threads,
         entry=hyperparams.entry,
+        pipeline_stages=args.pipeline_stages or 1,
     )
     check_benchmark_options(config)
     return config

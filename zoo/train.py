@@ -13,18 +13,21 @@ from zoo.arguments import (
     count,
     count_or_zero,
     import_gym_packages,
+    pipeline_stages,
 )
 from zoo.cli import guarded
 from zoo.config import RunConfig
-from zoo.dry_run import dry_run_text
+from zoo.dry_run import dry_run_text, memory_lines, plan_of
 from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
 from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
 
-def parser() -> OneLineParser:
+def parser(
+    prog: str = "zoo.train", what: str = "Train, evaluate, checkpoint, film, and say what next."
+) -> OneLineParser:
     """The flags of `zoo.train`: rl_zoo3's grammar."""
-    p = OneLineParser("zoo.train", "Train, evaluate, checkpoint, film, and say what next.")
+    p = OneLineParser(prog, what)
     p.add_argument("--algo", help="ppo or grpo (default: ppo)")
     p.add_argument(
         "--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3"
@@ -80,7 +83,11 @@ def parser() -> OneLineParser:
         "--placement", metavar="env=...,rollout=...,actor=...", help="which part runs on which device"
     )
     p.add_argument(
-        "--pipeline-stages", type=count, default=1, metavar="K", help="simulate and decide in K stages"
+        "--pipeline-stages",
+        type=pipeline_stages,
+        metavar="K",
+        help="simulate one part of the environments while deciding for another: off (default), on (2 parts), auto, or "
+        "their number",
     )
     p.add_argument(
         "--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing"
@@ -96,8 +103,9 @@ def run(argv: Sequence[str]) -> int:
     refuse_unbuilt(args)
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
+    plan = plan_of(config)
     if args.dry_run:
-        print(dry_run_text(config, point))
+        print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))
         return 0
     return _train(args, config, point, argv)
 

@@ -19,6 +19,7 @@ from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.checkpoint import load_checkpoint
 from zoo.config import RunConfig
 from zoo.devices import check_device
+from zoo.dry_run import arithmetic_lines, memory_lines, plan_of
 from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
@@ -40,8 +41,14 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     device = check_device(config.device)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
+        plan = plan_of(config, accelerator=device.type != "cpu")
+        say("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
         envs = make_vec(
-            config.env, config.num_envs, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options}
+            config.env,
+            config.num_envs,
+            seed=config.seed,
+            pipeline_stages=plan.num_stages,
+            **{**ENV_DEFAULTS, **config.env_options},
         )
         cleanup.callback(envs.close)
         weights = request.resume.checkpoint if request.resume is not None else None

@@ -72,7 +72,8 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--algo grpo --env Toy-Reach --num-envs 6 -params group_size:4", "Nearest allowed: --num-envs 8"),
         ("--env Toy-Reach --placement env=gpu", "not available"),
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
-        ("--env Toy-Reach --pipeline-stages 2", "not available"),
+        ("--env Toy-Reach --pipeline-stages 0", "must be at least 1, got 0; or one of off, on, auto"),
+        ("--env Toy-Reach --pipeline-stages both", "must be a whole number, got 'both'; or one of"),
         ("--env Toy-Reach --track wandb", "not available"),
         (
             "--env Toy-Reach --push-to-hub it",

@@ -1,0 +1,49 @@
+"""`zoo.plan`: arithmetic, memory and what fits, without starting anything."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from zoo.cli import main
+
+
+def planned(capsys: pytest.CaptureFixture[str], flags: str) -> str:
+    assert main(["plan", *flags.split()]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_counts_ranks_and_memory(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(str(tmp_path))
+    said = planned(
+        capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 1 --host-memory 1"
+    )
+    assert "ranks        8 x 8 envs (8 groups of 1), 16 decisions of each minibatch" in said
+    assert "stages       2 x 4 envs of each rank" in said
+    assert "fits         device: yes" in said
+    assert "fits         host: yes" in said
+    assert os.listdir() == []
+
+
+def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]):
+    said = planned(capsys, "--env Toy-Reach --gpu-memory 0.000001")
+    assert "fits         device: NO" in said
+    assert "take a smaller policy or more memory" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--env Toy-Reach --num-envs 60 --ranks 8", "Nearest allowed: --num-envs 56 or 64"),
+        ("--env Toy-Reach --gpu-memory many", "must be a number of GiB above 0, got 'many'"),
+        ("--env Toy-Reach --rank 8", "did you mean '--ranks'?"),
+    ],
+)
+def test_misfits_are_one_line(capsys: pytest.CaptureFixture[str], flags: str, says: str):
+    assert main(["plan", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,101 @@
+"""`python -m zoo.plan --env LIBERO-130 --policy openvla-oft --ranks 8 --gpu-memory 80`: what a run comes to, and fits.
+
+Takes the flags of `zoo.train` and starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zoo.arguments import OneLineParser, count, import_gym_packages
+from zoo.batch_plan import BatchPlan
+from zoo.cli import guarded
+from zoo.config import RunConfig
+from zoo.dry_run import arithmetic_lines, memory_lines, plan_of, workers_of
+from zoo.memory_plan import GIB, needs, total
+from zoo.resolve import resolve_new_run
+from zoo.train import parser as train_parser
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.train`, and the machine."""
+    p = train_parser("zoo.plan", "Say what a run of zoo.train comes to and whether it fits; start nothing.")
+    p.add_argument("--ranks", type=count, default=1, metavar="W", help="processes, one GPU each (default: 1)")
+    p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
+    p.add_argument(
+        "--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB"
+    )
+    return p
+
+
+def gibibytes(text: str) -> float:
+    """A size above 0."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, got '{text}'")
+    return size
+
+
+def plan_lines(config: RunConfig, args: argparse.Namespace) -> list[str]:
+    """The arithmetic, the memory, and what fits."""
+    plan = plan_of(config, args.ranks, accelerator=args.gpu_memory is not None)
+    lines = [*arithmetic_lines(config, plan), *memory_lines(config, plan)]
+    for where, size in (("device", args.gpu_memory), ("host", args.host_memory)):
+        if size is not None:
+            lines += fit_lines(config, plan, where, size)
+    return lines
+
+
+def fit_lines(config: RunConfig, plan: BatchPlan, where: str, size: float) -> list[str]:
+    """Does one rank fit into `size` GiB of that place; for a GPU, the largest micro-batch that does."""
+    workers = workers_of(config, plan.envs_per_rank)
+    needed = total(needs(plan, config, workers), where) / GIB
+    if not needed:
+        return [f"fits         {where}: not known, nothing of it could be counted"]
+    lines = [
+        f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of each rank"
+    ]
+    if where == "device":
+        best = largest_micro_batch(config, plan, size * GIB)
+        changes = best is not None and best != plan.scored_at_once
+        if best is None:
+            lines.append("             not with any micro-batch: take a smaller policy or more memory")
+        elif changes:
+            lines.append(f"             largest micro-batch that fits: -params micro_batch_size:{best}")
+    return lines
+
+
+def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int | None:
+    """The largest power of two (at most a rank's share of a minibatch) that fits `size` bytes; None when none does.
+
+    Where passes are not counted, so that memory does not depend on it, the share itself.
+    """
+    share = -(-plan.batch_size // plan.num_ranks)
+    candidates = [share, *(2**power for power in range(share.bit_length() - 1, -1, -1) if 2**power < share)]
+    for micro in candidates:
+        smaller = replace(plan, micro_batch_size=micro)
+        if total(needs(smaller, config, 0), "device") <= size:
+            return micro
+    return None
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    import_gym_packages(args.gym_packages)
+    print("\n".join(plan_lines(resolve_new_run(args), args)))
+    return 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.plan`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
