@@ -270,4 +270,6 @@ class TokenBackbone(Backbone):
         return output.value_B.to(torch.float32)
 
     def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
-        return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec)
+        return ActionTokenDistribution(
+            token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy
+        )

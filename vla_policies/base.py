@@ -37,7 +37,7 @@ from vla_policies.pretrained import (
     save_checkpoint,
 )
 from vla_policies.registry import FAMILIES, family_class
-from vla_policies.sampling import Sampling
+from vla_policies.sampling import Greedy, Sampling
 from vla_policies.types import ActionSample, Evaluation
 
 
@@ -52,6 +52,8 @@ class VLAPolicy(ActorCriticPolicy):
     :param revision: branch, tag or commit of a Hub id.
     :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
     :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
+    :param greedy: what deterministic actions are, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
+        when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
@@ -75,6 +77,7 @@ class VLAPolicy(ActorCriticPolicy):
         revision: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
+        greedy: Greedy | None = None,
         value_lr: float | None = None,
         action_spec: ActionSpec | None = None,
         use_sde: bool = False,
@@ -105,10 +108,10 @@ class VLAPolicy(ActorCriticPolicy):
             options=backbone_kwargs or {},
         )
         self._open_backbone(str(backbone), request, revision)
-        if temperature is not None:
-            self.sampling = Sampling(temperature=temperature, top_k=self.sampling.top_k)
-        if top_k is not None:
-            self.sampling = Sampling(temperature=self.sampling.temperature, top_k=top_k)
+        given = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
+        self.sampling = replace(
+            self.sampling, **{name: value for name, value in given.items() if value is not None}
+        )
         self._build(lr_schedule)
 
     def _open_backbone(self, name: str, request: Request, revision: str | None) -> None:
@@ -215,6 +218,7 @@ class VLAPolicy(ActorCriticPolicy):
             "backbone_kwargs": fresh_options(self.backbone),
             "temperature": self.sampling.temperature,
             "top_k": self.sampling.top_k,
+            "greedy": self.sampling.greedy,
             "action_spec": self.conventions.action_spec,
             "normalize_images": self.normalize_images,
             "optimizer_class": self.optimizer_class,

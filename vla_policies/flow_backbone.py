@@ -212,6 +212,6 @@ def _fixed_noise(shape: tuple[int, ...]) -> Tensor:
 def _refuse_token_settings(sampling: Sampling) -> None:
     if sampling != Sampling():
         raise BadValue(
-            "temperature and top_k are for action tokens; a flow policy takes noise_level or noise_std, "
-            f"got temperature={sampling.temperature}, top_k={sampling.top_k}"
+            "temperature, top_k and greedy are for action tokens; a flow policy takes noise_level or noise_std, "
+            f"got temperature={sampling.temperature}, top_k={sampling.top_k}, greedy={sampling.greedy}"
         )

@@ -8,14 +8,18 @@ weights that made it has a probability ratio of exactly 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
 from vla_policies.action_codec import ActionCodec
 from vla_policies.noise import TORCH_NOISE, Noise
+
+Greedy = Literal["likeliest", "mean"]
+"""Which token stands for a distribution when nothing is to be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +31,18 @@ class Sampling:
     top_k: int = 0
     """Only the k likeliest tokens may be drawn; 0 allows all. A token that has left the top k since it
     was drawn scores -inf, so keep 0 for training unless the policy hardly moves between updates."""
+    greedy: Greedy = "likeliest"
+    """What deterministic actions are: the "likeliest" token, or the one nearest the "mean". Sampled movements add up
+    to what they are on average, which the likeliest of a skewed distribution may be far from; a gripper that only
+    knows open and closed has no use for a mean."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise BadValue(f"temperature must be > 0, got {self.temperature}")
         if self.top_k < 0:
             raise BadValue(f"top_k must be >= 0 (0 = all tokens), got {self.top_k}")
+        if self.greedy not in get_args(Greedy):
+            raise unknown_name("choice of greedy tokens", str(self.greedy), get_args(Greedy))
 
 
 def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor | None = None) -> Tensor:
@@ -53,7 +63,7 @@ def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor |
 class ActionTokenDistribution(Distribution):
     """B chunks of K x A independent action tokens; speaks tokens to us and env actions to SB3."""
 
-    def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec) -> None:
+    def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec, greedy: Greedy = "likeliest") -> None:
         super().__init__()
         if log_probs_BKAV.ndim != 4 or log_probs_BKAV.shape[-1] != codec.num_bins:
             raise ValueError(
@@ -61,18 +71,24 @@ class ActionTokenDistribution(Distribution):
             )
         self.log_probs_BKAV = log_probs_BKAV
         self.codec = codec
+        self.greedy = greedy
 
     # Tokens -------------------------------------------------------------------------------------
 
     def draw(self, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> Tensor:
-        """Tokens int64 `[B, K, A]`: the likeliest when deterministic, else drawn by one number of `noise` each."""
+        """Tokens int64 `[B, K, A]`: `greedy` when deterministic, else drawn by one number of `noise` each."""
         if deterministic:
-            return self.log_probs_BKAV.argmax(dim=-1)
+            return self._mean_token() if self.greedy == "mean" else self.log_probs_BKAV.argmax(dim=-1)
         cumulative_BKAV = self.log_probs_BKAV.detach().double().exp().cumsum(dim=-1)
         uniform_BKA = noise.uniform(*cumulative_BKAV.shape[:3], device=cumulative_BKAV.device)
         # The first token whose sum passes the number: one of probability zero never does.
         level_BKA1 = uniform_BKA[..., None] * cumulative_BKAV[..., -1:]
         return torch.searchsorted(cumulative_BKAV, level_BKA1, right=True)[..., 0]
+
+    def _mean_token(self) -> Tensor:
+        """The token nearest the mean; bins are equal and numbered in their order."""
+        probs = self.log_probs_BKAV.exp()
+        return (probs * torch.arange(self.codec.num_bins, device=probs.device)).sum(dim=-1).round().long()
 
     def token_log_prob(self, token_BKA: Tensor) -> Tensor:
         """Log-probability of each token, float32 `[B, K, A]`."""
@@ -100,7 +116,7 @@ class ActionTokenDistribution(Distribution):
         return self.codec.decode(self.draw())
 
     def mode(self) -> Tensor:
-        """Env actions of the likeliest tokens, float32 `[B, K, A]`."""
+        """Env actions of the `greedy` tokens, float32 `[B, K, A]`."""
         return self.codec.decode(self.draw(deterministic=True))
 
     def proba_distribution_net(self, latent_dim: int) -> nn.Module:
@@ -109,7 +125,7 @@ class ActionTokenDistribution(Distribution):
 
     def proba_distribution(self, logits_BKAV: Tensor, sampling: Sampling) -> ActionTokenDistribution:
         """Set the logits; returns self."""
-        self.log_probs_BKAV = token_log_probs(logits_BKAV, sampling)
+        self.log_probs_BKAV, self.greedy = token_log_probs(logits_BKAV, sampling), sampling.greedy
         return self
 
     def actions_from_params(

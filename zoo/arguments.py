@@ -149,7 +149,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
     parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of the likeliest")
+    parser.add_argument(
+        "--stochastic", action="store_true", help="sample actions instead of deterministic ones"
+    )
     parser.add_argument(
         "--instructions",
         metavar="FILE",

@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     before, after = ([read_record(Path(file)) for file in files] for files in (args.before, args.after))
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
         raise BadValue(
-            "some of the files are of the likeliest actions and some of sampled ones (--stochastic)"
+            "some of the files are of deterministic actions and some of sampled ones (--stochastic)"
         )
     print(comparison_table(compare(outcomes_of(before), outcomes_of(after))))
     for line in dict.fromkeys(record["summary"] for record in (*before, *after)):

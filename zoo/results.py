@@ -93,7 +93,7 @@ def protocol_line(
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
-    how = "likeliest actions" if deterministic else "sampled actions"
+    how = "deterministic actions" if deterministic else "sampled actions"
     return (
         f"{env_id}, {len(episodes)} episodes = {len(episodes)} of {trials} start states on {len(tried)} of "
         f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {how}, chunk {chunk}"

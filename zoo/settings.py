@@ -55,6 +55,7 @@ POLICY_SETTINGS: Mapping[str, Kind] = {
     "revision": _STR,
     "temperature": _POSITIVE,
     "top_k": _COUNT_OR_0,
+    "greedy": _STR,
     "value_lr": _MAYBE_POSITIVE,
     "optimizer_kwargs": Kind(name="settings", settings=_OPTIMIZER),
 }

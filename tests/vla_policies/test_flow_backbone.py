@@ -176,7 +176,7 @@ def test_matching_loss_by_hand() -> None:
 
 
 def test_token_settings_and_long_chunks_are_refused() -> None:
-    with pytest.raises(BadValue, match="temperature and top_k are for action tokens"):
+    with pytest.raises(BadValue, match="temperature, top_k and greedy are for action tokens"):
         LinearFlow(FlowSettings()).act(INPUTS, Sampling(temperature=1.6), deterministic=False)
     long = Conventions(cameras=("image",), image_size=4, state_dim=0, chunk=6, action_dim=3)
     with pytest.raises(

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from vla_policies.action_codec import UniformBins
 from vla_policies.noise import Noise
 from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
@@ -88,6 +88,20 @@ def test_a_number_picks_the_token_whose_interval_holds_it() -> None:
     assert token.flatten().tolist() == [0, 0, 2, 2, 3]
 
 
+def test_the_mean_may_be_what_is_deterministic() -> None:
+    # Tokens 0 and 3 in two dims: means 0.4 * 3 = 1.2 and 0.6 * 3 = 1.8 lie nearest tokens 1 and 2.
+    raw = torch.stack([probs(0.6, 0.0, 0.0, 0.4), probs(0.4, 0.0, 0.0, 0.6)], dim=2)[..., 0, :]
+    likeliest = ActionTokenDistribution(token_log_probs(raw, Sampling()), CODEC)
+    assert likeliest.draw(deterministic=True).tolist() == [[[0, 3]]]
+    mean = ActionTokenDistribution(token_log_probs(raw, Sampling()), CODEC, greedy="mean")
+    assert mean.draw(deterministic=True).tolist() == [[[1, 2]]]
+    assert mean.mode().tolist() == [[[-0.25, 0.25]]]
+    # At a temperature of 1/2, 0.6 : 0.4 becomes 9 : 4, and the means 3 * 4 / 13 = 0.92 and 3 * 9 / 13 = 2.08.
+    sharper = mean.proba_distribution(raw, Sampling(temperature=0.5, greedy="mean"))
+    assert sharper.draw(deterministic=True).tolist() == [[[1, 2]]]
+    assert set(mean.draw().flatten().tolist()) <= {0, 3}
+
+
 def test_deterministic_is_the_likeliest_token() -> None:
     dist = distribution(probs(0.2, 0.3, 0.4, 0.1))
     assert dist.draw(deterministic=True).item() == 2
@@ -117,6 +131,8 @@ def test_sb3_words_sum_over_the_chunk() -> None:
 def test_impossible_settings_raise(settings: dict[str, float]) -> None:
     with pytest.raises(BadValue, match="must be"):
         Sampling(**settings)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match=r"'men'.*'mean'"):
+        Sampling(greedy="men")  # type: ignore[arg-type]
 
 
 def test_wrong_rank_raises() -> None:

@@ -34,7 +34,7 @@ def test_two_splits_of_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture
     assert lines[4:] == ["protocol: Toy-Reach/0, as it was"]
 
 
-def test_likeliest_and_sampled_actions_are_not_compared(tmp_path: Path) -> None:
+def test_deterministic_and_sampled_actions_are_not_compared(tmp_path: Path) -> None:
     files = [write(tmp_path / "a_1.json", "x"), write(tmp_path / "b_1.json", "x", deterministic=False)]
     with pytest.raises(BadValue, match="--stochastic"):
         run(["--before", files[0], "--after", files[1]])

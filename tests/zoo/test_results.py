@@ -56,5 +56,5 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
     line = protocol_line("E", EPISODES, TASKS, chunk=8, deterministic=True)
     assert line == (
         "E, 3 episodes = 3 of 6 start states on 2 of 2 tasks, success at any step, horizon 10 steps, "
-        "likeliest actions, chunk 8"
+        "deterministic actions, chunk 8"
     )

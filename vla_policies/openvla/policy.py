@@ -126,7 +126,9 @@ class OpenVLABackbone(OpenVLAFamily):
                 x_BLD = decode_step(self.network.language_model.model, step, keys)
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
-            drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec)
+            drawn = ActionTokenDistribution(
+                token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy
+            )
             tokens.append(draw(drawn)[:, 0, 0])
         return torch.stack(tokens, dim=1)
 
@@ -174,4 +176,4 @@ class OpenVLABackbone(OpenVLAFamily):
     ) -> ActionTokenDistribution:
         hidden_BAD = torch.cat([hidden_BD[:, None], self.network.final_norm(suffix_x)], dim=1)
         logits_BKAV = self.network.action_logits(hidden_BAD)[:, None]
-        return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec)
+        return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
