@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vla_gym.errors import BadValue, unknown_name
+from zoo.packaged import packaged_folder
 from zoo.settings import check_settings
 
 
@@ -63,7 +62,7 @@ def candidate_keys(env_id: str, policy: str) -> list[str]:
     return [f"{name}/{policy}" for name in names]
 
 
-def read_entries(file: Path | Traversable, where: str) -> dict[str, Any]:
+def read_entries(file: Path, where: str) -> dict[str, Any]:
     """The file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -93,11 +92,5 @@ def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:
     )
 
 
-def _packaged(algo: str) -> Traversable:
-    """The file inside an installed wheel, or the repository's own folder beside the packages."""
-    package = resources.files("zoo")
-    inside = package / "_hyperparams" / f"{algo}.yml"
-    if inside.is_file():
-        return inside
-    with resources.as_file(package) as folder:
-        return folder.parent / "hyperparams" / f"{algo}.yml"
+def _packaged(algo: str) -> Path:
+    return packaged_folder("hyperparams") / f"{algo}.yml"

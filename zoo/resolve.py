@@ -16,6 +16,7 @@ from typing import Any
 
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue, unknown_name
+from zoo.agents import local_or_shipped
 from zoo.arguments import key_values
 from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
@@ -162,7 +163,7 @@ def resolve_policy(
     given = settings or {}
     if name in FAMILIES:
         return PolicyChoice(name=name, family=name, env_options={}, takes_options=True)
-    folder = Path(name).expanduser()
+    folder = local_or_shipped(name)
     if not folder.is_dir():
         if "/" not in name:
             raise unknown_name("policy", name, FAMILIES)
@@ -192,7 +193,7 @@ def resolve_policy(
         fits = family_class(family).fits_environment
     return PolicyChoice(
         # A Hub id says more to others than the place of its copy here.
-        name=str(folder) if Path(name).expanduser().is_dir() else name,
+        name=str(folder) if local_or_shipped(name).is_dir() else name,
         family=family,
         env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
         takes_options="family" not in stored and (folder / "config.json").is_file(),

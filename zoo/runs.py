@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import BadValue
+from zoo.agents import local_or_shipped
 from zoo.config import RunConfig, from_plain, to_plain
 
 CONFIG_FILE = "config.yml"
@@ -134,7 +135,7 @@ def describe_run(
 
 def find_run(path: str) -> RunFolder:
     """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
-    wanted = Path(path).expanduser()
+    wanted = local_or_shipped(path)
     _must_exist(wanted)
     for folder in (wanted, *wanted.resolve().parents[:2]):
         if (folder / CONFIG_FILE).is_file() and (folder / "args.yml").is_file():
@@ -164,7 +165,7 @@ def find_resume_point(path: str) -> ResumePoint:
 
 def policy_folder(path: str) -> Path:
     """Where the policy of `-i path` is: the folder itself if it holds one, else best/, else the newest checkpoint."""
-    wanted = Path(path).expanduser()
+    wanted = local_or_shipped(path)
     _must_exist(wanted)
     if holds_policy(wanted):
         return wanted

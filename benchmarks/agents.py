@@ -1,0 +1,217 @@
+"""The shipped agents from nothing: demonstrations -> SFT -> PPO and GRPO, compared on the same start states.
+
+    python -m benchmarks.agents                                  # every agent of hyperparams/agents.yml
+    python -m benchmarks.agents MetaWorld/window-close -o work   # one environment, files under work/
+    python -m benchmarks.agents --ship agents                    # and copy the policies to agents/<algo>/<env>/
+
+Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, so the
+script can be stopped and started again. The table says what every step cost in seconds of CPU, workers included.
+Settings of the environments and algorithms are the recipes of `hyperparams/{ppo,grpo}.yml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.packaged import packaged_folder
+from zoo.paired import Comparison, compare, outcomes_of
+from zoo.runs import folder_name
+
+ALGORITHMS = ("ppo", "grpo")
+_SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentRecipe:
+    """One environment's way from nothing to a better policy."""
+
+    env: str
+    """Environment id."""
+    demonstrations: int
+    """Episodes of the expert."""
+    sft_updates: int
+    """Updates of supervised fine-tuning."""
+    sft_params: Sequence[str] = ()
+    """`-params` of `zoo.sft` over the PPO recipe's environment and policy."""
+    splits: Sequence[str] = ("train", "test")
+    """Start states of the comparison."""
+    num_envs: int = 16
+    """Simulators of an evaluation."""
+    seed: int = 1
+    """Of SFT, PPO and GRPO."""
+
+
+def read_recipes(path: Path) -> list[AgentRecipe]:
+    """From `hyperparams/agents.yml`; raises `SystemExit` for a field that does not exist."""
+    known = {one.name for one in fields(AgentRecipe)}
+    recipes = []
+    for env, values in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        if unknown := values.keys() - known:
+            raise SystemExit(f"{path}, {env}: no field {sorted(unknown)}, known: {sorted(known)}")
+        recipes.append(AgentRecipe(env=env, **values))
+    return recipes
+
+
+class Workshop:
+    """Runs the steps of one recipe in `folder`; `cost` gathers what each took."""
+
+    def __init__(self, recipe: AgentRecipe, folder: Path) -> None:
+        self.recipe = recipe
+        self.folder = folder / folder_name(recipe.env)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def train(self) -> None:
+        """All steps."""
+        recipe, demos = self.recipe, self.folder / "demonstrations"
+        env = ("--env", recipe.env)
+        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, "-o", demos)
+        params = ("-params", *recipe.sft_params) if recipe.sft_params else ()
+        common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
+        self.step(
+            "sft",
+            "sft",
+            *env,
+            "--dataset",
+            demos,
+            "-n",
+            recipe.sft_updates,
+            "--eval-episodes",
+            0,
+            *common,
+            *params,
+        )
+        self.evaluate("sft")
+        for algo in ALGORITHMS:
+            self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
+            self.evaluate(algo)
+
+    def policy(self, stage: str) -> Path:
+        """Folder of the policy that a stage ended with: the newest checkpoint, not the best evaluation."""
+        run = self.folder / stage / f"{folder_name(self.recipe.env)}_1"
+        steps = sorted((run / "checkpoints").glob("step_*"), key=lambda one: int(one.name[5:]))
+        return steps[-1] if steps else run / "best"
+
+    def evaluate(self, stage: str) -> None:
+        """The likeliest actions on every start state of every split."""
+        for split in self.recipe.splits:
+            target = ("--split", split, "-o", self.result(stage, split))
+            how = ("--num-envs", self.recipe.num_envs, "--num-threads", 1)
+            name = f"evaluate {stage} {split}"
+            self.step(name, "evaluate", "--env", self.recipe.env, "-i", self.policy(stage), *target, *how)
+
+    def result(self, stage: str, split: str) -> Path:
+        """JSON of `zoo.evaluate`."""
+        return self.folder / f"{stage}-{split}.json"
+
+    def comparison(self, algo: str) -> Comparison:
+        """SFT against what an algorithm made of it."""
+        before, after = (
+            [json.loads(self.result(stage, split).read_text()) for split in self.recipe.splits]
+            for stage in ("sft", algo)
+        )
+        return compare(outcomes_of(before), outcomes_of(after))
+
+    def step(self, name: str, command: str, *arguments: object) -> None:
+        """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`."""
+        if name in self.costs():
+            return
+        argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
+        print(" ".join(["python", *argv[1:]]), flush=True)
+        before = os.times()
+        with (self.folder / f"{name}.log").open("w") as log:
+            code = subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if code:
+            raise SystemExit(f"exit code {code}; see {self.folder / f'{name}.log'}")
+        after = os.times()
+        seconds = after.children_user + after.children_system - before.children_user - before.children_system
+        self._costs_file.write_text(json.dumps({**self.costs(), name: round(seconds, 1)}, indent=1) + "\n")
+
+    @property
+    def _costs_file(self) -> Path:
+        return self.folder / "cpu_seconds.json"
+
+    def costs(self) -> Mapping[str, float]:
+        """Step -> seconds of CPU, workers included; of the steps that are done."""
+        return json.loads(self._costs_file.read_text()) if self._costs_file.is_file() else {}
+
+    def ship(self, target: Path) -> None:
+        """Copy each stage's policy and what describes its run to `target/<stage>/<env>/`."""
+        for stage in ("sft", *ALGORITHMS):
+            folder = target / stage / folder_name(self.recipe.env)
+            folder.mkdir(parents=True, exist_ok=True)
+            policy = self.policy(stage)
+            run = policy.parent if policy.name == "best" else policy.parent.parent
+            for file in [
+                policy / "config.json",
+                policy / "model.safetensors",
+                *(run / one for one in _SHIPPED),
+            ]:
+                shutil.copyfile(file, folder / file.name)
+            summary = {split: self._summary(stage, split) for split in self.recipe.splits}
+            (folder / "results.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+    def _summary(self, stage: str, split: str) -> Any:
+        record = json.loads(self.result(stage, split).read_text())
+        return {key: record[key] for key in ("summary", "success", "tasks")}
+
+
+def table(shops: Sequence[Workshop]) -> str:
+    """Markdown: a row per environment and algorithm."""
+    lines = [
+        "| environment | algorithm | demonstrations | SFT | after RL | gained / lost | p | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for shop in shops:
+        for algo in ALGORITHMS:
+            one, costs = shop.comparison(algo), shop.costs()
+            lines.append(
+                f"| {shop.recipe.env} | {algo.upper()} | {shop.recipe.demonstrations} | {_rate(one.before)} | "
+                f"{_rate(one.after)} | {one.gained} / {one.lost} | {one.p_value:.1g} | "
+                f"{(costs['collect'] + costs['sft']) / 60:.1f} + {costs[algo] / 60:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def _rate(rate: Any) -> str:
+    low, high = rate.interval
+    return f"{rate.mean:.0%} [{low:.0%}, {high:.0%}] of {rate.episodes}"
+
+
+def main() -> None:
+    """Entry point."""
+    recipes = read_recipes(packaged_folder("hyperparams") / "agents.yml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="environments (default: all of the recipes)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("agents-work"), help="where everything goes"
+    )
+    parser.add_argument("--ship", type=Path, metavar="DIR", help="copy the policies there")
+    args = parser.parse_args()
+    known = {one.env: one for one in recipes}
+    if unknown := set(args.envs) - known.keys():
+        raise SystemExit(f"no recipe for {sorted(unknown)}, known: {sorted(known)}")
+    shops = [Workshop(known[env], args.output) for env in args.envs or known]
+    for shop in shops:
+        shop.train()
+        if args.ship:
+            shop.ship(args.ship)
+    print(table(shops))
+    total = sum(sum(shop.costs().values()) for shop in shops)
+    print(f"\nCPU time of everything, evaluations included: {total / 60:.0f} minutes")
+
+
+if __name__ == "__main__":
+    main()

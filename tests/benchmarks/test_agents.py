@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.agents import AgentRecipe, Workshop, read_recipes, table
+from zoo.hyperparams import load_hyperparams
+from zoo.packaged import packaged_folder
+
+RECIPE = AgentRecipe(env="Toy-Reach", demonstrations=3, sft_updates=2, splits=("train",))
+
+
+def write_result(shop: Workshop, stage: str, solved: list[bool]) -> None:
+    episodes = [
+        {"task_id": 0, "start_state": str(number), "success_once": success}
+        for number, success in enumerate(solved)
+    ]
+    shop.result(stage, "train").write_text(json.dumps({"env": "Toy-Reach", "episodes": episodes}))
+
+
+def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
+    shop = Workshop(RECIPE, tmp_path)
+    write_result(shop, "sft", [True, False, False, False])
+    write_result(shop, "ppo", [True, True, True, True])
+    write_result(shop, "grpo", [False, True, True, False])
+    (shop.folder / "cpu_seconds.json").write_text(
+        json.dumps({"collect": 30, "sft": 90, "ppo": 120, "grpo": 60})
+    )
+    ppo, grpo = table([shop]).splitlines()[2:]
+    # Three gained and none lost: p = 2 / 2^3.
+    assert "| 25% [5%, 70%] of 4 | 100% [51%, 100%] of 4 | 3 / 0 | 0.2 | 2.0 + 2.0 |" in ppo
+    assert "| 50% [15%, 85%] of 4 | 2 / 1 | 1 | 2.0 + 1.0 |" in grpo
+
+
+def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
+    shop = Workshop(RECIPE, tmp_path)
+    shop.step("help", "plot", "--help")
+    assert "Learning curves" in (shop.folder / "help.log").read_text()
+    (shop.folder / "help.log").unlink()
+    shop.step("help", "plot", "--help")
+    assert not (shop.folder / "help.log").exists()
+    assert shop.costs()["help"] > 0
+
+
+def test_a_step_that_fails_ends_the_script_and_names_its_log(tmp_path: Path) -> None:
+    shop = Workshop(RECIPE, tmp_path)
+    with pytest.raises(SystemExit, match=r"exit code 2; see .*bad\.log"):
+        shop.step("bad", "plot", "--no-such-flag")
+    assert "bad" not in shop.costs()
+
+
+def test_every_agent_has_recipes_of_its_own_for_both_algorithms() -> None:
+    for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
+        for algo in ("ppo", "grpo"):
+            assert load_hyperparams(algo, recipe.env, "nano").entry == f"{recipe.env}/nano"
+
+
+def test_an_unknown_field_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "agents.yml"
+    file.write_text("Toy-Reach: {demonstrations: 1, sft_updates: 1, colour: red}\n")
+    with pytest.raises(SystemExit, match="colour"):
+        read_recipes(file)
