@@ -4,7 +4,8 @@
     ├── UnknownName        an id, option or key that does not exist (names the nearest one)
     ├── BadValue           a value outside what is allowed
     ├── MissingDependency  an extra, a system library, an asset (names the command that brings it)
-    └── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
+    ├── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
+    └── LostRank           another process of a run on several ended; its own message says why
 
 The command line turns each into one line and exit code 2. One thing is only warned of: `WorkerRestarted`.
 """
@@ -33,6 +34,10 @@ class MissingDependency(VLAZooError, ImportError):
 
 class WorkerFailed(VLAZooError, RuntimeError):
     """A worker process ended, hung or raised."""
+
+
+class LostRank(VLAZooError, RuntimeError):
+    """Another process of the same run ended."""
 
 
 class WorkerRestarted(UserWarning):

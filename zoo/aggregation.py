@@ -10,6 +10,7 @@ and the weights alone say what counts how much.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -53,28 +54,34 @@ def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel
     return executed if level == "action" else (executed > 0).to(executed.dtype)
 
 
-def even_scale(elements_M: Tensor) -> Tensor:
-    """Float `[M]`: one weight for the elements of all M decisions, so that each element counts the same.
+Total = Callable[[Tensor], Tensor]
+"""Sum of a tensor over all ranks, elementwise."""
 
-    The weighted sum over all elements, divided by M, is their plain mean.
+
+def even_scale(elements_M: Tensor, total: Total = Tensor.double) -> float:
+    """The weight with which each element of M decisions (of all ranks' together) counts the same.
+
+    The weighted sum over all elements, divided by the number of decisions, is their plain mean. Zero without any.
     """
-    total = elements_M.sum()
-    return torch.full(elements_M.shape, 1.0, device=elements_M.device) * len(elements_M) / total
+    decisions, elements = total(torch.tensor([len(elements_M), int(elements_M.sum())])).tolist()
+    return float(decisions / elements) if elements else 0.0
 
 
-def trajectory_scale(elements_M: Tensor, trajectory_M: Tensor) -> Tensor:
+def trajectory_scale(elements_M: Tensor, trajectory_M: Tensor, total: Total = Tensor.double) -> Tensor:
     """Float `[M]`: weights with which every trajectory counts the same, however long it was.
 
     Each of the B trajectories present gets weight 1/B, spread evenly over its n_b elements: an element of
     trajectory b weighs M / (B * n_b). "Present" are those among the M decisions given, so what a filter
-    removed does not shrink the rest. `trajectory_M` holds any integers that name the trajectories.
+    removed does not shrink the rest. `trajectory_M` holds any integers that name the trajectories; M and B are those
+    of all ranks.
     """
     if elements_M.shape != trajectory_M.shape or elements_M.ndim != 1:
         raise ValueError(f"got {tuple(elements_M.shape)} and {tuple(trajectory_M.shape)}, both must be [M]")
-    _, index_M = torch.unique(trajectory_M, return_inverse=True)
-    per_trajectory = torch.zeros(int(index_M.max()) + 1, device=elements_M.device)
+    names, index_M = torch.unique(trajectory_M, return_inverse=True)
+    per_trajectory = torch.zeros(len(names), device=elements_M.device)
     per_trajectory.index_add_(0, index_M, elements_M.float())
-    return len(elements_M) / (len(per_trajectory) * per_trajectory[index_M])
+    decisions, trajectories = total(torch.tensor([len(elements_M), len(names)])).tolist()
+    return decisions / (trajectories * per_trajectory[index_M])
 
 
 def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import (
     ActorCriticCnnPolicy,
     ActorCriticPolicy,
@@ -29,17 +26,17 @@ from zoo.aggregation import CreditLevel, LogprobLevel
 from zoo.alarms import Alarms
 from zoo.boundary import Boundary, take_boundary, vla_envs
 from zoo.buffer import ChunkRolloutBuffer
+from zoo.collecting import CollectingAlgorithm
 from zoo.experience import ChunkExperience, Experience, is_chunk_policy
 from zoo.learner import Learner
-from zoo.metrics import PhaseClock, Tally
-from zoo.news import News
 from zoo.objective import Objective
 from zoo.plain_experience import PlainExperience
 from zoo.reference import KLReference, Reference, check_reference, make_reference
+from zoo.tally import Tally
 from zoo.update import check_update_settings, run_update
 
 
-class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
+class VLAOnPolicyAlgorithm(CollectingAlgorithm):
     """What PPO and GRPO share: the update, the loop around it, and Stable-Baselines3's contract.
 
     Policies with `act` and `evaluate` (`VLAPolicy`) are trained on whole chunks, kept token by token; any
@@ -72,6 +69,7 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         "_n_updates",
         "_updates_done",
         "_current_progress_remaining",
+        "noise_seed",
     )
     """Attributes (JSON values) that a checkpoint keeps."""
 
@@ -146,6 +144,8 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
         chunk = self._is_chunk(self.policy_class)
         self.experience: Experience = self.chunk_experience() if chunk else PlainExperience()
         self.experience.check(self)
+        if chunk:
+            self._agree_on_seed()
         if chunk and self.rollout_buffer_class is None:
             self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
         super()._setup_model()
@@ -172,16 +172,15 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
             "_learner",
             "_reference",
             "news",
+            "ranks",
         ]
 
     def _forget_run(self) -> None:
-        """Fresh values of everything that is of this process only."""
+        super()._forget_run()
         self._learner: Learner | None = None
         self._reference: Reference | None = None
         self.boundary: Boundary | None = None
-        self.clock = PhaseClock()
         self.alarms = Alarms()
-        self.news = News()
 
     @property
     def learner(self) -> Learner:
@@ -204,42 +203,6 @@ class VLAOnPolicyAlgorithm(OnPolicyAlgorithm):
     def critic_only(self) -> bool:
         """Does the coming update move the critic alone?"""
         return False
-
-    @property
-    def chunk_buffer(self) -> ChunkRolloutBuffer:
-        """The rollout buffer of chunk policies."""
-        buffer: Any = self.rollout_buffer
-        assert isinstance(buffer, ChunkRolloutBuffer)
-        return buffer
-
-    # Collecting -------------------------------------------------------------------------------------
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int
-    ) -> bool:
-        """Fill the rollout buffer; False when a callback stopped it. See `zoo.experience`."""
-        assert self._last_obs is not None, "No previous observation was provided"
-        assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
-        with self.clock.phase("rollout"):
-            return self.experience.collect(self, env, callback)
-
-    def after_decision(
-        self,
-        callback: BaseCallback,
-        *,
-        executed: np.ndarray,
-        infos: list[dict[str, Any]],
-        dones: np.ndarray,
-        **seen: Any,
-    ) -> bool:
-        """Count a decision of every slot and tell the callbacks; False when one of them wants to stop."""
-        self.num_timesteps += int(executed.sum())
-        callback.update_locals({"infos": infos, "dones": dones, "env": self.env, **seen})
-        if not callback.on_step():
-            return False
-        self._update_info_buffer(infos, dones)
-        self.news.add(executed, infos, dones)
-        return True
 
     # Updating ---------------------------------------------------------------------------------------
 

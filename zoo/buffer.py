@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,16 +150,13 @@ class ChunkRolloutBuffer:
         """Unmasked elements of every decision at `level`, int64 `[T, N]`."""
         return elements_per_decision(self.executed_TN, self.logprob_TNKA.shape[3], level)
 
-    def minibatches(self, batch_size: int, level: LogprobLevel, device: torch.device) -> Iterator[Minibatch]:
-        """Every decision of non-zero scale once, freshly shuffled (NumPy's global generator)."""
-        index_M = self.chosen()
-        order_M = torch.from_numpy(np.random.permutation(len(index_M)))
-        for index_B in in_parts(index_M[order_M], batch_size):
-            yield self.minibatch(index_B, level, device)
+    def taking(self) -> Tensor:
+        """Bool `[T, N]`: decisions that take part in the update."""
+        return self.element_scale_TN > 0
 
     def chosen(self) -> Tensor:
         """Flat indices (row * N + column) of the decisions that take part, int64 `[M]`."""
-        return torch.nonzero(self.element_scale_TN.flatten() > 0)[:, 0]
+        return torch.nonzero(self.taking().flatten())[:, 0]
 
     def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
         """The decisions at flat indices `index_B`, on `device`."""
@@ -245,11 +242,3 @@ class ChunkRolloutBuffer:
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
         self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
         self.pos = 0
-
-
-def in_parts(index_M: Tensor, batch_size: int) -> list[Tensor]:
-    """`ceil(M / batch_size)` parts whose sizes differ by at most one.
-
-    So no remainder of a few decisions takes a step as large as a full minibatch's.
-    """
-    return list(torch.tensor_split(index_M, -(-len(index_M) // batch_size))) if len(index_M) else []

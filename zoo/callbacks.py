@@ -104,37 +104,32 @@ class EvaluationCallback(BaseCallback):
 
 
 class MonitorCallback(BaseCallback):
-    """Writes every finished training episode to `monitor.csv` and moves the progress bar."""
+    """Writes the training episodes of every rollout to `monitor.csv` and moves the progress bar."""
+
+    model: Any
 
     def __init__(self, file: MonitorFile, progress: Progress) -> None:
         super().__init__()
         self._file = file
         self._progress = progress
-        self._tasks: set[int] = set()
-
-    @property
-    def tasks_seen(self) -> int:
-        """Number of different tasks of which at least one step was trained on."""
-        return len(self._tasks)
 
     def _on_step(self) -> bool:
-        self._tasks.update(int(info["task_id"]) for info in self.locals["infos"])
-        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
-            if done and "success_once" in info.get("episode", {}) and not info.get("lost", False):
-                stats = info["episode"]
-                self._file.add(
-                    MonitorRow(
-                        total_reward=float(stats["return"]),
-                        length=int(stats["length"]),
-                        success=bool(stats["success_once"]),
-                        task_id=int(info["task_id"]),
-                        num_timesteps=self.model.num_timesteps,
-                    )
-                )
         self._progress.to(self.model.num_timesteps)
         return True
 
     def _on_rollout_end(self) -> None:
+        for one in self.model.news.finished:
+            if one.episode is not None:
+                self._file.add(
+                    MonitorRow(
+                        total_reward=one.episode.total_reward,
+                        length=one.episode.length,
+                        success=one.episode.success_once,
+                        task_id=one.task_id,
+                        num_timesteps=one.num_timesteps,
+                    )
+                )
+        self._progress.to(self.model.num_timesteps)
         recent = self.model.ep_success_buffer
         if recent:
             self._progress.note(f"success {np.mean(recent):.1%}")

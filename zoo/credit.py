@@ -11,6 +11,7 @@ from vla_gym.errors import BadValue, unknown_name
 from zoo.advantages import gae, step_gae
 from zoo.aggregation import CreditLevel, LogprobLevel, even_scale
 from zoo.buffer import ChunkRolloutBuffer
+from zoo.ranks import Ranks
 
 CREDIT_LEVELS: tuple[CreditLevel, ...] = ("chunk", "action")
 
@@ -43,7 +44,7 @@ def check_levels(reward: str, value: str, logprob: str) -> None:
 
 
 def credit_decisions(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount
+    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, ranks: Ranks
 ) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N]` and which of them count, bool; fills the critic's targets."""
     advantage_TN = gae(
@@ -61,7 +62,7 @@ def credit_decisions(
 
 
 def credit_steps(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount
+    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, ranks: Ranks
 ) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N, K]` and which of them count, bool; fills the critic's targets."""
     assert buffer.step_reward_TNK is not None
@@ -84,19 +85,20 @@ def credit_steps(
     buffer.return_TN.copy_(advantage_TNK[..., 0] + buffer.value_TN)
     if own_values:
         buffer.step_return_TNK = advantage_TNK + value_TNK
-        buffer.value_scale = float(even_scale(buffer.executed_TN[buffer.executed_TN > 0])[:1].sum())
+        buffer.value_scale = even_scale(buffer.executed_TN[buffer.executed_TN > 0], ranks.total)
     return advantage_TNK, buffer.executed_steps()
 
 
-def write_advantages(buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel) -> None:
+def write_advantages(
+    buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel, ranks: Ranks
+) -> None:
     """Put advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) and weights into the buffer."""
     if advantage.ndim == 2:
         buffer.advantage_TN.copy_(advantage)
     else:
         buffer.step_advantage_TNK = advantage
     valid_TN = buffer.executed_TN > 0
-    if valid_TN.any():
-        buffer.element_scale_TN[valid_TN] = even_scale(buffer.elements_TN(level)[valid_TN])
+    buffer.element_scale_TN[valid_TN] = even_scale(buffer.elements_TN(level)[valid_TN], ranks.total)
 
 
 def chosen(values: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ The algorithm's update is the same for both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,11 +21,14 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_gym.sb3 import SB3VecEnv
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
-from zoo.aggregation import CreditLevel, LogprobLevel, to_level
-from zoo.buffer import ChunkRolloutBuffer, Decision, in_parts
-from zoo.learner import Scorer
-from zoo.records import Episode, Minibatch, Scored
+from zoo.buffer import ChunkRolloutBuffer, Decision
+from zoo.minibatch_order import Columns, Piece, in_parts, pieces
+from zoo.records import Part
+from zoo.scorers import ChunkScorer, RolloutScorer, step_values
+from zoo.stepping import Row, plain_rows, staged_rows
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
@@ -34,8 +38,10 @@ if TYPE_CHECKING:
 class ChunkPolicy(Protocol):
     """What tells a chunk policy from a plain one."""
 
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False) -> ActionSample:
-        """Decide."""
+    def act(
+        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        """Decide; `noise` has a row for each observation."""
 
     def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
         """Score decisions made earlier."""
@@ -61,11 +67,11 @@ class Experience(ABC):
         """Fill the algorithm's buffer; False when a callback stopped it."""
 
     @abstractmethod
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
-        """One pass over the rollout, freshly shuffled."""
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
+        """One pass over the rollout, freshly shuffled; as many minibatches, of as many parts, on every rank."""
 
     @abstractmethod
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
         """The module that scores minibatches."""
 
     @abstractmethod
@@ -77,47 +83,8 @@ class Experience(ABC):
         """Keep the reference policy's log-probabilities of the rollout."""
 
     @abstractmethod
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
         """The rollout's values and their targets, flat."""
-
-
-class ChunkScorer(Scorer):
-    """Scores records at one log-probability level and one value level."""
-
-    def __init__(
-        self, policy: torch.nn.Module, level: LogprobLevel, value_level: CreditLevel = "chunk"
-    ) -> None:
-        super().__init__(policy)
-        self.level = level
-        self.value_level = value_level
-
-    def forward(self, batch: Minibatch) -> Scored:
-        assert batch.executed_B is not None
-        result: Evaluation = self.policy.evaluate(batch.obs, batch.choice)
-        logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
-        entropy_BL, _ = to_level(result.entropy_BKA, batch.executed_B, self.level)
-        token_logprob_BW = None
-        if batch.ref_logprob_BW is not None:
-            token_logprob_BW, _ = to_level(result.logprob_BKA, batch.executed_B, "token")
-        value_BU = result.value_B[:, None]
-        if self.value_level == "action":
-            value_BU = step_values(result, result.logprob_BKA.shape[1])
-        return Scored(logprob_BL, entropy_BL, value_BU, token_logprob_BW)
-
-
-STEP_VALUES_LACKING = (
-    "value_level='action' needs a critic with an output for each step of the chunk, which this policy lacks. "
-    "OpenVLA-OFT has one with policy_kwargs backbone_kwargs value_outputs: <chunk>; else set value_level='chunk'"
-)
-
-
-def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:
-    """Values of every step of the chunk, `[B, K]`; of a chunk of one step that is the state's value."""
-    if result.value_BK is not None:
-        return result.value_BK
-    if chunk == 1:
-        return result.value_B[:, None]
-    raise BadValue(f"{STEP_VALUES_LACKING} (chunk {chunk})")
 
 
 class ChunkExperience(Experience):
@@ -135,65 +102,102 @@ class ChunkExperience(Experience):
             )
 
     def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
-        policy: Any = algorithm.policy
-        buffer = algorithm.chunk_buffer
-        columns = np.arange(env.num_envs)
-        shape = env.action_space.shape or ()
-        policy.set_training_mode(False)
-        buffer.reset()
+        algorithm.policy.set_training_mode(False)
+        algorithm.chunk_buffer.reset()
         callback.on_rollout_start()
-        for row in range(algorithm.n_steps):
-            obs: Any = algorithm._last_obs
-            with algorithm.clock.phase("policy"):
-                sample: ActionSample = policy.act(obs)
-                actions = sample.action_BKA.cpu().numpy()
-            with algorithm.clock.phase("env"):
-                new_obs, rewards, dones, infos = env.step(actions.reshape(env.num_envs, *shape))
-            # An environment that does not say how much of a chunk it ran has run it all, as one step.
-            counted = np.array([info.get("executed", 1) for info in infos])
-            executed = np.array([info.get("executed", actions.shape[1]) for info in infos])
-            if not algorithm.after_decision(
-                callback,
-                executed=counted,
-                infos=infos,
-                dones=dones,
-                rewards=rewards,
-                new_obs=new_obs,
-                actions=actions,
-            ):
-                return False
-            cut_off = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-            truncated = cut_off & dones & algorithm.bootstrap_time_limit
-            buffer.write(
-                row,
-                columns,
-                Decision(
-                    obs=obs,
-                    record=sample.record,
-                    logprob_nKA=sample.logprob_BKA,
-                    value_n=sample.value_B,
-                    reward_n=rewards,
-                    executed_n=executed,
-                    terminated_n=dones & ~truncated,
-                    truncated_n=truncated,
-                    final_value_n=self._final_values(algorithm, infos, truncated),
-                    **self._per_step(algorithm, sample, infos),
-                ),
-            )
-            algorithm._last_obs, algorithm._last_episode_starts = new_obs, dones  # type: ignore[assignment]
-        last_value_N = self._values(algorithm, algorithm._last_obs)
+        began_at = algorithm.begin_rollout()
+        if not algorithm.agree(self.gather(algorithm, env, callback)):
+            return False
+        algorithm.end_rollout(began_at)
+        last_value_N = self.last_values(algorithm)
         with algorithm.clock.phase("advantages"):
             algorithm.credit(last_value_N)
-        callback.update_locals({"rollout_buffer": buffer})
+        callback.update_locals({"rollout_buffer": algorithm.chunk_buffer})
         callback.on_rollout_end()
         return True
 
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
-        return algorithm.chunk_buffer.minibatches(
-            algorithm.batch_size, algorithm.logprob_level, algorithm.device
-        )
+    def last_values(self, algorithm: VLAOnPolicyAlgorithm) -> Tensor | None:
+        """Values of the observations after the last decision, `[N]`; None where nothing follows it."""
+        return self._values(algorithm, algorithm._last_obs)
 
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+    def gather(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+        """Fill the buffer with this rank's decisions; False when it is to stop. Waits for no other rank."""
+        buffer = algorithm.chunk_buffer
+        staged = isinstance(env, SB3VecEnv)
+        rows = (
+            staged_rows(algorithm, env, algorithm.n_steps, renew=True)
+            if staged
+            else plain_rows(algorithm, env, algorithm.n_steps)
+        )
+        with closing(rows):
+            for number, row in enumerate(rows):
+                if not self._take(algorithm, callback, number, row, buffer):
+                    return False
+        return True
+
+    def _take(
+        self,
+        algorithm: VLAOnPolicyAlgorithm,
+        callback: BaseCallback,
+        number: int,
+        row: Row,
+        buffer: ChunkRolloutBuffer,
+    ) -> bool:
+        """Count a decision of every slot and keep it; False when the rollout is to stop."""
+        infos, sample = row.infos, row.sample
+        # An environment that does not say how much of a chunk it ran has run it all, as one step.
+        counted = np.array([info.get("executed", 1) for info in infos])
+        executed = np.array([info.get("executed", sample.action_BKA.shape[1]) for info in infos])
+        if not algorithm.after_decision(
+            callback,
+            decision=number,
+            executed=counted,
+            infos=infos,
+            dones=row.done_n,
+            rewards=row.reward_n,
+            new_obs=row.new_obs,
+            actions=sample.action_BKA.cpu().numpy(),
+        ):
+            return False
+        cut_off = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        truncated = cut_off & row.done_n & algorithm.bootstrap_time_limit
+        buffer.write(
+            number,
+            row.slots,
+            Decision(
+                obs=row.obs,
+                record=sample.record,
+                logprob_nKA=sample.logprob_BKA,
+                value_n=sample.value_B,
+                reward_n=row.reward_n,
+                executed_n=executed,
+                terminated_n=row.done_n & ~truncated,
+                truncated_n=truncated,
+                final_value_n=self._final_values(algorithm, infos, truncated),
+                **self._per_step(algorithm, sample, infos),
+            ),
+        )
+        algorithm._last_episode_starts = row.done_n
+        return True
+
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
+        buffer, ranks = algorithm.chunk_buffer, algorithm.ranks
+        columns = Columns(num_ranks=ranks.size, rank=ranks.rank, slots=algorithm.n_envs)
+        taking_TC = columns.in_slot_order(ranks.side_by_side(buffer.taking()))
+        rng = np.random.default_rng([algorithm.noise_seed, algorithm._n_updates])
+        for piece in pieces(taking_TC, columns, algorithm.batch_size, rng):
+            yield self._parts(algorithm, piece)
+
+    @staticmethod
+    def _parts(algorithm: VLAOnPolicyAlgorithm, piece: Piece) -> Iterator[Part]:
+        parts = piece.parts(algorithm.micro_batch_size)
+        for number, index_B in enumerate(parts, 1):
+            # Where a rank has none it scores the first decision for nothing, as the others wait for its gradient.
+            scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
+            batch = algorithm.chunk_buffer.minibatch(scored_B, algorithm.logprob_level, algorithm.device)
+            yield Part(batch, share=piece.share(index_B), last=number == len(parts))
+
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
         return ChunkScorer(algorithm.policy, algorithm.logprob_level, algorithm.value_level)
 
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
@@ -216,13 +220,13 @@ class ChunkExperience(Experience):
             with torch.no_grad():
                 write(index_B, evaluate(batch.obs, batch.choice).logprob_BKA)
 
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
         buffer = algorithm.chunk_buffer
         valid_TN = buffer.executed_TN > 0
         if buffer.step_value_TNK is not None and buffer.step_return_TNK is not None:
             valid_TNK = buffer.executed_steps()
-            return buffer.step_value_TNK[valid_TNK].numpy(), buffer.step_return_TNK[valid_TNK].numpy()
-        return buffer.value_TN[valid_TN].numpy(), buffer.return_TN[valid_TN].numpy()
+            return buffer.step_value_TNK[valid_TNK], buffer.step_return_TNK[valid_TNK]
+        return buffer.value_TN[valid_TN], buffer.return_TN[valid_TN]
 
     @staticmethod
     def _per_step(
@@ -257,12 +261,3 @@ class ChunkExperience(Experience):
     def _values(algorithm: VLAOnPolicyAlgorithm, obs: Any) -> Tensor:
         with torch.no_grad(), algorithm.clock.phase("policy"):
             return algorithm.policy.predict_values(obs).flatten().cpu()
-
-
-def finished_episodes(infos: list[dict[str, Any]], dones: np.ndarray) -> list[Episode]:
-    """Episodes that ended with this decision, those lost with a worker excepted."""
-    return [
-        Episode.from_info(info["episode"])
-        for info, done in zip(infos, dones, strict=True)
-        if done and "success_once" in info.get("episode", {}) and not info.get("lost", False)
-    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from vla_gym.sb3 import encode_instructions
-from vla_gym.vector_info import of_slot
-from vla_policies.types import ActionSample
 from zoo.buffer import ChunkRolloutBuffer, Decision
 from zoo.experience import ChunkExperience
+from zoo.ranks import Ranks
+from zoo.stepping import Row, staged_rows
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
@@ -35,6 +35,8 @@ class GroupOutcome:
     """Episodes that were solved at any step."""
     size: int
     """G."""
+    kept: bool = False
+    """Does it take part in the update?"""
 
 
 class GroupExperience(ChunkExperience):
@@ -49,24 +51,18 @@ class GroupExperience(ChunkExperience):
         """Rounds that this took."""
         self._spare: ChunkRolloutBuffer | None = None
 
-    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
+    def gather(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
         grpo: Any = algorithm
-        algorithm.policy.set_training_mode(False)
-        algorithm.chunk_buffer.reset()
         self.outcomes = []
         self.num_resampled = self.extra_rounds = 0
         self.lost_N = torch.zeros(algorithm.chunk_buffer.columns, dtype=torch.bool)
-        callback.on_rollout_start()
         for number in range(grpo.rollouts_per_update):
-            if not self._round(algorithm, env, callback, number * env.num_envs, algorithm.chunk_buffer):
+            if not self._round(algorithm, env, callback, number, algorithm.chunk_buffer):
                 return False
-        if not self._replace_dead_groups(algorithm, env, callback):
-            return False
-        with algorithm.clock.phase("advantages"):
-            algorithm.credit(None)
-        callback.update_locals({"rollout_buffer": algorithm.chunk_buffer})
-        callback.on_rollout_end()
-        return True
+        return self._replace_dead_groups(algorithm, env, callback)
+
+    def last_values(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        """Nothing follows: rounds end with their episodes."""
 
     def _replace_dead_groups(
         self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback
@@ -78,7 +74,7 @@ class GroupExperience(ChunkExperience):
         """
         grpo: Any = algorithm
         buffer, size = algorithm.chunk_buffer, grpo.group_size
-        for _ in range(grpo.resample_dead_groups):
+        for number in range(grpo.resample_dead_groups):
             dead_P = ~grpo.groups_that_count(buffer, self.lost_N)
             if not dead_P.any():
                 break
@@ -87,7 +83,9 @@ class GroupExperience(ChunkExperience):
             self._spare.reset()
             fresh = GroupExperience()
             fresh.lost_N = torch.zeros(env.num_envs, dtype=torch.bool)
-            if not fresh._round(algorithm, env, callback, 0, self._spare):
+            if not fresh._round(
+                algorithm, env, callback, grpo.rollouts_per_update + number, self._spare, first_column=0
+            ):
                 return False
             self.extra_rounds += 1
             live_P = grpo.groups_that_count(self._spare, fresh.lost_N)
@@ -104,16 +102,21 @@ class GroupExperience(ChunkExperience):
         algorithm: VLAOnPolicyAlgorithm,
         env: VecEnv,
         callback: BaseCallback,
-        first_column: int,
+        number: int,
         buffer: ChunkRolloutBuffer,
+        first_column: int | None = None,
     ) -> bool:
-        """One more episode in every slot, into `buffer` from `first_column` on."""
+        """Round `number` of the rollout: one episode in every slot, into `buffer` from `first_column` on.
+
+        Its columns follow those of the rounds before it unless `first_column` says otherwise.
+        """
         grpo: Any = algorithm
         if grpo._needs_reset:
             with algorithm.clock.phase("env"):
                 algorithm._last_obs = env.reset()  # type: ignore[assignment]
         grpo._needs_reset = True
-        return _Round(algorithm, callback, first_column, buffer, self).run()
+        column = number * env.num_envs if first_column is None else first_column
+        return _Round(algorithm, callback, number, column, buffer, self).run()
 
 
 class _Round:
@@ -123,111 +126,85 @@ class _Round:
         self,
         algorithm: Any,
         callback: BaseCallback,
+        number: int,
         first_column: int,
         buffer: ChunkRolloutBuffer,
         experience: GroupExperience,
     ) -> None:
         self._algorithm = algorithm
+        self._number = number
         self._callback = callback
         self._envs = algorithm.grouped_envs
         self._experience = experience
         self._first_column = first_column
         self._buffer = buffer
         self._solved_N = np.zeros(self._envs.num_envs, dtype=bool)
-        self._start_N: list[str] = []
+        self._start_N = [""] * self._envs.num_envs
 
     def run(self) -> bool:
         """False when a callback stopped it."""
-        running_N = np.ones(self._envs.num_envs, dtype=bool)
-        row = 0
-        while running_N.any():
-            assert row < self._algorithm.n_steps, "an episode outlived its task's horizon"
-            ended = self._decide(row, np.flatnonzero(running_N))
-            if ended is None:
-                return False
-            running_N &= ~ended
-            row += 1
-        size = self._algorithm.group_size
+        algorithm, size = self._algorithm, self._algorithm.group_size
+        before = self._number * algorithm.n_steps
+        rows = staged_rows(
+            algorithm, algorithm.env.unwrapped, algorithm.n_steps, first_decision=before, renew=False
+        )
+        with closing(rows):
+            for number, row in enumerate(rows):
+                if number == 0:
+                    self._start_N = [info["start_state"] for info in row.infos]
+                    check_shared_start(self._start_N, size)
+                if not self._take(before, number, row):
+                    return False
+        assert self._envs.finished.all(), "an episode outlived its task's horizon"
         for first in range(0, len(self._start_N), size):
             self._experience.outcomes.append(
                 GroupOutcome(self._start_N[first], int(self._solved_N[first : first + size].sum()), size)
             )
         return True
 
-    def _decide(self, row: int, slots: np.ndarray) -> np.ndarray | None:
-        """One decision of the running `slots`; bool `[N]` of those that ended, None when stopped."""
-        algorithm = self._algorithm
-        obs = {key: value[slots] for key, value in algorithm._last_obs.items()}
-        with algorithm.clock.phase("policy"):
-            sample: ActionSample = algorithm.policy.act(obs)
-            actions = np.zeros((self._envs.num_envs, *sample.action_BKA.shape[1:]), dtype=np.float32)
-            actions[slots] = sample.action_BKA.cpu().numpy()
-        with algorithm.clock.phase("env"):
-            raw, reward_N, terminated_N, truncated_N, batched = self._envs.step(actions)
-            new_obs = encode_instructions(raw)
-        if row == 0:
-            self._start_N = [str(one) for one in batched["start_state"]]
-            check_shared_start(self._start_N, algorithm.group_size)
-        ended_N = np.zeros(self._envs.num_envs, dtype=bool)
-        ended_N[slots] = (terminated_N | truncated_N)[slots]
-        infos = self._infos(batched, ended_N, new_obs)
-        if not algorithm.after_decision(
+    def _take(self, before: int, number: int, row: Row) -> bool:
+        """Count a decision of the slots that still play and keep it; False when the rollout is to stop."""
+        sample, slots = row.sample, row.slots
+        executed_n = np.array([info["executed"] for info in row.infos])
+        told = dict(zip(slots.tolist(), row.infos, strict=True))
+        if not self._algorithm.after_decision(
             self._callback,
-            executed=batched["executed"],
-            infos=infos,
-            dones=ended_N,
-            rewards=reward_N.astype(np.float32),
-            new_obs=new_obs,
-            actions=actions,
+            decision=before + number,
+            executed=self._of_all(executed_n, slots),
+            infos=[told.get(slot, {}) for slot in range(self._envs.num_envs)],
+            dones=self._of_all(row.done_n, slots),
+            rewards=self._of_all(row.reward_n, slots),
+            new_obs=row.new_obs,
+            actions=sample.action_BKA.cpu().numpy(),
         ):
-            return None
+            return False
+        cut_n = np.array([info["TimeLimit.truncated"] for info in row.infos])
         self._buffer.write(
-            row,
+            number,
             self._first_column + slots,
-            self._decision(obs, sample, slots, reward_N, terminated_N, batched),
+            Decision(
+                obs=row.obs,
+                record=sample.record,
+                logprob_nKA=sample.logprob_BKA,
+                value_n=sample.value_B,
+                reward_n=row.reward_n,
+                executed_n=executed_n,
+                terminated_n=row.done_n & ~cut_n,
+                # An episode's score is the sum of its rewards, so nothing is estimated beyond a time limit.
+                truncated_n=np.zeros(len(slots), dtype=bool),
+                final_value_n=torch.zeros(len(slots)),
+            ),
         )
-        self._solved_N |= batched["success"]
-        lost = np.flatnonzero(batched["lost"]) + self._first_column
+        self._solved_N[slots] |= np.array([info["success"] for info in row.infos])
+        lost = self._first_column + slots[[info["lost"] for info in row.infos]]
         self._experience.lost_N[torch.from_numpy(lost)] = True
-        algorithm._last_obs = new_obs
-        return ended_N
+        return True
 
-    @staticmethod
-    def _decision(
-        obs: Mapping[str, np.ndarray],
-        sample: ActionSample,
-        slots: np.ndarray,
-        reward_N: np.ndarray,
-        terminated_N: np.ndarray,
-        batched: Mapping[str, Any],
-    ) -> Decision:
-        return Decision(
-            obs=obs,
-            record=sample.record,
-            logprob_nKA=sample.logprob_BKA,
-            value_n=sample.value_B,
-            reward_n=reward_N[slots],
-            executed_n=batched["executed"][slots],
-            terminated_n=terminated_N[slots],
-            truncated_n=np.zeros(len(slots), dtype=bool),
-            final_value_n=torch.zeros(len(slots)),
-        )
-
-    @staticmethod
-    def _infos(
-        batched: Mapping[str, Any], ended_N: np.ndarray, new_obs: Mapping[str, np.ndarray]
-    ) -> list[dict[str, Any]]:
-        """Infos as `SB3VecEnv` gives them; of a held slot nothing that ended before is told again."""
-        infos = [of_slot(batched, slot) for slot in range(len(ended_N))]
-        for slot, info in enumerate(infos):
-            stats = info.get("episode")
-            if not ended_N[slot]:
-                info.pop("episode", None)
-            elif stats is not None:
-                stats["r"], stats["l"], stats["t"] = stats["return"], stats["length"], stats["seconds"]
-                info["is_success"] = stats["success_once"]
-                info["terminal_observation"] = {key: value[slot] for key, value in new_obs.items()}
-        return infos
+    def _of_all(self, value_n: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """`[N]`: zero where a slot rests."""
+        value_N = np.zeros(self._envs.num_envs, dtype=value_n.dtype)
+        value_N[slots] = value_n
+        return value_N
 
 
 def _indices(mask_P: Tensor) -> list[int]:
@@ -245,10 +222,16 @@ def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
             )
 
 
-def group_lines(outcomes: Sequence[GroupOutcome], kept_P: Tensor) -> list[str]:
+def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, ranks: Ranks) -> list[GroupOutcome]:
+    """Every rank's outcomes, with what became of them (bool `[P]` of this rank's)."""
+    told = [asdict(replace(one, kept=kept)) for one, kept in zip(own, kept_P.tolist(), strict=True)]
+    return [GroupOutcome(**one) for part in ranks.everyones(told) for one in part]
+
+
+def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:
     """One line: each group's start state (shortened), its successes, and whether it takes part."""
     parts = [
-        f"{one.start_state[:_SHORT]} {one.successes}/{one.size}{'' if kept else ' dead'}"
-        for one, kept in zip(outcomes, kept_P.tolist(), strict=True)
+        f"{one.start_state[:_SHORT]} {one.successes}/{one.size}{'' if one.kept else ' dead'}"
+        for one in outcomes
     ]
     return ["groups: " + " | ".join(parts)] if parts else []

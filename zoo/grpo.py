@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,15 +16,16 @@ from vla_gym.errors import BadValue
 from vla_gym.vector import VLAVectorEnv
 from zoo.advantages import group_advantage, live_groups
 from zoo.aggregation import LogprobLevel, trajectory_scale
-from zoo.alarms import UpdateHealth, entropy_to_judge
+from zoo.alarms import NothingToLearn, UpdateHealth, entropy_to_judge, nothing_to_learn
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.boundary import vla_envs
 from zoo.buffer import ChunkRolloutBuffer
 from zoo.experience import is_chunk_policy
-from zoo.groups import GroupExperience, group_lines
-from zoo.metrics import Tally, learning_rates
+from zoo.groups import GroupExperience, GroupOutcome, all_outcomes, group_lines
+from zoo.metrics import advantage_range, learning_rates, rank_means
 from zoo.objective import Objective
 from zoo.reference import KLReference
+from zoo.tally import Tally
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -44,6 +46,8 @@ class GRPO(VLAOnPolicyAlgorithm):
     :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
     :param resample_dead_groups: further rounds, at most, that replace dead groups by live ones before an update
         (dynamic sampling); 0 = none.
+    :param max_barren_episodes: episodes without a single success or live group after which the run is refused
+        (`NothingToLearn`): from 0 % group comparison has nothing to compare. 0 = never.
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
 
     The other parameters are those of `PPO`.
@@ -54,6 +58,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         *VLAOnPolicyAlgorithm.boundary_counters,
         "_needs_reset",
         "_barren_updates",
+        "_barren_episodes",
     )
 
     def __init__(
@@ -85,13 +90,16 @@ class GRPO(VLAOnPolicyAlgorithm):
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
         resample_dead_groups: int = 0,
+        max_barren_episodes: int = 256,
     ) -> None:
         if rollouts_per_update < 1:
             raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
         if resample_dead_groups < 0:
             raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
+        if max_barren_episodes < 0:
+            raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
         self._needs_reset = True
-        self._barren_updates = 0
+        self._barren_updates = self._barren_episodes = 0
         super().__init__(
             policy,
             env,
@@ -125,6 +133,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             micro_batch_size=micro_batch_size,
         )
         self.resample_dead_groups = resample_dead_groups
+        self.max_barren_episodes = max_barren_episodes
         self.rollouts_per_update = rollouts_per_update
         self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
         if not is_chunk_policy(self.policy_class):
@@ -192,40 +201,51 @@ class GRPO(VLAOnPolicyAlgorithm):
         taking_TN = (buffer.executed_TN > 0) & kept_P.repeat_interleave(size)
         buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
         column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
-        if taking_TN.any():
-            elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
-            buffer.element_scale_TN[taking_TN] = trajectory_scale(elements_M, column_TN[taking_TN])
-        outcomes = experience.outcomes
-        barren = not kept_P.any() and not any(one.successes for one in outcomes)
-        self._barren_updates = self._barren_updates + 1 if barren else 0
+        elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
+        buffer.element_scale_TN[taking_TN] = trajectory_scale(
+            elements_M, column_TN[taking_TN], self.ranks.total
+        )
+        self._record_groups(kept_P, live_groups(score_PG))
+        executed_TN = buffer.executed_TN > 0
+        means = {
+            "rollout/rewards": buffer.reward_TN[executed_TN],
+            "rollout/returns_mean": score_PG,
+            "rollout/advantages_mean": advantage_N,
+        }
+        self.record(rank_means(means, self.ranks) | advantage_range(advantage_N, self.ranks))
+
+    def _record_groups(self, kept_P: Tensor, live_P: Tensor) -> None:
+        """Log how the groups of all ranks went, and keep what the update's alarms need of it."""
+        experience = self.experience_of_groups
+        outcomes = all_outcomes(experience.outcomes, kept_P, self.ranks)
+        self._count_barren(outcomes)
+        kept = sum(one.kept for one in outcomes)
         self._health = {
-            "groups": len(kept_P),
-            "groups_live": int(kept_P.sum()),
+            "groups": len(outcomes),
+            "groups_live": kept,
             "groups_solved": sum(one.successes == one.size for one in outcomes),
             "barren_updates": self._barren_updates,
         }
-        for line in group_lines(outcomes, kept_P):
+        for line in group_lines(outcomes):
             self.logger.info(line)
-        executed_TN = buffer.executed_TN > 0
-        self.record(
-            {
-                "rollout/rewards": float(buffer.reward_TN[executed_TN].mean()),
-                "rollout/returns_mean": float(score_PG.mean()),
-                "rollout/advantages_mean": float(advantage_N.mean()),
-                "rollout/advantages_max": float(advantage_N.max()),
-                "rollout/advantages_min": float(advantage_N.min()),
-                "rollout/groups_kept": float(kept_P.float().mean()),
-                "rollout/groups_dead": float((~live_groups(score_PG)).sum()),
-                "rollout/groups": float(len(kept_P)),
-            }
-        )
+        own = torch.tensor([int((~live_P).sum()), experience.num_resampled, experience.extra_rounds])
+        dead, resampled, extra_rounds = self.ranks.total(own).tolist()
+        values = {
+            "rollout/groups_kept": kept / len(outcomes),
+            "rollout/groups_dead": dead,
+            "rollout/groups": float(len(outcomes)),
+        }
         if self.resample_dead_groups:
-            self.record(
-                {
-                    "rollout/groups_resampled": float(experience.num_resampled),
-                    "rollout/resample_rounds": float(experience.extra_rounds),
-                }
-            )
+            values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
+        self.record(values)
+
+    def _count_barren(self, outcomes: Sequence[GroupOutcome]) -> None:
+        """Count what passed since there was last something to compare; raises `NothingToLearn` past the limit."""
+        barren = not any(one.kept or one.successes for one in outcomes)
+        self._barren_updates = self._barren_updates + 1 if barren else 0
+        self._barren_episodes = self._barren_episodes + sum(one.size for one in outcomes) if barren else 0
+        if 0 < self.max_barren_episodes <= self._barren_episodes:
+            raise NothingToLearn(nothing_to_learn(self._barren_episodes))
 
     def groups_that_count(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
         """Bool `[P]`: collected groups that are alive, within `score_bounds`, and lost no episode."""
@@ -243,8 +263,8 @@ class GRPO(VLAOnPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         health = UpdateHealth(**self._health, skipped_steps=tally.skipped_steps)
         if not tally.empty:
-            ours = tally.actor(objective)
-            self.record(tally.as_sb3(objective) | ours)
+            ours = tally.actor()
+            self.record(tally.as_sb3() | ours)
             self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
             self.logger.record("train/clip_range", objective.clip_low)
             health = UpdateHealth(

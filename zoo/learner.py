@@ -1,33 +1,34 @@
-"""The optimiser step and whatever crosses ranks: the only place that knows Accelerate.
+"""The optimiser step: the only place that knows Accelerate's wrappers.
 
-With one process every sum is a local sum. With several, `accelerator.prepare` wraps the scoring module, so
-gradients are averaged by the backward pass, and statistics go through `total`; callers do not change.
+With several processes `accelerator.prepare` wraps the scoring module, so the backward pass leaves the mean of the
+ranks' gradients; callers do not change.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vla_gym.errors import BadValue
-from zoo.records import Minibatch, Scored
+from zoo.ranks import lost_ranks
 
 
 class Scorer(nn.Module):
-    """Scores minibatches with the present weights; `forward` is what data parallelism hooks into."""
+    """Computes a loss with the present weights; `forward` is what data parallelism hooks into."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
         self.policy: Any = policy
 
-    def forward(self, batch: Minibatch) -> Scored:
-        """Log-probabilities, entropies and values, with gradients."""
+    def forward(self, *inputs: Any) -> Any:
+        """The loss, or a tuple that begins with it; nothing else in it has a gradient."""
         raise NotImplementedError
 
 
@@ -38,8 +39,13 @@ class Learner:
         self.policy: nn.Module = scorer.policy
         self.raw_optimizer = optimizer
         self.max_grad_norm = max_grad_norm
+        # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
         # The algorithm has placed the policy on its device already.
-        self.accelerator = Accelerator(device_placement=False)
+        self.accelerator = Accelerator(
+            device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
+        )
+        leave_frozen_alone(scorer)
         self._scorer: nn.Module = self.accelerator.prepare_model(scorer, device_placement=False)
         self._optimizer = optimizer
         # Accelerate's optimiser looks for an optional package at every step, a tenth of a small update's
@@ -53,10 +59,15 @@ class Learner:
         """Is this the learner of that policy and optimiser?"""
         return self.policy is policy and self.raw_optimizer is optimizer
 
-    def score(self, batch: Minibatch) -> Scored:
-        """Score a minibatch."""
-        scored: Scored = self._scorer(batch)
-        return scored
+    def score(self, *inputs: Any) -> Any:
+        """What the scorer makes of a minibatch, or of a part of one."""
+        return self._scorer(*inputs)
+
+    @contextmanager
+    def part(self, *, last: bool) -> Iterator[None]:
+        """Score and go backward inside: ranks exchange gradients with the `last` part of a minibatch only."""
+        with lost_ranks(), nullcontext() if last else self.accelerator.no_sync(self._scorer):
+            yield
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
         """Backward, clip, step. Returns the global gradient norm before clipping, and whether it stepped.
@@ -104,21 +115,12 @@ class Learner:
                 one.requires_grad_(True)
             self._resting = []
 
-    def total(self, values: Tensor) -> Tensor:
-        """Sum over ranks, elementwise; every rank gets it."""
-        summed: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum")
-        return summed.cpu()
 
-    def moments(self, values: Tensor) -> tuple[float, float]:
-        """Mean and unbiased standard deviation over the entries of every rank; the latter 0 below two entries."""
-        wide = values.detach().double().flatten().cpu()
-        count, first = self.total(torch.stack([torch.tensor(len(wide)).double(), wide.sum()]))
-        if count == 0:
-            return 0.0, 0.0
-        mean = first / count
-        squares = self.total((wide - mean).square().sum()[None])[0]
-        std = math.sqrt(float(squares / (count - 1))) if count > 1 else 0.0
-        return float(mean), std
+def leave_frozen_alone(module: nn.Module) -> None:
+    """Let data parallelism send neither parameters that are not trained (every rank has read them) nor buffers."""
+    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    kept = frozen + [name for name, _ in module.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, kept)
 
 
 def critic_parameters(policy: Any) -> list[nn.Parameter]:

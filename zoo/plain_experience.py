@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
 
 from vla_gym.errors import BadValue
 from zoo.experience import Experience
-from zoo.learner import Scorer
-from zoo.records import Minibatch, Scored
+from zoo.records import Minibatch, Part
+from zoo.scorers import PlainScorer, RolloutScorer
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
-
-
-class PlainScorer(Scorer):
-    """Scores with `evaluate_actions`: one element per decision."""
-
-    def forward(self, batch: Minibatch) -> Scored:
-        values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
-        # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
-        entropy_B = -logprob_B if entropy_B is None else entropy_B
-        return Scored(logprob_B[:, None], entropy_B[:, None], values.flatten()[:, None])
 
 
 PLAIN_REFUSES = {
@@ -46,6 +37,11 @@ class PlainExperience(Experience):
     logs_after_update = False
 
     def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
+        if algorithm.ranks.size > 1:
+            raise BadValue(
+                f"{algorithm.policy_class.__name__} is trained in one process; several are for policies with `act` and "
+                "`evaluate`, such as 'VLAPolicy'"
+            )
         for name, off in PLAIN_REFUSES.items():
             if getattr(algorithm, name) != off:
                 raise BadValue(
@@ -57,14 +53,14 @@ class PlainExperience(Experience):
             algorithm, env, callback, algorithm.rollout_buffer, algorithm.n_steps
         )
 
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Minibatch]:
+    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
         """Advantages are normalised over each minibatch, as in SB3."""
         discrete = isinstance(algorithm.action_space, spaces.Discrete)
         for data in algorithm.rollout_buffer.get(algorithm.batch_size):
             advantage_B = data.advantages
             if algorithm.normalize_advantage and len(advantage_B) > 1:
                 advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
-            yield Minibatch(
+            batch = Minibatch(
                 obs=data.observations,
                 choice=data.actions.long().flatten() if discrete else data.actions,
                 executed_B=None,
@@ -75,8 +71,9 @@ class PlainExperience(Experience):
                 mask_BL=None,
                 weight_BL=None,
             )
+            yield batch.parts(algorithm.micro_batch_size)
 
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> Scorer:
+    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
         return PlainScorer(algorithm.policy)
 
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
@@ -85,5 +82,6 @@ class PlainExperience(Experience):
     def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
         raise AssertionError("refused by `check`")
 
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
-        return algorithm.rollout_buffer.values.flatten(), algorithm.rollout_buffer.returns.flatten()
+    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
+        buffer = algorithm.rollout_buffer
+        return torch.from_numpy(buffer.values).flatten(), torch.from_numpy(buffer.returns).flatten()

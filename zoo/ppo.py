@@ -6,12 +6,11 @@ import math
 import warnings
 from typing import Any, Self
 
-import numpy as np
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
@@ -28,12 +27,13 @@ from zoo.credit import (
     credit_steps,
     write_advantages,
 )
-from zoo.experience import STEP_VALUES_LACKING
 from zoo.learner import critic_parameters
 from zoo.losses import ValueClip
-from zoo.metrics import Tally, learning_rates
+from zoo.metrics import advantage_range, learning_rates, rank_means
 from zoo.objective import Objective
 from zoo.reference import KLReference
+from zoo.scorers import STEP_VALUES_LACKING
+from zoo.tally import Tally, explained_variance
 
 
 class PPO(VLAOnPolicyAlgorithm):
@@ -227,39 +227,33 @@ class PPO(VLAOnPolicyAlgorithm):
         assert last_value_N is not None
         buffer = self.chunk_buffer
         estimate = credit_steps if self.reward_level == "action" else credit_decisions
-        advantage, valid = estimate(
-            buffer, last_value_N, Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
-        )
-        raw_M = advantage[valid]
-        self._advantage_spread = float(raw_M.max() - raw_M.min()) if len(raw_M) else math.nan
+        discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
+        advantage, valid = estimate(buffer, last_value_N, discount, self.ranks)
+        raw = advantage_range(advantage[valid], self.ranks)
+        high, low = (raw.get(f"rollout/advantages_{end}", math.nan) for end in ("max", "min"))
+        self._advantage_spread = high - low
         if self.normalize_advantage:
-            advantage = normalize(advantage, *self.learner.moments(raw_M))
-        write_advantages(buffer, chosen(advantage, valid), self.logprob_level)
-        advantage_M = advantage[valid]
+            advantage = normalize(advantage, *self.ranks.moments(advantage[valid]))
+        write_advantages(buffer, chosen(advantage, valid), self.logprob_level, self.ranks)
         valid_TN = buffer.executed_TN > 0
-        if len(raw_M):
-            self.record(
-                {
-                    "rollout/rewards": float(buffer.reward_TN[valid_TN].mean()),
-                    "rollout/advantages_mean": float(advantage_M.mean()),
-                    "rollout/advantages_max": float(advantage_M.max()),
-                    "rollout/advantages_min": float(advantage_M.min()),
-                    "rollout/returns_mean": float(buffer.return_TN[valid_TN].mean()),
-                }
-            )
+        means = {
+            "rollout/rewards": buffer.reward_TN[valid_TN],
+            "rollout/advantages_mean": advantage[valid],
+            "rollout/returns_mean": buffer.return_TN[valid_TN],
+        }
+        self.record(rank_means(means, self.ranks) | advantage_range(advantage[valid], self.ranks))
 
     def record_update(self, objective: Objective, tally: Tally) -> None:
         if tally.empty:
             return
-        sb3, ours = tally.as_sb3(objective), tally.actor(objective) | tally.critic(objective)
+        sb3, ours = tally.as_sb3(), tally.actor() | tally.critic()
         # "train/loss" is SB3's (last minibatch) for plain policies and the mean for ours.
         self.record(sb3 | ours if self.experience.logs_after_update else ours | sb3)
         self.record(dict(learning_rates(self.policy.optimizer)))
         if self.critic_warmup_updates:
             self.logger.record("train/critic/warmup", float(objective.critic_only))
         value, target = self.experience.values_and_returns(self)
-        explained = float(explained_variance(value, target))
-        self.logger.record("train/explained_variance", explained)
+        self.logger.record("train/explained_variance", explained_variance(value, target, self.ranks))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -279,14 +273,16 @@ class PPO(VLAOnPolicyAlgorithm):
                 )
             )
 
-    def _value_gap(self, value: np.ndarray, target: np.ndarray) -> float:
+    def _value_gap(self, value: Tensor, target: Tensor) -> float:
         """Error of the values over the largest return possible; nan while no reward was seen."""
-        self._largest_reward = max(self._largest_reward, float(self.chunk_buffer.reward_TN.abs().max()))
+        largest = float(self.ranks.highest(self.chunk_buffer.reward_TN.abs().max()[None]))
+        self._largest_reward = max(self._largest_reward, largest)
+        error = rank_means({"square": (value - target).square()}, self.ranks)["square"]
         if not self._largest_reward:
             return math.nan
         reach = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
         largest_return = self._largest_reward * min(reach, 10 * self.n_steps)
-        return float(np.sqrt(np.mean((value - target) ** 2))) / largest_return
+        return math.sqrt(error) / largest_return
 
     def learn(
         self,

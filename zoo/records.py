@@ -43,20 +43,29 @@ class Minibatch:
     def __len__(self) -> int:
         return len(self.old_logprob_BL)
 
-    def parts(self, size: int | None) -> Iterator[tuple[Minibatch, float]]:
-        """Consecutive parts of at most `size` decisions, each with its share of the whole; None = one part.
-
-        The whole's loss, a mean over decisions, is the sum of the parts' losses times their shares.
-        """
+    def parts(self, size: int | None) -> Iterator[Part]:
+        """Consecutive parts of at most `size` decisions; None = one part."""
         if size is None or size >= len(self):
-            yield self, 1.0
+            yield Part(self, share=1.0, last=True)
             return
         count = -(-len(self) // size)
         for number in range(count):
             # Of equal size, but for one.
             rows = slice(len(self) * number // count, len(self) * (number + 1) // count)
             part = replace(self, **{one.name: _apply(getattr(self, one.name), rows) for one in fields(self)})
-            yield part, len(part) / len(self)
+            yield Part(part, share=len(part) / len(self), last=number == count - 1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is scored at once of one minibatch."""
+
+    batch: Minibatch
+    """The decisions."""
+    share: float
+    """The minibatch's loss, a mean over its decisions, is the mean over ranks of the sum of share x the part's loss."""
+    last: bool
+    """Is it this rank's last part of the minibatch?"""
 
 
 def _apply(value: Any, rows: slice) -> Any:
@@ -77,6 +86,11 @@ class Scored:
     """Values."""
     token_logprob_BW: Tensor | None = None
     """Log-probability of each token, 0 where not executed; None where there is no reference policy."""
+
+    def detached(self) -> Scored:
+        """The same numbers without their graph."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Scored(**{name: None if one is None else one.detach() for name, one in found.items()})
 
 
 @dataclass(frozen=True)

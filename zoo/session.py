@@ -98,7 +98,7 @@ class Session:
                     f"stopped by SIGTERM and saved; go on with: python -m zoo.train -i {self._run.path}"
                 )
                 return
-        self._close(monitor.tasks_seen, evaluation)
+        self._close(len(self._model.news.tasks), evaluation)
 
     def _learn_guarded(self, callbacks: CallbackList) -> None:
         """`model.learn`; Ctrl-C and a lost simulator save what the last update left."""

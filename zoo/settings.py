@@ -123,6 +123,7 @@ _GRPO: Mapping[str, Kind] = {
     "rollouts_per_update": _COUNT,
     "score_bounds": Kind(name="pair", optional=True),
     "resample_dead_groups": _COUNT_OR_0,
+    "max_barren_episodes": _COUNT_OR_0,
 }
 
 ALGORITHM_SETTINGS: Mapping[str, Mapping[str, Kind]] = {

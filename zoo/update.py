@@ -5,15 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-import torch
-
 from vla_gym.errors import BadValue, unknown_name
-from zoo.aggregation import masked_mean
 from zoo.learner import critic_parameters
-from zoo.losses import kl_k3
-from zoo.metrics import Tally
 from zoo.objective import Objective
 from zoo.reference import KL_REFERENCES
+from zoo.tally import Tally
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
@@ -48,7 +44,7 @@ def check_update_settings(
 
 def run_update(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> Tally:
     """Update the policy with the rollout in the buffer; returns what happened."""
-    policy, tally = algorithm.policy, Tally()
+    policy, tally = algorithm.policy, Tally(objective, algorithm.ranks)
     policy.set_training_mode(True)
     algorithm._update_learning_rate(policy.optimizer)
     with algorithm.clock.phase("update"):
@@ -76,23 +72,20 @@ def _pass(algorithm: VLAOnPolicyAlgorithm, objective: Objective, tally: Tally) -
     """One pass over the rollout; False when `target_kl` ended it."""
     learner, target_kl = algorithm.learner, algorithm.target_kl
     tally.begin_epoch()
-    for batch in algorithm.experience.minibatches(algorithm):
+    for parts in algorithm.experience.minibatches(algorithm):
         learner.begin()
-        log_ratios = []
-        for part, share in batch.parts(algorithm.micro_batch_size):
-            scored = learner.score(part)
-            terms = objective(scored, part)
-            log_ratios.append(tally.add(terms, scored, part))
-            learner.backward(terms.loss if share == 1.0 else terms.loss * share)
-        if target_kl is not None:
-            kl_BL = kl_k3(torch.cat(log_ratios))
-            kl = kl_BL.mean() if batch.mask_BL is None else masked_mean(kl_BL, batch.mask_BL)
-            if float(kl) > 1.5 * target_kl:
-                algorithm.logger.info(
-                    f"Early stop of update {algorithm._n_updates}: KL {float(kl):.3g} > 1.5 x target_kl"
-                )
-                learner.begin()
-                return False
+        tally.begin_minibatch()
+        for part in parts:
+            with learner.part(last=part.last):
+                loss, terms, scored = learner.score(part.batch, objective)
+                learner.backward(loss if part.share == 1.0 else loss * part.share)
+            tally.add(terms, scored, part)
+        if target_kl is not None and (kl := tally.latest_kl()) > 1.5 * target_kl:
+            algorithm.logger.info(
+                f"Early stop of update {algorithm._n_updates}: KL {kl:.3g} > 1.5 x target_kl"
+            )
+            learner.begin()
+            return False
         norm, stepped = learner.apply()
         tally.add_step(norm, stepped=stepped)
     return True

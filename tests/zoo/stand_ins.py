@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 from torch import Tensor, nn
 
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
 
 CHUNK, DIMS, BINS = 3, 2, 4
@@ -29,7 +30,9 @@ class StandInPolicy(ActorCriticPolicy):
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.optimizer = torch.optim.SGD(self.parameters(), lr=lr_schedule(1))
 
-    def act(self, obs: Mapping[str, Any], deterministic: bool = False) -> ActionSample:
+    def act(
+        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
         value_B = self.predict_values(obs).flatten()
         log_probs = self.logits_KAV.log_softmax(-1).expand(len(value_B), -1, -1, -1)
         token_BKA = torch.distributions.Categorical(logits=log_probs).sample()

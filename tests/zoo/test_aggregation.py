@@ -65,8 +65,8 @@ def test_even_scale_makes_the_loss_a_mean_over_elements():
     # Decisions of 3 and 1 elements: losses 1, 2, 3 and 6 have mean 3.
     loss_BL = torch.tensor([[1.0, 2.0, 3.0], [6.0, 9.0, 9.0]])
     mask_BL = torch.tensor([[True, True, True], [True, False, False]])
-    scale_M = even_scale(mask_BL.sum(dim=1))
-    assert weighted_loss(loss_BL, scale_M[:, None] * mask_BL).item() == pytest.approx(3.0)
+    scale = even_scale(mask_BL.sum(dim=1))
+    assert weighted_loss(loss_BL, scale * mask_BL).item() == pytest.approx(3.0)
 
 
 def test_trajectories_weigh_the_same_however_long():
@@ -91,9 +91,20 @@ def test_weights_are_those_of_what_is_kept():
 
 def test_equal_lengths_make_both_scales_equal():
     elements_M = torch.full((6,), 3)
-    torch.testing.assert_close(
-        trajectory_scale(elements_M, torch.tensor([0, 0, 1, 1, 2, 2])), even_scale(elements_M)
-    )
+    by_trajectory = trajectory_scale(elements_M, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert by_trajectory.tolist() == pytest.approx([even_scale(elements_M)] * 6)
+
+
+def test_scales_are_those_of_all_ranks():
+    def twice(values: torch.Tensor) -> torch.Tensor:
+        """Another rank with the same numbers, and two elements more in its one decision."""
+        return values * 2 + torch.tensor([0, 2])
+
+    # 2 decisions with 3 + 5 elements; one trajectory each: 2 / (2 x 3).
+    assert even_scale(torch.tensor([3]), twice) == pytest.approx(2 / 8)
+    assert trajectory_scale(
+        torch.tensor([3]), torch.tensor([0]), lambda one: one * 2
+    ).tolist() == pytest.approx([1 / 3])
 
 
 def test_minibatches_add_up_to_the_whole():

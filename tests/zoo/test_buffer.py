@@ -1,4 +1,4 @@
-"""What is written comes back, in its dtype, once per pass."""
+"""What is written comes back, in its dtype."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from zoo.buffer import ChunkRolloutBuffer, Decision, in_parts
+from zoo.buffer import ChunkRolloutBuffer, Decision
+from zoo.records import Part
 
 CPU = torch.device("cpu")
 CHUNK, DIMS = 2, 3
@@ -49,13 +50,15 @@ def test_images_stay_bytes_and_records_integers():
     assert buffer.record["token"].dtype == torch.int64
 
 
-def test_a_pass_hands_out_every_chosen_decision_once_with_its_own_parts():
+def test_a_minibatch_holds_what_was_decided():
     buffer = filled()
     buffer.element_scale_TN.fill_(1.0)
     buffer.element_scale_TN[1, 2] = 0.0
     buffer.advantage_TN.copy_(buffer.value_TN + 0.5)
+    assert buffer.taking().sum() == 11
     seen = []
-    for batch in buffer.minibatches(4, "token", CPU):
+    for index_B in buffer.chosen().split(4):
+        batch = buffer.minibatch(index_B, "token", CPU)
         name_B = batch.old_value_BU[:, 0]
         assert (batch.obs["image"][:, 0, 0, 0] == name_B).all()
         assert (batch.choice["token"][:, 0, 0] == name_B).all()
@@ -67,21 +70,6 @@ def test_a_pass_hands_out_every_chosen_decision_once_with_its_own_parts():
         assert (batch.old_logprob_BL == -name_B[:, None] * batch.mask_BL).all()
         seen += name_B.tolist()
     assert sorted(seen) == sorted(set(range(4)) | {10, 11, 13} | {20, 21, 22, 23})
-
-
-def test_every_pass_has_an_order_of_its_own():
-    buffer = filled()
-    buffer.element_scale_TN.fill_(1.0)
-    np.random.seed(0)
-    orders = [
-        [*(b.old_value_BU[:, 0].tolist() for b in buffer.minibatches(5, "chunk", CPU))] for _ in range(2)
-    ]
-    assert orders[0] != orders[1]
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(10, [5, 5]), (11, [4, 4, 3]), (3, [3]), (0, [])])
-def test_parts_are_nearly_equal(count: int, sizes: list[int]):
-    assert [len(part) for part in in_parts(torch.arange(count), 5)] == sizes
 
 
 def test_rows_may_be_written_for_some_columns_only():
@@ -146,8 +134,9 @@ def test_parts_of_a_minibatch_share_it_out():
     buffer.element_scale_TN.fill_(1.0)
     whole = buffer.minibatch(buffer.chosen(), "action", CPU)
     parts = list(whole.parts(5))
-    assert [len(part) for part, _ in parts] == [4, 4, 4]
-    assert [share for _, share in parts] == pytest.approx([1 / 3] * 3)
-    assert torch.cat([part.old_value_BU for part, _ in parts]).equal(whole.old_value_BU)
-    assert torch.cat([part.obs["image"] for part, _ in parts]).equal(whole.obs["image"])
-    assert list(whole.parts(None)) == [(whole, 1.0)]
+    assert [len(part.batch) for part in parts] == [4, 4, 4]
+    assert [part.share for part in parts] == pytest.approx([1 / 3] * 3)
+    assert [part.last for part in parts] == [False, False, True]
+    assert torch.cat([part.batch.old_value_BU for part in parts]).equal(whole.old_value_BU)
+    assert torch.cat([part.batch.obs["image"] for part in parts]).equal(whole.obs["image"])
+    assert list(whole.parts(None)) == [Part(whole, share=1.0, last=True)]

@@ -151,7 +151,7 @@ def test_steps_of_a_scripted_rollout_by_hand():
 def test_tokens_share_the_advantage_of_their_step():
     model = scripted(logprob_level="token")
     model.learn(1)
-    batch = next(iter(model.experience.minibatches(model)))
+    batch = next(iter(next(iter(model.experience.minibatches(model))))).batch
     by_step = batch.advantage_BL.unflatten(1, (CHUNK, DIMS))
     assert (by_step == by_step[..., :1]).all()
     assert sorted(by_step[..., 0].flatten().tolist()) == sorted(
@@ -223,7 +223,7 @@ def test_openvla_oft_values_every_step():
     assert torch.equal(buffer.step_value_TNK[..., 0], buffer.value_TN)
     # Every output has learnt: the targets are those of its own step.
     assert ((model.policy.backbone.value_head.mlp[4].weight - before).abs().amax(dim=1) > 0).all()
-    batch = next(iter(model.experience.minibatches(model)))
+    batch = next(iter(next(iter(model.experience.minibatches(model))))).batch
     assert batch.return_BU.shape == (6, 4)
     assert batch.value_weight_BU.sum().item() == pytest.approx(6)
     assert model.logger.output_formats[0].rows[-1]["train/actor/ratio_first_gap"] == pytest.approx(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.groups import GroupOutcome, check_shared_start, group_lines
+from zoo.groups import GroupOutcome, all_outcomes, check_shared_start, group_lines
+from zoo.ranks import Ranks
 
 
 def test_one_line_shows_every_groups_start_state_and_successes():
-    outcomes = [GroupOutcome("0123456789abcdef", 3, 8), GroupOutcome("fedcba9876543210", 0, 8)]
-    assert group_lines(outcomes, torch.tensor([True, False])) == ["groups: 01234567 3/8 | fedcba98 0/8 dead"]
+    own = [GroupOutcome("0123456789abcdef", 3, 8), GroupOutcome("fedcba9876543210", 0, 8)]
+    outcomes = all_outcomes(own, torch.tensor([True, False]), Ranks())
+    assert group_lines(outcomes) == ["groups: 01234567 3/8 | fedcba98 0/8 dead"]
 
 
 def test_no_groups_no_line():
-    assert group_lines([], torch.zeros(0, dtype=torch.bool)) == []
+    assert group_lines([]) == []
 
 
 def test_groups_that_began_in_different_states_are_an_error():

@@ -16,6 +16,7 @@ from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.advantages import group_advantage
+from zoo.alarms import NothingToLearn
 from zoo.groups import GroupOutcome
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
@@ -141,8 +142,8 @@ def standing_still() -> GRPO:
     model = toy()
     act = model.policy.act
 
-    def stand_still(obs: Any, deterministic: bool = False) -> ActionSample:
-        sample = act(obs, deterministic)
+    def stand_still(obs: Any, **given: Any) -> ActionSample:
+        sample = act(obs, **given)
         return ActionSample(
             torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
         )
@@ -170,6 +171,27 @@ def test_the_fifth_update_running_without_a_success_brings_advice():
     assert "_barren_updates" in model.boundary_counters
 
 
+@pytest.mark.filterwarnings("ignore:AllGroupsDead")
+def test_a_run_without_a_single_success_is_refused_with_advice():
+    model = standing_still()
+    episodes = model.env.num_envs
+    model.max_barren_episodes = 2 * episodes
+    model.learn(1, reset_num_timesteps=False)
+    assert model._barren_episodes == episodes
+    with pytest.raises(
+        NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"
+    ):
+        model.learn(1, reset_num_timesteps=False)
+    assert "_barren_episodes" in model.boundary_counters
+
+
+def test_a_success_begins_the_count_of_barren_episodes_anew():
+    model = toy()
+    model._barren_episodes = 255
+    model.learn(1)
+    assert model._barren_episodes == 0
+
+
 def test_the_line_is_written_with_every_update(capsys):
     model = toy(verbose=1)
     model._custom_logger = False
@@ -178,6 +200,7 @@ def test_the_line_is_written_with_every_update(capsys):
     assert line.count("/4") == 2
 
 
+@pytest.mark.filterwarnings("ignore::zoo.alarms.TrainingWarning")
 def test_a_stopped_rollout_is_given_up_whole():
     class Stop(BaseCallback):
         def _on_step(self) -> bool:

@@ -48,21 +48,14 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum_alone(poison:
     assert weight.tolist() == pytest.approx((before - 0.1 * (1 + 0.9)).tolist())
 
 
-def test_moments_are_mean_and_unbiased_deviation():
-    learner, _ = make()
-    assert learner.moments(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1.0))
-    assert learner.moments(torch.tensor([5.0])) == (5.0, 0.0)
-    assert learner.moments(torch.zeros(0)) == (0.0, 0.0)
-
-
-def test_moments_of_equal_numbers_have_no_spread():
-    mean, std = make()[0].moments(torch.full((1000,), 0.1))
-    assert mean == pytest.approx(0.1)
-    assert std == pytest.approx(0.0, abs=1e-12)
-
-
-def test_one_rank_sums_to_itself():
-    assert make()[0].total(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+def test_a_loss_in_parts_steps_as_a_whole_does():
+    learner, weight = make()
+    learner.begin()
+    for number, last in ((3.0, False), (1.0, True)):
+        with learner.part(last=last):
+            learner.backward(weight[0] * number)
+    learner.apply()
+    assert weight.tolist() == pytest.approx([1 - 0.4, 2.0])
 
 
 def test_a_learner_knows_whom_it_serves():

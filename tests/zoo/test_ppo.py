@@ -97,8 +97,8 @@ def test_an_environment_that_does_not_say_how_much_it_ran_has_run_whole_chunks()
 def test_only_executed_steps_carry_loss_and_each_element_counts_the_same(level: str, elements: int):
     model = scripted(logprob_level=level)
     model.learn(1)
-    batches = list(model.experience.minibatches(model))
-    weight = torch.cat([batch.weight_BL.flatten() for batch in batches])
+    parts = [part for minibatch in model.experience.minibatches(model) for part in minibatch]
+    weight = torch.cat([part.batch.weight_BL.flatten() for part in parts])
     assert (weight > 0).sum() == elements
     assert weight[weight > 0].tolist() == pytest.approx([6 / elements] * elements)
 
@@ -217,8 +217,8 @@ def test_logprobs_can_be_recomputed_in_the_training_path():
     def drifted(model: PPO) -> float:
         act = model.policy.act
 
-        def act_imprecisely(obs: Any, deterministic: bool = False) -> Any:
-            sample = act(obs, deterministic)
+        def act_imprecisely(obs: Any, **given: Any) -> Any:
+            sample = act(obs, **given)
             return type(sample)(sample.action_BKA, sample.logprob_BKA - 0.2, sample.value_B, sample.record)
 
         model.policy.act = act_imprecisely

@@ -46,8 +46,8 @@ def test_live_groups_of_a_further_round_take_the_places_of_dead_ones():
 def standing_still(model: Any) -> Any:
     act = model.policy.act
 
-    def stand_still(obs: Any, deterministic: bool = False) -> ActionSample:
-        sample = act(obs, deterministic)
+    def stand_still(obs: Any, **given: Any) -> ActionSample:
+        sample = act(obs, **given)
         return ActionSample(
             torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
         )
