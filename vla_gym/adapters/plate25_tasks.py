@@ -99,6 +99,7 @@ def plate25_benchmark(
         },
         extra="maniskill",
         requires=("mani_skill", "sapien"),
+        privileged_dim=protocols.PRIVILEGED_DIM,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent),
     )
 

@@ -13,6 +13,7 @@ from vla_gym.specs import Benchmark, Task
 EXPERTS: dict[str, str] = {
     "vla_gym.adapters.metaworld:MetaWorldSimulator": "zoo.experts.metaworld:MetaWorldExpert",
     "vla_gym.adapters.maniskill:ManiSkillSimulator": "zoo.experts.maniskill:ManiSkillExpert",
+    "vla_gym.adapters.plate25.simulator:Plate25Simulator": "zoo.experts.plate25:Plate25Expert",
 }
 """Simulator entry point of a benchmark -> "module:Class" of its expert; imported only when one is made."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from vla_gym.adapters.maniskill_tasks import HAND_DIM, THING_DIM
 from vla_gym.rotations import turn_between
 from vla_gym.specs import Task
-from zoo.experts.motion import Aim, downward, funnel, limited, nearest_yaw, yaw_of
+from zoo.experts.motion import Aim, Body, body, downward, funnel, limited, nearest_yaw, yaw_of
 
 REACH, TURN = 0.1, -0.1
 """What an action of 1 commands, metres and radians; the drives go less than half of it in a step."""
@@ -34,17 +34,8 @@ BEHIND, PAST = 0.05, 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body:
-    """A pose in the world's frame."""
-
-    position_3: np.ndarray
-    quat_4: np.ndarray
-    """(w, x, y, z)."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TableView:
-    """A privileged observation, see `ManiSkillSimulator.privileged`."""
+    """A privileged observation, see `ManiSkillSimulator.privileged`; in the world's frame."""
 
     hand: Body
     opening: float
@@ -58,15 +49,11 @@ def table_view(privileged_P: np.ndarray) -> TableView:
     """The vector's parts."""
     things = privileged_P[HAND_DIM:].reshape(-1, THING_DIM)
     return TableView(
-        hand=_body(privileged_P[:THING_DIM]),
+        hand=body(privileged_P[:THING_DIM]),
         opening=float(privileged_P[7]),
         holding=bool(privileged_P[8]),
-        things=tuple(_body(thing) for thing in things),
+        things=tuple(body(thing) for thing in things),
     )
-
-
-def _body(pose_7: np.ndarray) -> Body:
-    return Body(position_3=pose_7[:3], quat_4=pose_7[3:])
 
 
 def pick_cube(view: TableView) -> Aim:

@@ -10,6 +10,15 @@ from vla_gym.rotations import axes_of
 
 
 @dataclass(frozen=True, kw_only=True)
+class Body:
+    """A pose."""
+
+    position_3: np.ndarray
+    quat_4: np.ndarray
+    """(w, x, y, z)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Aim:
     """Where a hand is to go."""
 
@@ -19,6 +28,11 @@ class Aim:
     """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
     opened: bool
     """Fingers apart?"""
+
+
+def body(pose_7: np.ndarray) -> Body:
+    """Position and quaternion, one after the other."""
+    return Body(position_3=pose_7[:3], quat_4=pose_7[3:7])
 
 
 def limited(vector_D: np.ndarray, longest: float) -> np.ndarray:

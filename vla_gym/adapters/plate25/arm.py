@@ -115,6 +115,11 @@ class Arm:
         """Joint positions, float32 `[8]`, fresh."""
         return np.array(self.body.qpos, dtype=np.float32)
 
+    @property
+    def target(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the hand was told to go, in the base's frame: position `[3]` and quaternion (w, x, y, z)."""
+        return self._target
+
     def memory(self) -> np.ndarray:
         """What the controller remembers: its target pose and the drive targets, float64."""
         targets = [np.ravel(joint.drive_target) for joint in self._joints]

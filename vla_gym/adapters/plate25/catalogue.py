@@ -30,6 +30,11 @@ class Thing:
         """Sides of the box, float64 `[3]`."""
         return np.subtract(self.high, self.low)
 
+    @property
+    def middle(self) -> np.ndarray:
+        """Middle of the box in its own frame, float64 `[3]`."""
+        return np.add(self.low, self.high) / 2
+
 
 @dataclass(frozen=True)
 class Table:

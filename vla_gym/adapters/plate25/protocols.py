@@ -13,6 +13,8 @@ RenderQuality = Literal["full", "fast"]
 HORIZON = 80
 """Policy steps per episode."""
 CONTROL_HZ = 5.0
+PRIVILEGED_DIM = 37
+"""Numbers of `Plate25Simulator.privileged`."""
 MOVE_AT = 5
 """Steps after which PositionChangeTo moves the object."""
 PUBLISHED_EPISODES = 256

@@ -135,7 +135,7 @@ class Scene:
             )
             builder.add_visual_from_file(str(model.visual))
         else:
-            middle = sapien.Pose((np.add(thing.low, thing.high) / 2).tolist())
+            middle = sapien.Pose(thing.middle.tolist())
             half = (thing.size / 2).tolist()
             builder.add_box_collision(middle, half, material=material, density=thing.density)
             offset = 0 if placed.kind == "carrot" else len(OBJECTS)

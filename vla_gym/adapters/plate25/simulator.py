@@ -11,9 +11,10 @@ from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
+import sapien
 
 from vla_gym.adapters.plate25 import layouts, pictures, stand_in_arm
-from vla_gym.adapters.plate25.arm import START_QPOS, rotation
+from vla_gym.adapters.plate25.arm import HAND, START_QPOS, rotation
 from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, world_box
@@ -106,6 +107,26 @@ class Plate25Simulator:
             )
         return observation
 
+    def privileged(self) -> np.ndarray:
+        """What a scripted expert reads, float64 `[PRIVILEGED_DIM]`, in the frame of the robot's base.
+
+        Poses are position and quaternion (w, x, y, z): of the hand (7), its target (7), 1 while the object is gripped
+        else 0, then for the object and for the plate the pose of the middle of its box (7) and the box's sides (3),
+        at last the metres and the radians that an action of 1 stands for.
+        """
+        arm, placed = self._scene.arm, self._layout.placed
+        base = arm.body.root_pose.inv()
+        boxes = [
+            part
+            for entity, number in ((self._object, self._layout.target), (self._plate, self._layout.plate))
+            for thing in (placed[number].thing,)
+            for part in (_pose(base * entity.pose * sapien.Pose(thing.middle)), thing.size)
+        ]
+        hand = _pose(base * arm.links[HAND].entity.pose)
+        return np.concatenate(
+            [hand, *arm.target, [float(self._grasping())], *boxes, self._units_A[[0, 3]]], dtype=np.float64
+        )
+
     def frame(self) -> np.ndarray:
         """The picture before it is shrunk, uint8 `[H, W, 3]`."""
         drawn, foreground = self._scene.draw()
@@ -141,6 +162,10 @@ class Plate25Simulator:
         digest.update(repr((self._run.name, self._episode.table, self._episode.texture)).encode())
         digest.update(self._scene.moving_state().tobytes())
         return digest.hexdigest()
+
+
+def _pose(pose: sapien.Pose) -> np.ndarray:
+    return np.concatenate([pose.p, pose.q])
 
 
 @functools.cache
