@@ -104,7 +104,7 @@ def _fetch(view: PlateView) -> Aim:
     side = nearest_yaw(yaw, narrow_yaw(view.thing), np.pi)
     half = view.thing.half_height
     grip_3 = thing_3 + np.array([0.0, 0.0, max(0.0, TIPS_BELOW - half, half - GRIP_DEPTH)])
-    height = half + CLEAR
+    over_3 = grip_3 + np.array([0.0, 0.0, half + CLEAR])
     turned = abs(side - yaw) <= TURN_TOLERANCE
     way_3 = (
         funnel(hand_3, grip_3, mouth=0.003, slope=5.0, height=height)
@@ -112,7 +112,7 @@ def _fetch(view: PlateView) -> Aim:
         else grip_3 + [0.0, 0.0, height]
     )
     there = float(np.linalg.norm(grip_3 - hand_3)) <= AT_THING
-    return Aim(position_3=way_3, finger_yaw=side, opened=not there)
+    return Aim(position_3=down_3 if turned else over_3, finger_yaw=side, opened=not there)
 
 
 def _go(view: PlateView, position_3: np.ndarray, *, opened: bool) -> Aim:
