@@ -46,11 +46,12 @@ format: setup  ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: setup  ## LIBERO, Meta-World and ManiSkill: our steps and resets per second against upstream's environments
+bench: setup  ## our steps and resets per second against upstream's environments, an OpenVLA-OFT update, pipelining
 	@$(PY) -m benchmarks.libero
 	@$(PY) -m benchmarks.metaworld
 	@$(PY) -m benchmarks.maniskill
 	@$(PY) -m benchmarks.openvla_oft
+	@$(PY) -m benchmarks.pipelining --libero
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
