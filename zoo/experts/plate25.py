@@ -106,11 +106,7 @@ def _fetch(view: PlateView) -> Aim:
     grip_3 = thing_3 + np.array([0.0, 0.0, max(0.0, TIPS_BELOW - half, half - GRIP_DEPTH)])
     over_3 = grip_3 + np.array([0.0, 0.0, half + CLEAR])
     turned = abs(side - yaw) <= TURN_TOLERANCE
-    way_3 = (
-        funnel(hand_3, grip_3, mouth=0.003, slope=5.0, height=height)
-        if turned
-        else grip_3 + [0.0, 0.0, height]
-    )
+    down_3 = funnel(hand_3, grip_3, mouth=0.003, slope=5.0, height=half + CLEAR)
     there = float(np.linalg.norm(grip_3 - hand_3)) <= AT_THING
     return Aim(position_3=down_3 if turned else over_3, finger_yaw=side, opened=not there)
 
