@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
@@ -62,6 +62,7 @@ def make_vec(
     step_timeout: float = 120.0,
     reset_timeout: float = 600.0,
     render_mode: str | None = None,
+    pool: Callable[[Benchmark, EnvConfig], Pool] | None = None,
     **family_options: Any,
 ) -> VLAVectorEnv:
     """Make `num_envs` slots of an environment id (see `list_envs`) as one vector environment.
@@ -95,6 +96,7 @@ def make_vec(
         step_timeout: seconds a worker may take for one chunk of its slots before it counts as hung.
         reset_timeout: seconds it may take to start, to reset or to replay.
         render_mode: None or "rgb_array", which `render()` always gives.
+        pool: starts whoever runs the slots; by default `make_pool`, on this machine.
         family_options: the benchmark's own options, such as LIBERO's `protocol`.
 
     Raises:
@@ -145,21 +147,19 @@ def make_vec(
         options=dict(family_options),
         own_instructions=changed_instructions(own, benchmark),
     )
-    return VLAVectorEnv(benchmark, config, deal, make_pool(benchmark, config))
+    start = make_pool if pool is None else pool
+    return VLAVectorEnv(benchmark, config, deal, start(benchmark, config))
 
 
-def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-    """Start whoever runs the slots."""
-    check_installed(benchmark)
-    for task in benchmark.tasks:
-        text.check_speakable(task.instruction)
+def slot_setup(benchmark: Benchmark, config: EnvConfig) -> SlotSetup:
+    """What each slot is made of."""
     layout = ObservationLayout(
         cameras=config.cameras,
         image_size=config.image_size,
         state_dim=benchmark.state_dim,
         privileged_dim=benchmark.privileged_dim,
     )
-    setup = SlotSetup(
+    return SlotSetup(
         env_id=benchmark.id,
         simulator=benchmark.simulator,
         simulator_kwargs=benchmark.simulator_kwargs,
@@ -172,6 +172,14 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
             observation=layout,
         ),
     )
+
+
+def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
+    """Start whoever runs the slots on this machine."""
+    check_installed(benchmark)
+    for task in benchmark.tasks:
+        text.check_speakable(task.instruction)
+    setup = slot_setup(benchmark, config)
     if benchmark.batched or config.num_workers == 0:
         for name, value in simulator_environment(benchmark, os.environ).items():
             os.environ.setdefault(name, value)

@@ -175,6 +175,11 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         ]
 
     @property
+    def pool(self) -> Pool:
+        """Who runs the slots."""
+        return self._pool
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers; empty when the slots run in this process."""
         return self._pool.pids()

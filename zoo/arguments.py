@@ -63,7 +63,7 @@ def whole_number(text: str) -> int:
     return int(number)
 
 
-PIPELINE_WORDS = {"off": 1, "on": 2, "auto": "auto"}
+PIPELINE_WORDS: dict[str, int | str] = {"off": 1, "on": 2, "auto": "auto"}
 """Words for numbers of stages."""
 
 

@@ -123,10 +123,9 @@ class ChunkExperience(Experience):
     def gather(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
         """Fill the buffer with this rank's decisions; False when it is to stop. Waits for no other rank."""
         buffer = algorithm.chunk_buffer
-        staged = isinstance(env, SB3VecEnv)
         rows = (
             staged_rows(algorithm, env, algorithm.n_steps, renew=True)
-            if staged
+            if isinstance(env, SB3VecEnv)
             else plain_rows(algorithm, env, algorithm.n_steps)
         )
         with closing(rows):

@@ -65,7 +65,7 @@ def observation_bytes(config: RunConfig, benchmark: Benchmark) -> int:
 
 def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> list[Need]:
     """The simulators of one rank; nothing where they are a few arrays in the process itself."""
-    if benchmark.extra not in WORKER_BYTES or benchmark.batched:
+    if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
         return []
     workers = max(1, num_workers)
     first, further = WORKER_BYTES[benchmark.extra]

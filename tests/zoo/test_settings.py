@@ -38,6 +38,7 @@ NOT_ENV_SETTINGS = {
     "render_mode",
     "family_options",
     "privileged",  # for scripted experts: no policy is trained on it
+    "pool",  # --placement
     "pipeline_stages",  # --pipeline-stages: what it costs and brings depends on the machine
 }
 
