@@ -19,11 +19,13 @@ from zoo.config import RunConfig, family_options
 from zoo.dry_run import dry_run_text
 from zoo.hyperparams import candidate_keys
 from zoo.resolve import resolve_new_run
+from zoo.settings import ALGORITHMS
 from zoo.train import parser
 from zoo.training import make_model
 
 FOLDER = Path(__file__).parents[2] / "hyperparams"
-ENTRIES = [(file, key) for file in sorted(FOLDER.glob("*.yml")) for key in yaml.safe_load(file.read_text())]
+FILES = [FOLDER / f"{algo}.yml" for algo in ALGORITHMS]
+ENTRIES = [(file, key) for file in FILES for key in yaml.safe_load(file.read_text())]
 
 
 EVERY_ENTRY = pytest.mark.parametrize(
