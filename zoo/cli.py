@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("zoo.plan", "what a run on so many ranks and so much memory comes to, without starting it"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),
     "compare": ("zoo.compare", "two policies on the same start states: a paired test"),
+    "enjoy": ("zoo.enjoy", "watch a trained agent in a window, or as an mp4 without a display"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
     "plot": ("zoo.plot", "learning curves of runs, as a picture"),
     "report": ("zoo.report", "one page about a run that opens without a network"),

@@ -1,4 +1,4 @@
-"""A policy and its environment for the commands that roll one out: `evaluate` and `record_video`."""
+"""A policy and its environment for the commands that roll one out: `evaluate`, `enjoy` and `record_video`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         run = download_run(args.run) if remote else find_run(args.run)
         config = run.config()
         env, options = args.env or config.env, dict(config.env_options)
-        output_folder = None if remote else run.path
+        output_folder = run.path if Path(args.run).expanduser().exists() else None  # not into the package
         policy = resolve_policy(str(policy_folder(str(run.path) if remote else args.run)))
     else:
         if args.env is None:

@@ -145,6 +145,22 @@ def find_run(path: str) -> RunFolder:
     )
 
 
+def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
+    """The run of `env_id` that was begun last, of those that hold a policy; None when there is none."""
+    pattern = re.compile(re.escape(folder_name(env_id)) + r"_(\d+)")
+    found = [
+        (config.stat().st_mtime, int(match[1]), config.parent)
+        for algo in algos
+        for config in (log_folder / algo).glob(f"*/{CONFIG_FILE}")
+        if (match := pattern.fullmatch(config.parent.name))
+    ]
+    for _, _, folder in sorted(found, reverse=True):
+        run = RunFolder(folder)
+        if any(holds_policy(one) for one in (run.best, *map(run.checkpoint, run.saved_steps()))):
+            return run
+    return None
+
+
 def find_resume_point(path: str) -> ResumePoint:
     """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named."""
     run = find_run(path)

@@ -1,0 +1,160 @@
+"""`python -m zoo.enjoy --env MetaWorld/reach`: watch a trained agent, in a window or, without a display, as an mp4."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.errors import BadValue
+from vla_gym.film import caption
+from zoo.agents import find_agents
+from zoo.arguments import OneLineParser, add_policy_arguments, count, import_gym_packages
+from zoo.cli import guarded
+from zoo.rollout_setup import plan_rollout
+from zoo.runs import folder_name, newest_run
+from zoo.settings import ALGORITHMS
+
+if TYPE_CHECKING:
+    from zoo.evaluation import Episode, Frame
+    from zoo.rollout_setup import RolloutPlan
+    from zoo.window import Window
+
+ALGOS = (*ALGORITHMS, "sft")
+"""Folders of runs that hold an agent."""
+_EPISODES = 5
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.enjoy`, as in rl_zoo3."""
+    p = OneLineParser("zoo.enjoy", "Watch a trained agent: a window where there is a display, else an mp4.")
+    add_policy_arguments(p)
+    p.add_argument(
+        "--algo", choices=ALGOS, help="whose newest run to take without -i (default: any algorithm's)"
+    )
+    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
+    p.add_argument(
+        "--episodes",
+        type=count,
+        default=_EPISODES,
+        metavar="N",
+        help="spread over the tasks (default: %(default)s)",
+    )
+    p.add_argument("--no-render", action="store_true", help="neither window nor video")
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write an mp4, window or not (default without a display: videos/ in the run folder, else enjoy.mp4)",
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    import_gym_packages(args.gym_packages)
+    if args.run is None and args.policy is None:
+        args.run = chosen_agent(args)
+    args.num_envs = args.num_envs or 1
+    plan = plan_rollout(args, episodes=args.episodes)
+
+    from zoo.evaluation import evaluate, overall_rate
+    from zoo.rollout_setup import open_rollout
+    from zoo.window import open_window
+
+    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
+    print(title)
+    tasks = envs.benchmark.tasks
+    sentences = [tasks[cell.task_id].instruction for cell in plan.cells]
+    window = None if args.no_render else open_window(title, fps=fps)
+    film = None if args.no_render or (window and not args.output) else _film(args, plan)
+    show = _Show(sentences, window, filmed=film is not None)
+    try:
+        episodes = evaluate(
+            policy,
+            envs,
+            plan.cells,
+            deterministic=not args.stochastic,
+            on_frame=show.add,
+            on_episode=lambda episode: show.tell(episode, tasks[episode.task_id].instruction),
+        )
+    finally:
+        envs.close()
+        if window:
+            window.close()
+    rate = overall_rate(episodes)
+    low, high = rate.interval
+    print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
+    if film:
+        show.recorder.write(film, fps=fps)
+        print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {film}")
+    return 0
+
+
+def _film(args: argparse.Namespace, plan: RolloutPlan) -> Path:
+    """Where the video goes."""
+    if args.output:
+        return Path(args.output)
+    return plan.output_folder / "videos" / "enjoy.mp4" if plan.output_folder else Path("enjoy.mp4")
+
+
+def chosen_agent(args: argparse.Namespace) -> str:
+    """The newest run of `--env` (and `--algo`) under the log folder, else an agent of the package's."""
+    if args.env is None:
+        raise BadValue("say whom to watch: --env ID (its newest run), -i RUN or --policy NAME")
+    algos = ALGOS if args.algo is None else (args.algo,)
+    find_benchmark(args.env)
+    found = newest_run(Path(args.log_folder), algos, args.env)
+    if found is not None:
+        return str(found.path)
+    for agent in find_agents(folder_name(args.env)):
+        if agent.split("/")[1] in algos:
+            return agent
+    raise BadValue(
+        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
+        f"Train one: python -m zoo.train --algo {args.algo or 'ppo'} --env {args.env}; or give -i RUN or --policy NAME"
+    )
+
+
+class _Show:
+    """What the user sees of the episodes: the slots' present frames side by side, a film, a line for each."""
+
+    def __init__(self, sentences: Sequence[str], window: Window | None, *, filmed: bool) -> None:
+        from zoo.video import VideoRecorder
+
+        self.recorder = VideoRecorder(sentences, max_episodes=len(sentences) if filmed else 0)
+        self._sentences, self._window = sentences, window
+        self._tiles: dict[int, np.ndarray] = {}
+        self._told = 0
+
+    def add(self, frame: Frame) -> None:
+        """The next frame of one slot."""
+        self.recorder.add(frame)
+        if self._window is None:
+            return
+        sentence = self._sentences[frame.episode]
+        self._tiles[frame.slot] = caption(frame.image, sentence, success=frame.success, over=False)
+        self._window.show(np.hstack([self._tiles[slot] for slot in sorted(self._tiles)]))
+
+    def tell(self, episode: Episode, sentence: str) -> None:
+        """An episode has ended."""
+        self._told += 1
+        outcome = "solved" if episode.success_once else "not solved"
+        print(
+            f"{self._told}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True
+        )
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.enjoy`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
