@@ -116,7 +116,7 @@ def make_vec(
     if not _flag("privileged", privileged):
         benchmark = dataclasses.replace(benchmark, privileged_dim=0)
     elif not benchmark.privileged_dim:
-        raise BadValue(f"{benchmark.id} gives no privileged observation (Meta-World does)")
+        raise BadValue(f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does")
     deal = make_schedule(
         schedule,
         benchmark.tasks,

@@ -18,7 +18,8 @@ import numpy as np
 
 from vla_gym.adapters.libero_compile import CompiledTask, compiled_task, start_states
 from vla_gym.adapters.libero_goals import holds
-from vla_gym.adapters.mujoco_camera import Camera, forget_textures
+from vla_gym.adapters.libero_scene import read_scene
+from vla_gym.adapters.mujoco_camera import Camera, NoCamera, forget_textures
 from vla_gym.adapters.osc import SUBSTEPS, Memory, OscPose
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
@@ -77,13 +78,15 @@ class LoadedTask:
         self.states = start_states(task.suite, task.name)
         self.settled: dict[int, Settled] = {}
         names = [CAMERA_NAMES[camera] for camera in cameras]
-        self.camera = Camera(
-            self.model,
-            names,
-            image_size,
-            hidden_groups=(COLLISION_GROUP,),
-            textures=self.compiled.textures,
-        )
+        self.camera: Camera | NoCamera = NoCamera()
+        if cameras:
+            self.camera = Camera(
+                self.model,
+                names,
+                image_size,
+                hidden_groups=(COLLISION_GROUP,),
+                textures=self.compiled.textures,
+            )
         self.first_pictures: dict[int, list[np.ndarray]] = {}
         forget_textures(self.model)
         self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
@@ -177,6 +180,10 @@ class LiberoSimulator:
         }
         observation["state"] = self._proprio()
         return observation
+
+    def privileged(self) -> np.ndarray:
+        """What `zoo.experts.libero` reads, now: a `Scene` as a vector; only for goals that are one placing."""
+        return read_scene(self._model, self._data, self._compiled.arm, self._compiled.goal).to_vector()
 
     def _pictures(self) -> list[np.ndarray]:
         """Drawn anew, except that a start state looks the same every time."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 
+from vla_gym.adapters.libero_scene import Scene
 from vla_gym.errors import BadValue, MissingDependency, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
@@ -32,6 +33,10 @@ TRIALS = 50
 """Start states per task: every LIBERO init file has exactly 50 rows."""
 LAYOUT_SEED = 0
 """NumPy seed before the one reset that samples fixture poses; openvla-oft's `env.seed(0)`."""
+SINGLE_PLACING = ("libero_spatial", "libero_object")
+"""Suites whose every goal is one object in one place, which `libero_scene` describes whole."""
+ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
+"""Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
 SPLITS = ("train", "test")
 """LIBERO publishes one set of 50 start states per task, used for training and for evaluation alike."""
 
@@ -141,6 +146,7 @@ def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str =
             rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"
         ),
         state_dim=8,
+        privileged_dim=Scene.SIZE if all(task.suite in SINGLE_PLACING for task in tasks) else 0,
         cameras=("image", "wrist_image"),
         default_image_size=256,
         control_hz=20.0,

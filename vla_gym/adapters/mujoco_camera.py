@@ -108,6 +108,24 @@ class Camera:
         self._resources.free()
 
 
+class NoCamera:
+    """In place of a `Camera` where nobody wants a picture: no GL context, no GL resources."""
+
+    def blank(self) -> dict[str, mujoco.MjvScene]:
+        """No film."""
+        return {}
+
+    def snap(self, data: mujoco.MjData, film: Mapping[str, mujoco.MjvScene]) -> None:
+        """Nothing."""
+
+    def develop(self, film: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
+        """No pictures."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class Frustum:
     """Which geometries cannot reach a picture: leaving them out is exact and saves a third of the drawing.
 

@@ -22,10 +22,10 @@ from robosuite.utils.control_utils import (
     set_goal_orientation,
 )
 
+from vla_gym.adapters.libero_tasks import ACTION_SCALE
+
 SUBSTEPS = 25
 """Physics substeps per policy step: int(0.05 s / 0.002 s), robosuite environments/base.py:step."""
-ACTION_SCALE = np.array([0.05, 0.05, 0.05, 0.5, 0.5, 0.5])
-"""Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
 KP = 150.0 * np.ones(6)
 """Stiffness, osc_pose.json kp; damping ratio 1."""
 KD = 2 * np.sqrt(KP)
@@ -132,7 +132,7 @@ class OscPose:
         if not self._stale:
             self._now = self._read()
         self._stale, self._fresh = False, True
-        delta = np.clip(action_A[:6], -1.0, 1.0) * ACTION_SCALE
+        delta = np.clip(action_A[:6], -1.0, 1.0) * np.array(ACTION_SCALE)
         goal_ori = self._memory.goal_ori
         if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
             goal_ori = set_goal_orientation(delta[3:], self._now.ee_ori)

@@ -11,6 +11,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import Benchmark, Task
 
 EXPERTS: dict[str, str] = {
+    "vla_gym.adapters.libero:LiberoSimulator": "zoo.experts.libero:LiberoExpert",
     "vla_gym.adapters.metaworld:MetaWorldSimulator": "zoo.experts.metaworld:MetaWorldExpert",
     "vla_gym.adapters.maniskill:ManiSkillSimulator": "zoo.experts.maniskill:ManiSkillExpert",
     "vla_gym.adapters.plate25.simulator:Plate25Simulator": "zoo.experts.plate25:Plate25Expert",

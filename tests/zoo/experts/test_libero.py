@@ -1,0 +1,130 @@
+"""LIBERO's expert: its waypoints by hand, its stages on a stub of a world, and real tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_gym import find_benchmark, make_vec
+from vla_gym.adapters.libero_scene import Scene, Solid
+from vla_gym.specs import StartState, Task
+from zoo.demonstrations import demonstrate
+from zoo.experts.base import expert_class
+from zoo.experts.libero import (
+    WAYPOINT,
+    LiberoExpert,
+    Plan,
+    Stage,
+    has_slipped,
+    is_over,
+    make_plan,
+)
+from zoo.experts.libero_grasps import RIM_AZIMUTH
+
+DOWN = np.array([0.0, 1.0, 0.0, 0.0])  # fingers close along the world's -y
+TASK = Task(name="put", instruction="put it", horizon=100, num_trials=1, suite="libero_object")
+
+
+def block(x: float, y: float, z: float, half: tuple[float, float, float]) -> Solid:
+    return Solid(
+        origin_3=np.array([x, y, z]),
+        quat_4=np.array([1.0, 0.0, 0.0, 0.0]),
+        middle_3=np.zeros(3),
+        half_3=np.array(half),
+    )
+
+
+def scene(hand: tuple[float, float, float] = (0.0, 0.0, 0.3), thing_height: float = 0.03) -> Scene:
+    """A 4 x 4 x 6 cm block at x = 10 cm; a basket at y = 20 cm, from the floor to 14 cm."""
+    return Scene(
+        hand_3=np.array(hand),
+        hand_quat_4=DOWN,
+        thing=block(0.1, 0.0, thing_height, (0.02, 0.02, 0.03)),
+        target=block(0.0, 0.2, 0.07, (0.06, 0.06, 0.07)),
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make_plan(scene(), RIM_AZIMUTH)
+
+
+def test_the_plan(plan: Plan) -> None:
+    np.testing.assert_allclose(plan.grasp.point_3, [0.1, 0.0, 0.042])  # 1.8 cm below the top
+    assert plan.hold == pytest.approx(0.012)
+    assert plan.carry_height == pytest.approx(0.14 + 0.06)
+
+
+def test_a_thing_in_a_drawer_is_lifted_out_before_it_goes_down() -> None:
+    high = replace(scene(), thing=block(0.1, 0.0, 0.63, (0.02, 0.02, 0.03)))
+    assert make_plan(high, RIM_AZIMUTH).carry_height == pytest.approx(0.6 + 0.08)
+
+
+def test_where_the_hand_goes(plan: Plan) -> None:
+    near = scene((0.1, 0.01, 0.2))
+    np.testing.assert_allclose(WAYPOINT[Stage.APPROACH](near, plan), [0.1, 0.0, 0.112])
+    far = scene((0.1, 0.09, 0.2))  # 6 cm outside the funnel's mouth: 9 cm higher
+    np.testing.assert_allclose(WAYPOINT[Stage.APPROACH](far, plan), [0.1, 0.0, 0.202])
+    np.testing.assert_allclose(WAYPOINT[Stage.DESCEND](near, plan), [0.1, 0.0, 0.042])
+    held = scene((0.1, 0.0, 0.042))
+    np.testing.assert_allclose(WAYPOINT[Stage.RAISE](held, plan), [0.1, 0.0, 0.242])  # by 20 cm
+    np.testing.assert_allclose(WAYPOINT[Stage.CARRY](held, plan), [0.0, 0.2, 0.242])
+    # The block would stand in the basket with the hand at 4.2 cm; the basket's top keeps it above 14 cm.
+    np.testing.assert_allclose(WAYPOINT[Stage.LOWER](held, plan), [0.0, 0.2, 0.14])
+
+
+def test_a_block_left_behind_has_slipped(plan: Plan) -> None:
+    lifted = scene((0.1, 0.0, 0.1))  # 7 cm over a block that stands on the floor, held 1.2 cm from its centre
+    assert has_slipped(Stage.RAISE, lifted, plan)
+    assert not has_slipped(Stage.DESCEND, lifted, plan)
+    assert not has_slipped(Stage.RAISE, scene((0.1, 0.0, 0.242), thing_height=0.23), plan)
+
+
+def test_stages_end_by_arriving_by_time_or_by_patience(plan: Plan) -> None:
+    assert is_over(Stage.DESCEND, 1, scene((0.1, 0.0, 0.047)), plan)
+    assert not is_over(Stage.DESCEND, 1, scene((0.1, 0.0, 0.049)), plan)
+    turned = replace(scene((0.1, 0.0, 0.042)), hand_quat_4=np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0]))
+    assert not is_over(Stage.DESCEND, 1, turned, plan)  # by 0.2 rad
+    assert not is_over(Stage.GRASP, 8, scene(), plan)
+    assert is_over(Stage.GRASP, 9, scene(), plan)
+    assert is_over(Stage.DESCEND, 40, scene(), plan)
+
+
+def test_actions_are_ways_over_the_controllers_range() -> None:
+    expert = LiberoExpert(TASK)
+    action = expert.action(scene((0.1, 0.01, 0.132)).to_vector())
+    # 1 cm in -y and 2 cm down, in units of 5 cm; the hand is turned right; open.
+    np.testing.assert_allclose(action, [0, -0.2, -0.4, 0, 0, 0, -1], atol=1e-6)
+    assert action.dtype == np.float32
+    assert np.abs(LiberoExpert(TASK).action(scene((2.0, 2.0, 2.0)).to_vector())).max() == 1.0
+
+
+def test_a_perfect_world_sees_every_stage_in_order() -> None:
+    """The hand goes a third of what is asked; a closed hand that is at the block takes it along."""
+    expert, now, seen = LiberoExpert(TASK), scene(), []
+    for _ in range(150):
+        action = expert.action(now.to_vector())
+        if expert.stage not in seen:
+            seen.append(expert.stage)
+        step_3 = action[:3] * 0.05 / 3
+        grip = action[6] > 0 and np.linalg.norm(now.hand_3 - now.thing.centre_3) < 0.02
+        lifted = replace(now.thing, origin_3=now.thing.origin_3 + step_3) if grip else now.thing
+        now = replace(now, hand_3=now.hand_3 + step_3, thing=lifted)
+    assert seen == list(Stage)
+    np.testing.assert_allclose(now.thing.origin_3[:2], [0.0, 0.2], atol=0.012)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("env_id", ["LIBERO-Object/5", "LIBERO-Spatial/2"])
+def test_it_solves_a_can_and_a_bowl(env_id: str) -> None:
+    pytest.importorskip("libero")
+    benchmark = replace(find_benchmark(env_id), cameras=())
+    envs = make_vec(benchmark, 1, chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
+    try:
+        (shown,) = demonstrate(envs, expert_class(benchmark), [(StartState(task_id=0, trial_id=3), 0)])
+    finally:
+        envs.close()
+    assert shown.success
+    assert shown.length < 140

@@ -1,0 +1,191 @@
+"""Our own expert for LIBERO's tasks of one placing: a state machine that takes a thing from above and puts it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from vla_gym.adapters.libero_scene import Scene
+from vla_gym.adapters.libero_tasks import ACTION_SCALE
+from vla_gym.rotations import turn_between
+from vla_gym.specs import Task
+from zoo.experts.libero_grasps import RIM_AZIMUTH, Grasp, plan_grasp
+from zoo.experts.motion import downward, funnel, yaw_of
+
+POINTING, CLOSING = 2, 1
+"""Axes of the hand: out of it, and along which the fingers close."""
+ABOVE = np.array([0.0, 0.0, 0.07])
+"""Way from a grasp to where the hand comes straight down from, metres."""
+FUNNEL = {"mouth": 0.03, "slope": 1.5, "height": 0.12}
+"""How that place is approached, over what stands around; see `funnel`."""
+SLOPE = 1.0
+"""How steeply a thing from high up comes down on its way."""
+CLEARANCE = 0.06
+"""Metres between a carried thing and the top of the place it goes to."""
+LIFT = 0.08
+"""Least height by which a thing is lifted, metres: the drawer's walls are lower."""
+ARRIVED, TURNED = 0.006, 0.08
+"""Metres and radians at which the hand is where it should be."""
+CENTRED, LEVEL = 0.012, 0.02
+"""Metres from its way, sideways and in height, at which a carried thing may go on."""
+SLIPPED = 0.04
+"""Change of the distance between hand and thing, metres, that means it is no longer held."""
+DRAWER_AZIMUTH = math.radians(117.0)
+"""Where the rim of a bowl in the drawer is taken: towards a corner, where the outer finger has room."""
+OPEN, CLOSE = -1.0, 1.0
+
+
+class Stage(IntEnum):
+    """What the hand is doing, in this order; after the last, or when the thing slips away, it begins again."""
+
+    APPROACH = 0
+    DESCEND = 1
+    GRASP = 2
+    RAISE = 3
+    CARRY = 4
+    LOWER = 5
+    RELEASE = 6
+    RETREAT = 7
+
+
+CARRYING = (Stage.RAISE, Stage.CARRY, Stage.LOWER)
+CLOSED = (Stage.GRASP, *CARRYING)
+DURATION = {Stage.GRASP: 9, Stage.RELEASE: 9, Stage.RETREAT: 6}
+"""Steps of the stages that go by time: fingers take 8 from one end to the other (25 substeps of 0.01 each)."""
+PATIENCE = 40
+"""Steps after which any other stage is left although something keeps the hand from arriving."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the hand set out with."""
+
+    grasp: Grasp
+    hold: float
+    """Distance between the held thing's centre and the hand, metres."""
+    carry_height: float
+    """Of the bottom of the carried thing."""
+
+
+def make_plan(scene: Scene, rim_azimuth: float) -> Plan:
+    """From the scene as it is now."""
+    grasp = plan_grasp(scene.thing, yaw_of(scene.hand_quat_4, CLOSING), rim_azimuth)
+    return Plan(
+        grasp=grasp,
+        hold=float(np.linalg.norm(scene.thing.centre_3 - grasp.point_3)),
+        carry_height=max(scene.target.top + CLEARANCE, scene.thing.bottom + LIFT),
+    )
+
+
+def approaching(scene: Scene, plan: Plan) -> np.ndarray:
+    """High over the neighbours, down to above the grasp."""
+    return funnel(scene.hand_3, plan.grasp.point_3 + ABOVE, **FUNNEL)
+
+
+def grasping(scene: Scene, plan: Plan) -> np.ndarray:
+    """At the grasp."""
+    return plan.grasp.point_3
+
+
+def raising(scene: Scene, plan: Plan) -> np.ndarray:
+    """Straight up, until the thing is high enough."""
+    rise = plan.carry_height - scene.thing.bottom
+    return np.array([*plan.grasp.point_3[:2], scene.hand_3[2] + rise])
+
+
+def carrying(scene: Scene, plan: Plan) -> np.ndarray:
+    """Sideways, and down when near, until the thing's origin is over the target's."""
+    bottom_3 = np.array([*scene.thing.origin_3[:2], scene.thing.bottom])
+    over_3 = np.array([*scene.target.origin_3[:2], scene.target.top + CLEARANCE])
+    height = plan.carry_height - over_3[2]
+    return scene.hand_3 + funnel(bottom_3, over_3, mouth=CENTRED, slope=SLOPE, height=height) - bottom_3
+
+
+def lowering(scene: Scene, plan: Plan) -> np.ndarray:
+    """Down, until the thing stands on the target's bottom, or the hand would touch its top."""
+    above_3 = carrying(scene, plan)
+    above_3[2] = max(scene.hand_3[2] - (scene.thing.bottom - scene.target.bottom), scene.target.top)
+    return above_3
+
+
+def staying(scene: Scene, plan: Plan) -> np.ndarray:
+    """Here."""
+    return scene.hand_3
+
+
+def retreating(scene: Scene, plan: Plan) -> np.ndarray:
+    """Straight up."""
+    return scene.hand_3 + ABOVE
+
+
+WAYPOINT: dict[Stage, Callable[[Scene, Plan], np.ndarray]] = {
+    Stage.APPROACH: approaching,
+    Stage.DESCEND: grasping,
+    Stage.GRASP: grasping,
+    Stage.RAISE: raising,
+    Stage.CARRY: carrying,
+    Stage.LOWER: lowering,
+    Stage.RELEASE: staying,
+    Stage.RETREAT: retreating,
+}
+"""Where the grip site is to go: `[3]`, metres."""
+
+
+def turn_to(scene: Scene, plan: Plan) -> np.ndarray:
+    """Rotation vector `[3]` from how the hand is turned to how the grasp wants it."""
+    return turn_between(scene.hand_quat_4, downward(plan.grasp.finger_yaw, POINTING))
+
+
+def has_slipped(stage: Stage, scene: Scene, plan: Plan) -> bool:
+    """Should the thing be in the hand, and is it not?"""
+    distance = float(np.linalg.norm(scene.thing.centre_3 - scene.hand_3))
+    return stage in CARRYING and abs(distance - plan.hold) > SLIPPED
+
+
+def is_over(stage: Stage, steps: int, scene: Scene, plan: Plan) -> bool:
+    """Has the stage done its work after so many steps, or should it be left?"""
+    if stage in DURATION:
+        return steps >= DURATION[stage]
+    if steps >= PATIENCE:
+        return True
+    x, y, height = WAYPOINT[stage](scene, plan) - scene.hand_3
+    if stage in (Stage.RAISE, Stage.CARRY):
+        return bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
+    turned = stage is Stage.LOWER or float(np.linalg.norm(turn_to(scene, plan))) < TURNED
+    return turned and float(np.linalg.norm([x, y, height])) < ARRIVED
+
+
+class LiberoExpert:
+    """Walks through `Stage`; see `zoo.experts.base.Expert`. Its environment gives it a `Scene`."""
+
+    def __init__(self, task: Task) -> None:
+        self._rim_azimuth = DRAWER_AZIMUTH if "_drawer_" in task.name else RIM_AZIMUTH
+        self._plan: Plan | None = None
+        self.stage, self._steps = Stage.APPROACH, 0
+
+    def action(self, privileged_P: np.ndarray) -> np.ndarray:
+        """Asks for the whole way to the stage's waypoint, of which the arm goes about a third: float32 `[7]`."""
+        scene = Scene.from_vector(privileged_P)
+        plan = self._advance(scene)
+        way_3 = WAYPOINT[self.stage](scene, plan) - scene.hand_3
+        twist_6 = np.concatenate([way_3, turn_to(scene, plan)]) / ACTION_SCALE
+        self._steps += 1
+        fingers = CLOSE if self.stage in CLOSED else OPEN
+        return np.append(np.clip(twist_6, -1.0, 1.0), fingers).astype(np.float32)
+
+    def _advance(self, scene: Scene) -> Plan:
+        """Enter the stage that is next, if it is time."""
+        plan = self._plan
+        if plan is not None and is_over(self.stage, self._steps, scene, plan):
+            self.stage, self._steps = Stage((self.stage + 1) % len(Stage)), 0
+            if self.stage is Stage.APPROACH:
+                plan = None
+        if plan is None or has_slipped(self.stage, scene, plan):
+            plan = make_plan(scene, self._rim_azimuth)
+            self.stage, self._steps = Stage.APPROACH, 0
+        self._plan = plan
+        return plan
