@@ -60,6 +60,13 @@ def parser() -> OneLineParser:
         help="deviation added to executed actions (default: 0)",
     )
     p.add_argument("--keep-failures", action="store_true", help="keep episodes the expert did not solve, too")
+    p.add_argument(
+        "--crf",
+        type=count_or_zero,
+        default=0,
+        metavar="N",
+        help="what pictures may lose, x264's measure: 0 nothing (default), 16 a quarter of the size",
+    )
     p.add_argument("--seed", type=count_or_zero, default=0, help="seed of the noise (default: 0)")
     p.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     add_gym_packages_argument(p)
@@ -86,8 +93,9 @@ def run(argv: Sequence[str]) -> int:
         "noise": args.noise,
         "seed": args.seed,
         "keep_failures": args.keep_failures,
+        "crf": args.crf,
     }
-    writer = LeRobotWriter(Path(args.output), settings, fps=round(benchmark.control_hz))
+    writer = LeRobotWriter(Path(args.output), settings, fps=round(benchmark.control_hz), crf=args.crf)
     cells = candidates(benchmark.tasks, _MOST_ROUNDS if args.noise else 1)
     progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
     envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,10 @@ def shown(length: int, instruction: str = "reach", shade: int = 0, side: int = 1
     )
 
 
-@pytest.mark.parametrize("side", [16, 15])
-def test_what_is_written_is_read(tmp_path: Path, side: int) -> None:
+@pytest.mark.parametrize(("side", "crf", "worst"), [(16, 0, 0), (15, 0, 0), (16, 16, 3), (15, 16, 3)])
+def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int) -> None:
     episodes = [shown(4, "reach", 10, side), shown(6, "push it", 60, side), shown(2, "reach", 120, side)]
-    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
+    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80, crf=crf)
     writer.add(episodes[:2], tried=2)
     writer.add(episodes[2:], tried=4)
     found = read_dataset(tmp_path / "d")
@@ -52,12 +53,22 @@ def test_what_is_written_is_read(tmp_path: Path, side: int) -> None:
         np.testing.assert_array_equal(one.action_TA, other.action_TA)
         np.testing.assert_array_equal(one.state_TS, other.state_TS)
         assert one.images["image"].shape == other.images["image"].shape
-        # Video is lossy, but by less than the step from one frame to the next.
+        # What is lost with crf 16 is less than the step from one frame to the next.
         gap = one.images["image"].astype(int) - other.images["image"].astype(int)
-        assert np.abs(gap).max() <= 3
+        assert np.abs(gap).max() <= worst
     assert len(read_dataset(tmp_path / "d", 2)) == 2
     with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
         read_dataset(tmp_path / "d", 4)
+
+
+def test_colours_are_kept_to_the_byte(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    episode = replace(shown(6), images={"image": noise})
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([episode], tried=1)
+    (found,) = read_dataset(tmp_path / "d")
+    np.testing.assert_array_equal(found.images["image"], noise)
+    info = json.loads((tmp_path / "d/meta/info.json").read_text())
+    assert info["features"]["observation.images.image"]["info"]["video.pix_fmt"] == "gbrp"
 
 
 def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
