@@ -43,6 +43,17 @@ class Decision:
     """Value of every step, float32; None where a decision has one."""
 
 
+_COLLECTED = (
+    "logprob_TNKA",
+    "reward_TN",
+    "value_TN",
+    "final_value_TN",
+    "executed_TN",
+    "terminated_TN",
+    "truncated_TN",
+)
+
+
 class ChunkRolloutBuffer:
     """T decisions of N columns (slots; GRPO: slots x rollouts), kept on the CPU.
 
@@ -131,15 +142,27 @@ class ChunkRolloutBuffer:
 
     def take_columns(self, ours: slice, other: ChunkRolloutBuffer, theirs: slice) -> None:
         """Overwrite columns by those of another buffer, as if they had been collected here."""
-        for mine, whole in zip(self._collected(), other._collected(), strict=True):
-            mine[:, ours] = whole[:, theirs]
+        collected = other.collected()
+        for name, mine in self.collected().items():
+            mine[:, ours] = collected[name][:, theirs]
 
-    def _collected(self) -> list[Tensor]:
-        """Everything that `write` fills."""
-        steps = [one for one in (self.step_reward_TNK, self.step_value_TNK) if one is not None]
-        columns = [self.logprob_TNKA, self.reward_TN, self.value_TN, self.final_value_TN, self.executed_TN]
-        flags = [self.terminated_TN, self.truncated_TN]
-        return [*self.obs.values(), *self.record.values(), *columns, *flags, *steps]
+    def collected(self) -> dict[str, Tensor]:
+        """Everything that `write` fills, `[T, N, ...]` each, by name; observations as `obs/<key>`, records alike."""
+        named = {f"obs/{key}": one for key, one in self.obs.items()}
+        named |= {f"record/{key}": one for key, one in self.record.items()}
+        steps = {"step_reward_TNK": self.step_reward_TNK, "step_value_TNK": self.step_value_TNK}
+        named |= {name: one for name, one in steps.items() if one is not None}
+        return named | {name: getattr(self, name) for name in _COLLECTED}
+
+    def write_columns(self, columns: Tensor, collected: Mapping[str, Tensor]) -> None:
+        """Put `collected` of another buffer of as many rows, `[T, n, ...]` each, into `columns` (int64 `[n]`)."""
+        if not self.obs:
+            self._allocate_as(collected)
+        own = self.collected()
+        assert own.keys() == collected.keys(), "the other buffer keeps other things"
+        for name, whole in own.items():
+            whole[:, columns] = collected[name]
+        self.pos = self.buffer_size
 
     def executed_steps(self) -> Tensor:
         """Bool `[T, N, K]`: steps that were run."""
@@ -229,6 +252,19 @@ class ChunkRolloutBuffer:
             for key, value in decision.record.items()
         }
         self.logprob_TNKA = torch.zeros(*shape, *decision.logprob_nKA.shape[1:])
+
+    def _allocate_as(self, collected: Mapping[str, Tensor]) -> None:
+        """Memory for what another buffer has collected."""
+        zeros = {
+            name: torch.zeros(self.buffer_size, self.columns, *one.shape[2:], dtype=one.dtype)
+            for name, one in collected.items()
+        }
+        for name, one in zeros.items():
+            kind, slash, key = name.partition("/")
+            if slash:
+                (self.obs if kind == "obs" else self.record)[key] = one
+            elif name not in _COLLECTED or name == "logprob_TNKA":
+                setattr(self, name, one)
 
     def _allocate_columns(self) -> None:
         shape = (self.buffer_size, self.columns)

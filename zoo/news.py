@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,16 +79,27 @@ class News:
                     }
                 )
 
+    def own(self) -> dict[str, Any]:
+        """This rank's part of the rollout, JSON values."""
+        return {
+            "steps": sorted(self._steps.items()),
+            "ended": self._ended,
+            "tasks": sorted(self._own_tasks),
+            **self._own,
+        }
+
+    def take(self, part: Mapping[str, Any]) -> None:
+        """Take in the `own` of a rank that shares nothing itself."""
+        for decision, steps in part["steps"]:
+            self._steps[decision] = self._steps.get(decision, 0) + steps
+        self._ended += part["ended"]
+        self._own_tasks.update(part["tasks"])
+        for key in self._own:
+            self._own[key] += part[key]
+
     def share(self, ranks: Ranks, num_timesteps: int) -> int:
         """Put the ranks' rollouts, begun at `num_timesteps`, together; returns the simulator steps done then."""
-        parts = ranks.everyones(
-            {
-                "steps": sorted(self._steps.items()),
-                "ended": self._ended,
-                "tasks": sorted(self._own_tasks),
-                **self._own,
-            }
-        )
+        parts = ranks.everyones(self.own())
         decisions = sorted({number for part in parts for number, _ in part["steps"]})
         after: dict[int, int] = {}
         for number in decisions:
