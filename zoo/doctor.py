@@ -1,0 +1,93 @@
+"""`python -m zoo.doctor`: is all here that training needs? With `--oracle`: does an expert solve its tasks here?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from vla_gym.benchmarks import find_benchmark
+from vla_gym.errors import BadValue
+from zoo.arguments import OneLineParser, add_gym_packages_argument, count, import_gym_packages, key_values
+from zoo.cli import guarded
+
+_DEFAULT_EPISODES = 10
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.doctor`."""
+    p = OneLineParser(
+        "zoo.doctor",
+        "One line for each thing that training needs: ok, or what to do. Exit code 1 when something is missing. "
+        "With --oracle: an expert's success, which shows whether actions mean here what they should.",
+    )
+    p.add_argument(
+        "--env", metavar="ID", help="look at this environment only (default: one of each benchmark)"
+    )
+    p.add_argument("--oracle", action="store_true", help="replay the expert of --env")
+    p.add_argument(
+        "--episodes",
+        type=count,
+        metavar="N",
+        help=f"of the expert, spread over tasks (default: {_DEFAULT_EPISODES})",
+    )
+    p.add_argument(
+        "-params",
+        "--params",
+        nargs="+",
+        default=[],
+        metavar="KEY:VALUE",
+        help="options of the benchmark for the expert, e.g. protocol:lerobot",
+    )
+    add_gym_packages_argument(p)
+    p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    import_gym_packages(args.gym_packages)
+    if args.oracle:
+        return _oracle(args)
+    for name in ("episodes", "params"):
+        if getattr(args, name):
+            raise BadValue(f"--{name} says how the expert is replayed: it needs --oracle")
+    return _examine(args.env)
+
+
+def _examine(env_id: str | None) -> int:
+    from zoo.health import PICTURES, checks, examine
+
+    if env_id is not None:
+        find_benchmark(env_id)
+    sound = True
+    for finding in examine(checks(PICTURES if env_id is None else (env_id,))):
+        print(finding, flush=True)
+        sound = sound and (finding.ok or finding.optional)
+    print("all that is needed is here" if sound else "something is missing: see above")
+    return 0 if sound else 1
+
+
+def _oracle(args: argparse.Namespace) -> int:
+    if args.env is None:
+        raise BadValue("--env is missing: say whose expert to replay, e.g. --oracle --env LIBERO-Object/0")
+    from zoo.oracle import Verdict, replay
+    from zoo.progress import Progress
+
+    episodes = args.episodes or _DEFAULT_EPISODES
+    progress = Progress(episodes, on=args.progress, unit="episode")
+    try:
+        verdict: Verdict = replay(args.env, episodes, on_episodes=progress.to, **key_values(args.params))
+    finally:
+        progress.close()
+    print(verdict)
+    return 1 if verdict.below else 0
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.doctor`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
