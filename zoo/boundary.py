@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from vla_gym.errors import BadValue
 from vla_gym.sb3 import SB3VecEnv
 from vla_gym.vector import VLAVectorEnv
+from zoo.ranks import Ranks
 from zoo.rng import rng_state
 
 if TYPE_CHECKING:
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A run between two updates, weights and optimiser excepted (a rollout does not change those)."""
+    """A run between two updates, weights and optimiser excepted (a rollout does not change those).
+
+    Of this rank's slots; what else is in it is the same on every rank.
+    """
 
     counters: Mapping[str, Any]
     """Attributes of the algorithm, JSON values."""
@@ -60,6 +65,38 @@ def take_boundary(algorithm: VLAOnPolicyAlgorithm) -> Boundary:
         env=None if envs is None else envs.state_dict(),
         arrays=arrays,
     )
+
+
+def gather_boundary(boundary: Boundary, ranks: Ranks) -> Boundary | None:
+    """On rank 0 the boundary of the whole run, its slots in the order that one process would have; None elsewhere."""
+    if ranks.size == 1:
+        return boundary
+    states = ranks.everyones(boundary.env)
+    arrays = ranks.gather(boundary.arrays)
+    if not ranks.is_first:
+        return None
+    return replace(
+        boundary,
+        env=None if boundary.env is None else {**boundary.env, **_joined(states)},
+        arrays={key: np.concatenate([one[key] for one in arrays]) for key in boundary.arrays},
+    )
+
+
+def own_env_state(saved: Mapping[str, Any], slots: slice, num_slots: int) -> dict[str, Any]:
+    """This rank's `slots` of a saved environment; raises `BadValue` unless it had `num_slots` in all."""
+    if len(saved["slots"]) != num_slots:
+        raise BadValue(
+            f"the checkpoint is of {len(saved['slots'])} environments, this run has {num_slots} on all its processes"
+        )
+    return {**saved, **{key: saved[key][slots] for key in _PER_SLOT}}
+
+
+_PER_SLOT = ("episodes", "slots")
+"""What `VLAVectorEnv.state_dict` keeps of every slot."""
+
+
+def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [one for state in states for one in state[key]] for key in _PER_SLOT}
 
 
 def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,13 +40,14 @@ class EvaluationCallback(BaseCallback):
         *,
         acted_at: int,
         evaluate: Callable[[], list[Episode]],
-        log: EvaluationFile,
+        log: EvaluationFile | None,
         checkpoints: CheckpointCallback,
         say: Callable[[str], None],
     ) -> None:
         """`every` 0 evaluates at the end only; `acted_at` is where the run was evaluated last, 0 for never.
 
-        `evaluate` raises `Stopped` when `checkpoints.stopping`; a resumed run then makes up for it.
+        `evaluate` raises `Stopped` when `checkpoints.stopping`; a resumed run then makes up for it. Every rank has
+        this callback; rank 0's has the `log`.
         """
         super().__init__()
         self.last: list[Episode] | None = None
@@ -63,7 +65,7 @@ class EvaluationCallback(BaseCallback):
             self._act(now)
 
     def _on_training_end(self) -> None:
-        if not self._checkpoints.stopping and self.model.num_timesteps != self._acted_at:
+        if not self._checkpoints.stopped and self.model.num_timesteps != self._acted_at:
             self._act(self.model.num_timesteps)
 
     def _on_step(self) -> bool:
@@ -79,12 +81,13 @@ class EvaluationCallback(BaseCallback):
             return
         self._acted_at = now
         self.last = episodes
-        self._file.add(
-            now,
-            [one.total_reward for one in episodes],
-            [one.length for one in episodes],
-            [one.success_once for one in episodes],
-        )
+        if self._file is not None:
+            self._file.add(
+                now,
+                [one.total_reward for one in episodes],
+                [one.length for one in episodes],
+                [one.success_once for one in episodes],
+            )
         rate = overall_rate(episodes)
         self._log(now, episodes, rate)
         best = self._checkpoints.offer_best(rate.mean)
@@ -135,18 +138,40 @@ class MonitorCallback(BaseCallback):
             self._progress.note(f"success {np.mean(recent):.1%}")
 
 
-@contextmanager
-def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` when SIGTERM comes; the former handler comes back after."""
+_SAME_CTRL_C_SECONDS = 3.0
 
-    def handle(signum: int, frame: FrameType | None) -> None:
-        act()
 
-    former = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+class StopSignals:
+    """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), and on Ctrl-C with `ctrl_c`.
+
+    With one process Ctrl-C is Python's own interrupt; several must first agree to stop. A second Ctrl-C, some seconds
+    later (launchers pass the first one on), interrupts whatever happens. The former handlers come back after.
+    """
+
+    def __init__(self, act: Callable[[], None], *, ctrl_c: bool) -> None:
+        self._act = act
+        self._signals = (signal.SIGTERM, signal.SIGUSR1, *((signal.SIGINT,) if ctrl_c else ()))
+        self._former: dict[int, Any] = {}
+        self._first_ctrl_c = 0.0
+        self.by_ctrl_c = False
+        """Was it Ctrl-C?"""
+
+    def __enter__(self) -> Self:
+        self._former = {one: signal.signal(one, self._handle) for one in self._signals}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for one, handler in self._former.items():
+            signal.signal(one, handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if signum == signal.SIGINT:
+            if self.by_ctrl_c and now - self._first_ctrl_c > _SAME_CTRL_C_SECONDS:
+                raise KeyboardInterrupt
+            self._first_ctrl_c = self._first_ctrl_c if self.by_ctrl_c else now
+            self.by_ctrl_c = True
+        self._act()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.weights import WEIGHTS_FILE, load_weights
-from zoo.boundary import vla_envs
+from zoo.boundary import Boundary, gather_boundary, own_env_state, vla_envs
 from zoo.rng import set_rng_state
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ _STEP = re.compile(r"step_(\d+)")
 
 
 def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
-    """Write `checkpoints/step_<n>` for the last update boundary; returns it.
+    """Write `checkpoints/step_<n>` for the last update boundary; returns it. Every rank must call it; rank 0 writes.
 
-    Raises `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that
-    a checkpoint does not keep (`VecNormalize`).
+    What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
+    `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that a checkpoint does
+    not keep (`VecNormalize`).
     """
     boundary = algorithm.boundary
     if boundary is None:
@@ -65,30 +67,35 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
         )
 
-    def write(folder: Path) -> None:
-        save_policy(algorithm.policy, folder)
-        groups = _save_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE)
-        save_arrays(
-            {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
-        )
-        if algorithm.kl_coef:
-            algorithm.reference.save(folder)
-        state = {
-            "format_version": FORMAT_VERSION,
-            "algorithm": type(algorithm).__name__,
-            "counters": boundary.counters,
-            "episodes": boundary.episodes,
-            "successes": boundary.successes,
-            "param_groups": groups,
-            "env": boundary.env,
-            "rng": boundary.rng,
-            "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
-        }
-        (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
-
     folder = checkpoints / f"step_{boundary.num_timesteps}"
-    write_folder(folder, write)
+    whole = gather_boundary(boundary, algorithm.ranks)
+    if whole is not None:
+        write_folder(folder, partial(_write_checkpoint, algorithm, whole))
+    # It is there for every rank.
+    algorithm.ranks.any(flag=False)
     return folder
+
+
+def _write_checkpoint(algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, folder: Path) -> None:
+    save_policy(algorithm.policy, folder)
+    groups = _save_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE)
+    save_arrays(
+        {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
+    )
+    if algorithm.kl_coef:
+        algorithm.reference.save(folder)
+    state = {
+        "format_version": FORMAT_VERSION,
+        "algorithm": type(algorithm).__name__,
+        "counters": boundary.counters,
+        "episodes": boundary.episodes,
+        "successes": boundary.successes,
+        "param_groups": groups,
+        "env": boundary.env,
+        "rng": boundary.rng,
+        "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+    }
+    (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
 def save_policy(policy: Any, folder: Path) -> None:
@@ -202,7 +209,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         algorithm.reference.load(folder)
     _load_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE, state["param_groups"])
     arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
-    _restore_env(algorithm, state["env"])
+    own = _restore_env(algorithm, state["env"])
+    arrays = {key: one[own] for key, one in arrays.items()}
     observation = {key.removeprefix("obs/"): one for key, one in arrays.items() if key.startswith("obs/")}
     # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
     if state["env"] is not None:
@@ -253,16 +261,20 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, path: Path, groups: list[d
     optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
 
 
-def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> None:
+def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> slice:
+    """Put the environment back; returns this rank's slots among all saved ones."""
     envs = vla_envs(algorithm.env)
     if (envs is None) != (saved is None):
         raise BadValue("the checkpoint is of an environment of another kind than the present one")
-    if envs is None or saved is None:
-        return
     assert algorithm.env is not None
-    envs.load_state_dict(saved)
+    num_envs = algorithm.env.num_envs
+    own = slice(algorithm.first_slot, algorithm.first_slot + num_envs)
+    if envs is None or saved is None:
+        return own
+    envs.load_state_dict(own_env_state(saved, own, num_envs * algorithm.ranks.size))
     # The constructor asked for a seed at the next reset, which would start the schedule anew.
     algorithm.env.unwrapped._reset_seeds()
+    return own
 
 
 def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:

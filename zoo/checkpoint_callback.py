@@ -17,7 +17,7 @@ class CheckpointCallback(BaseCallback):
 
     A checkpoint is due at the first update boundary after every `save_freq` simulator steps, and when
     training ends, also when it was asked to (`stop`, meant for signal handlers): then the rollout under way
-    is given up and the checkpoint holds the boundary before it.
+    is given up and the checkpoint holds the boundary before it. Every rank has this callback; rank 0 writes.
 
     :param run: the run folder.
     :param save_freq: simulator steps between checkpoints; 0 saves at the end only.
@@ -44,6 +44,9 @@ class CheckpointCallback(BaseCallback):
         self._last_step = 0
         self._best = best_success(run / "best")
         self.stopping = False
+        """Was this rank asked to stop?"""
+        self.stopped = False
+        """Did training end because some rank was? Known once it has ended."""
 
     def stop(self) -> None:
         """End training at the next decision; safe in a signal handler."""
@@ -53,9 +56,10 @@ class CheckpointCallback(BaseCallback):
         """Keep the present policy as `best/` if `success` beats the best so far; did it?"""
         if self._best is not None and success <= self._best:
             return False
-        save_best(
-            self.model.policy, self._run / "best", success=success, num_timesteps=self.model.num_timesteps
-        )
+        if self.model.ranks.is_first:
+            save_best(
+                self.model.policy, self._run / "best", success=success, num_timesteps=self.model.num_timesteps
+            )
         self._best = success
         return True
 
@@ -70,6 +74,7 @@ class CheckpointCallback(BaseCallback):
         return not self.stopping
 
     def _on_training_end(self) -> None:
+        self.stopped = self.model.ranks.any(self.stopping)
         if not self._saved or self._saved[-1].name != f"step_{self.model.boundary.num_timesteps}":
             self._save()
 
@@ -77,6 +82,8 @@ class CheckpointCallback(BaseCallback):
         folder = save_checkpoint(self.model, self._run / "checkpoints")
         self._last_step = self.model.boundary.num_timesteps
         self._saved.append(folder)
+        if not self.model.ranks.is_first:
+            return
         if self._keep is not None:
             for old in self._saved[: -self._keep]:
                 shutil.rmtree(old, ignore_errors=True)

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from vla_gym.errors import VLAZooError, unknown_name
+from vla_gym.errors import LostRank, VLAZooError, unknown_name
+from zoo.failures import leave_for_launcher, tell, wait_for_the_launcher
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("zoo.doctor", "is all here that training needs, and does an expert solve its tasks"),
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
     "collect": ("zoo.collect", "an expert's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
@@ -33,13 +35,25 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
     """Call `run`; a user's mistake becomes one line on stderr and exit code 2."""
     try:
         return run(sys.argv[1:] if argv is None else argv)
+    except LostRank as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        wait_for_the_launcher()
+        return 2
     except VLAZooError as error:
-        one_line = " ".join(str(error).split())
-        print(f"error: {one_line}", file=sys.stderr)
+        # Before processes meet each of them sees the same mistake; afterwards it may be one's own.
+        tell(str(error), everywhere=_met())
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        leave_for_launcher(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _met() -> bool:
+    ranks = sys.modules.get("zoo.ranks")
+    return ranks is not None and ranks.have_met()
 
 
 def _dispatch(argv: Sequence[str]) -> int:

@@ -40,7 +40,7 @@ class Learner:
         self.raw_optimizer = optimizer
         self.max_grad_norm = max_grad_norm
         # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
-        ddp = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
         # The algorithm has placed the policy on its device already.
         self.accelerator = Accelerator(
             device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
@@ -91,7 +91,8 @@ class Learner:
         for parameter in self._resting:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None
-        norm: Tensor = self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        with lost_ranks():
+            norm: Tensor = self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm)
         finite = math.isfinite(norm)
         if finite:
             self._optimizer.step()

@@ -156,8 +156,8 @@ def lost_ranks() -> Iterator[None]:
         raise LostRank(_LOST) from error
 
 
-_LOST = "another process of this run ended; its own message says why"
-_GLOO_SIGNS = ("connection", "gloo", "broken pipe", "timed out")
+_LOST = "another process of the run ended; its own message says why"
+_GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
 
 def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
@@ -189,6 +189,11 @@ def join(device: str = "auto") -> tuple[Ranks, torch.device]:
         )
     state = PartialState(cpu=wanted.type == "cpu")
     return Ranks(state.process_index, state.num_processes, _host_group()), state.device
+
+
+def have_met() -> bool:
+    """Have the processes of the run met?"""
+    return dist.is_initialized()
 
 
 def present() -> Ranks:

@@ -1,7 +1,7 @@
 """The state of every random generator a run draws from, as JSON values, and the way back.
 
 Python's `random`, NumPy's legacy global generator (Stable-Baselines3 shuffles with it), torch's CPU
-generator and, where CUDA is in use, each CUDA device's.
+generator and, where CUDA is in use, the present CUDA device's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from vla_gym.errors import BadValue
 
 
 def rng_state() -> dict[str, Any]:
@@ -31,21 +29,16 @@ def rng_state() -> dict[str, Any]:
             "cached_gauss": float(cached),
         },
         "torch": _to_text(torch.get_rng_state().numpy().tobytes()),
-        "cuda": [],
+        "cuda": None,
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = [_to_text(one.numpy().tobytes()) for one in torch.cuda.get_rng_state_all()]
+        state["cuda"] = _to_text(torch.cuda.get_rng_state().numpy().tobytes())
     return state
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Go back to `state`; raises `BadValue` when it was taken with another number of CUDA devices."""
-    cuda = state["cuda"]
-    if cuda and (not torch.cuda.is_available() or torch.cuda.device_count() != len(cuda)):
-        raise BadValue(
-            f"saved random state is of {len(cuda)} CUDA device(s), here are "
-            f"{torch.cuda.device_count() if torch.cuda.is_available() else 0}"
-        )
+    """Go back to `state`. What it says of a CUDA device is for the present one, where there is one: a run may go on
+    on other machines, and a `VLAPolicy`'s decisions depend on none of these (see `vla_policies.noise`)."""
     python, numpy_ = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss_next"]))
     keys = np.frombuffer(base64.b64decode(numpy_["keys"]), dtype="<u4").astype(np.uint32)
@@ -53,8 +46,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
         (numpy_["name"], keys, numpy_["position"], numpy_["has_gauss"], numpy_["cached_gauss"])
     )
     torch.set_rng_state(_to_tensor(state["torch"]))
-    if cuda:
-        torch.cuda.set_rng_state_all([_to_tensor(one) for one in cuda])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_to_tensor(state["cuda"]))
 
 
 def _to_text(raw: bytes) -> str:

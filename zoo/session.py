@@ -12,23 +12,20 @@ from typing import Any
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 
-from vla_gym import VLAVectorEnv, make_vec
+from vla_gym import VLAVectorEnv
 from vla_gym.errors import VLAZooError
 from zoo.algorithm import VLAOnPolicyAlgorithm
-from zoo.callbacks import EvaluationCallback, MonitorCallback, Stopped, on_sigterm
+from zoo.callbacks import EvaluationCallback, MonitorCallback, StopSignals
 from zoo.checkpoint import save_checkpoint
 from zoo.checkpoint_callback import CheckpointCallback
 from zoo.config import RunConfig
-from zoo.evaluation import Episode, Frame, choose_cells, evaluate
+from zoo.evaluator import Evaluator
 from zoo.monitor import EvaluationFile, MonitorFile
 from zoo.progress import Progress
 from zoo.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
 from zoo.run_page import write_run_page
 from zoo.runs import EVALUATION_FILE, ResumePoint, RunFolder
-from zoo.video import VideoRecorder
 from zoo.writers import JsonLines, ScreenTable, TensorBoard
-
-_FILMED_EPISODES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,40 +65,45 @@ class Session:
         self._envs = envs
         self._run = run
         self._say = say
+        self._ranks = model.ranks
         self._done = model.num_timesteps
         in_place = request.resume is not None and request.resume.in_place
         # Files of a run that goes on lose what its last checkpoint does not know.
         self._keep_until = self._done if in_place else None
 
     def learn(self) -> None:
-        """Train to the end or to SIGTERM, save, and say what came of it."""
+        """Train to the end or to a signal, save, and say what came of it; rank 0 alone writes and speaks."""
         with ExitStack() as cleanup:
-            progress = Progress(self._config.n_timesteps, done=self._done, on=self._request.progress)
+            shown = self._request.progress and self._ranks.is_first
+            progress = Progress(self._config.n_timesteps, done=self._done, on=shown)
             cleanup.callback(progress.close)
             self._say = progress.wrap(self._say)
             logger = self._logger()
             cleanup.callback(logger.close)
             self._model.set_logger(logger)
-            monitor_file = MonitorFile(self._run.path, self._config.env, keep_until=self._keep_until)
-            cleanup.callback(monitor_file.close)
-            monitor = MonitorCallback(monitor_file, progress)
             checkpoints = CheckpointCallback(self._run.path, save_freq=self._config.save_freq)
-            cleanup.enter_context(on_sigterm(checkpoints.stop))
+            stop = StopSignals(checkpoints.stop, ctrl_c=self._ranks.size > 1)
+            cleanup.enter_context(stop)
             evaluation = self._evaluation(checkpoints, cleanup) if self._config.eval_episodes else None
+            monitor = [self._monitor(progress, cleanup)] if self._ranks.is_first else []
             # Saving first: a kill during an evaluation then loses nothing.
-            callbacks = [monitor, checkpoints, *([evaluation] if evaluation else [])]
+            callbacks = [*monitor, checkpoints, *([evaluation] if evaluation else [])]
             size = sum(parameter.numel() for parameter in self._model.policy.parameters())
             self._say(headline(self._config, self._run.path, size, self._done))
             self._learn_guarded(CallbackList(callbacks))
-            if checkpoints.stopping:
-                self._say(
-                    f"stopped by SIGTERM and saved; go on with: python -m zoo.train -i {self._run.path}"
-                )
+            if checkpoints.stopped:
+                self._say(f"stopped and saved; go on with: python -m zoo.train -i {self._run.path}")
+                if stop.by_ctrl_c:
+                    raise KeyboardInterrupt
                 return
-        self._close(len(self._model.news.tasks), evaluation)
+        if self._ranks.is_first:
+            self._close(len(self._model.news.tasks), evaluation)
 
     def _learn_guarded(self, callbacks: CallbackList) -> None:
-        """`model.learn`; Ctrl-C and a lost simulator save what the last update left."""
+        """`model.learn`; Ctrl-C and a lost simulator save what the last update left.
+
+        With several ranks it would take all of them to save, and they are on their way out.
+        """
         try:
             self._model.learn(
                 self._config.n_timesteps - self._done,
@@ -110,12 +112,15 @@ class Session:
             )
         except (KeyboardInterrupt, VLAZooError):
             boundary = self._model.boundary
-            if boundary is not None and boundary.num_timesteps > self._done:
+            alone = self._ranks.size == 1
+            if alone and boundary is not None and boundary.num_timesteps > self._done:
                 save_checkpoint(self._model, self._run.checkpoints)
                 self._say(f"saved; go on with: python -m zoo.train -i {self._run.path}")
             raise
 
     def _logger(self) -> Logger:
+        if not self._ranks.is_first:
+            return Logger(folder=None, output_formats=[])
         parent = self._request.tensorboard_log
         events = self._run.path if parent is None else parent / self._config.algo / self._run.path.name
         formats = [
@@ -125,14 +130,19 @@ class Session:
         ]
         return Logger(folder=str(self._run.path), output_formats=formats)
 
+    def _monitor(self, progress: Progress, cleanup: ExitStack) -> MonitorCallback:
+        file = MonitorFile(self._run.path, self._config.env, keep_until=self._keep_until)
+        cleanup.callback(file.close)
+        return MonitorCallback(file, progress)
+
     def _evaluation(self, checkpoints: CheckpointCallback, cleanup: ExitStack) -> EvaluationCallback:
-        self._evaluator = Evaluator(self._config, self._envs, self._model.policy, checkpoints)
+        self._evaluator = Evaluator(self._config, self._envs, self._model.policy, checkpoints, self._ranks)
         cleanup.callback(self._evaluator.close)
-        log = EvaluationFile(self._run.path, keep_until=self._keep_until)
+        log = EvaluationFile(self._run.path, keep_until=self._keep_until) if self._ranks.is_first else None
         fresh = 0 if self._keep_until is not None else self._done
         return EvaluationCallback(
             self._config.eval_freq,
-            acted_at=log.timesteps[-1] if log.timesteps else fresh,
+            acted_at=self._ranks.firsts(log.timesteps[-1] if log is not None and log.timesteps else fresh),
             evaluate=self._evaluator,
             log=log,
             checkpoints=checkpoints,
@@ -171,46 +181,3 @@ class Session:
         write_run_page(self._run)
         lines = closing_lines(self._run.path, video, n_timesteps=self._config.n_timesteps, num_starts=starts)
         self._say(lines)
-
-
-class Evaluator:
-    """Evaluates the run's policy on its fixed start states; the simulators start at the first call."""
-
-    def __init__(
-        self, config: RunConfig, envs: VLAVectorEnv, policy: Any, checkpoints: CheckpointCallback
-    ) -> None:
-        tasks = envs.benchmark.tasks
-        self._config = config
-        self._policy = policy
-        self._checkpoints = checkpoints
-        self._cells = choose_cells(tasks, config.eval_episodes)
-        self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
-        self._envs: VLAVectorEnv | None = None
-        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
-        """Film of the latest evaluation."""
-
-    def __call__(self) -> list[Episode]:
-        """Evaluate the likeliest actions; raises `Stopped` when training is asked to stop."""
-        if self._envs is None:
-            self._envs = self._make()
-        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
-
-        def on_frame(frame: Frame) -> None:
-            if self._checkpoints.stopping:
-                raise Stopped
-            self.video.add(frame)
-
-        return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
-
-    def close(self) -> None:
-        """End the evaluation's simulators."""
-        if self._envs is not None:
-            self._envs.close()
-
-    def _make(self) -> VLAVectorEnv:
-        num_envs = min(self._config.num_envs, len(self._cells))
-        # A lost episode is run again, so a restart leaves no hole in the evaluation.
-        options = {"on_worker_error": "restart", **self._config.env_options, "group_size": 1}
-        if "num_workers" in options:
-            options["num_workers"] = min(options["num_workers"], num_envs)
-        return make_vec(self._config.env, num_envs, autoreset_mode="disabled", **options)

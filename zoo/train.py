@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,7 +118,11 @@ def _resume_point(name: str) -> ResumePoint:
 def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
+    if "RANK" in os.environ:
+        # One warning per process about a setting of ours, before torch is there to give it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Only now: torch and the simulators take seconds to import, a typo should not.
+    from zoo.ranks import present
     from zoo.session import TrainingRequest
     from zoo.training import train
 
@@ -133,7 +138,7 @@ def _train(
         args=vars(args),
     )
     run = train(request, say=lambda text: print(text, flush=True))
-    if args.push_to_hub:
+    if args.push_to_hub and present().is_first:
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0
 

@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,17 +14,19 @@ from typing import Any, TextIO
 import torch
 
 from vla_gym import VLAVectorEnv, make_vec
-from vla_gym.errors import VLAZooError, WorkerRestarted
+from vla_gym.errors import LostRank, VLAZooError, WorkerRestarted
 from zoo.alarms import TrainingWarning
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.checkpoint import load_checkpoint
 from zoo.config import RunConfig
 from zoo.devices import check_device
 from zoo.dry_run import arithmetic_lines, memory_lines, plan_of
+from zoo.ranks import Ranks, join
 from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
 from zoo.settings import ALGORITHM_SETTINGS, ALGORITHMS
+from zoo.shares import training_share
 
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 """What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
@@ -35,31 +38,36 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     A user's mistake that shows only while starting leaves no run folder behind. SIGTERM, Ctrl-C and the
     loss of a simulator leave a checkpoint to resume from.
     """
-    config = request.config
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    device = check_device(config.device)
+    if request.config.num_threads is not None:
+        torch.set_num_threads(request.config.num_threads)
+    # Processes that cannot share the work out say so before they meet.
+    plan = plan_of(request.config, accelerator=check_device(request.config.device).type != "cpu")
+    ranks, device = join(request.config.device)
+    # Where the seed was drawn every rank has drawn its own.
+    config = replace(request.config, seed=ranks.firsts(request.config.seed))
+    request = replace(request, config=config)
+    say = say if ranks.is_first else say_nothing
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
-        plan = plan_of(config, accelerator=device.type != "cpu")
         say("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
         envs = make_vec(
             config.env,
-            config.num_envs,
             seed=config.seed,
             pipeline_stages=plan.num_stages,
-            **{**ENV_DEFAULTS, **config.env_options},
+            **{**ENV_DEFAULTS, **config.env_options, **training_share(config, ranks)},
         )
         cleanup.callback(envs.close)
         weights = request.resume.checkpoint if request.resume is not None else None
         model = make_model(config, envs, device, weights=weights)
         if weights is not None:
             load_checkpoint(model, weights)
-        run = open_run_folder(request, envs)
+        run = open_run_folder(request, envs, ranks)
         try:
             Session(request, model, envs, run, say).learn()
+        except LostRank:
+            raise
         except VLAZooError:
-            if request.resume is None and not run.saved_steps():
+            if ranks.is_first and request.resume is None and not run.saved_steps():
                 shutil.rmtree(run.path)
             raise
     return run
@@ -100,8 +108,13 @@ def make_model(
     return model
 
 
-def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
-    """A new folder, or the resumed run's own; described either way."""
+def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv, ranks: Ranks) -> RunFolder:
+    """A new folder, or the resumed run's own; described either way, by rank 0 for all."""
+    path = str(_describe_folder(request, envs).path) if ranks.is_first else None
+    return RunFolder(Path(ranks.firsts(path)))
+
+
+def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
     config = request.config
     if request.resume is not None and request.resume.in_place:
         run = request.resume.run
@@ -109,6 +122,10 @@ def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
         run = create_run_folder(request.log_folder, config.algo, config.env)
     describe_run(run, config=config, args=request.args, command=request.command, protocol=envs.protocol())
     return run
+
+
+def say_nothing(text: str) -> None:
+    """What a rank other than 0 has to say."""
 
 
 @contextmanager

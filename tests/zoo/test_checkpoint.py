@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(saved: Path):
 def test_a_checkpoint_of_another_number_of_environments_is_refused(saved: Path):
     envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=4)
     model = PPO("VLAPolicy", envs, n_steps=5, batch_size=5, policy_kwargs=TINY, device="cpu")
-    with pytest.raises(BadValue, match="4 slots"):
+    with pytest.raises(BadValue, match="of 4 environments, this run has 2"):
         load_checkpoint(model, saved)
 
 

@@ -1,0 +1,70 @@
+"""Starts `zoo.train` in several processes on this machine's CPUs, as `accelerate launch` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(__file__).parents[2] / "hyperparams" / "accelerate"
+TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start(
+    processes: int,
+    arguments: Sequence[str],
+    *,
+    launcher: Sequence[str] = (),
+    module: str = "zoo.train",
+    **env: str,
+) -> subprocess.Popen[str]:
+    """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")),
+        *("--num_processes", str(processes)),
+        *(launcher or ("--main_process_port", str(free_port()))),
+        *("-m", module, *arguments),
+    ]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+def finish(run: subprocess.Popen[str], timeout: float = 240.0) -> str:
+    """Its output once it has ended well."""
+    output, _ = run.communicate(timeout=timeout)
+    assert run.returncode == 0, output
+    return output
+
+
+def updates(run: Path) -> list[dict[str, Any]]:
+    """What `metrics.jsonl` says of each update, times left out."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not key.startswith("time/")}
+        for line in lines
+        if "train/n_updates" in line
+    ]
+
+
+def only_run(folder: Path) -> Path:
+    """The one run folder below a log folder."""
+    (found,) = [path.parent for path in folder.glob("*/*/config.yml")]
+    return found

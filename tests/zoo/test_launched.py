@@ -1,0 +1,107 @@
+"""The same run on one process and on several: the same numbers, the same checkpoints, the same end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.zoo.launching import TOY, finish, free_port, only_run, start, updates
+
+pytestmark = pytest.mark.slow
+
+PPO = (
+    "--algo",
+    "ppo",
+    "-params",
+    "num_envs:8",
+    "n_steps:8",
+    "batch_size:16",
+    "n_epochs:2",
+    "micro_batch_size:5",
+)
+GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2")
+RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "5")
+
+
+def train(processes: int, folder: Path, settings: tuple[str, ...]) -> Path:
+    finish(start(processes, [*RUN, "-f", str(folder), *settings]))
+    return only_run(folder)
+
+
+def same_numbers(one: Path, other: Path) -> None:
+    ours, theirs = updates(one), updates(other)
+    assert len(ours) == len(theirs) >= 3
+    for left, right in zip(ours, theirs, strict=True):
+        assert left == pytest.approx(right, abs=1e-5, nan_ok=True)
+
+
+def same_tensors(one: Path, other: Path, file: str) -> None:
+    ours, theirs = load_file(one / file), load_file(other / file)
+    assert ours.keys() == theirs.keys()
+    assert max(float(np.abs(ours[key] - theirs[key].astype(float)).max(initial=0.0)) for key in ours) < 1e-5
+
+
+@pytest.fixture(scope="module", params=[PPO, GRPO], ids=["ppo", "grpo"])
+def settings(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def alone(settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(1, tmp_path_factory.mktemp("alone"), settings)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_number_of_processes_changes_nothing(
+    processes: int, alone: Path, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = train(processes, tmp_path, settings)
+    same_numbers(alone, run)
+    checkpoint = sorted((alone / "checkpoints").iterdir())[0].name
+    ours, theirs = alone / "checkpoints" / checkpoint, run / "checkpoints" / checkpoint
+    for file in ("model.safetensors", "optimizer.safetensors", "rollout.safetensors"):
+        same_tensors(ours, theirs, file)
+    states = [json.loads((folder / "training_state.json").read_text()) for folder in (ours, theirs)]
+    for key in ("counters", "env", "rng", "successes", "param_groups"):
+        assert states[0][key] == states[1][key]
+    assert (alone / "monitor.csv").read_text().count("\n") == (run / "monitor.csv").read_text().count("\n")
+    for one, other in zip(
+        *(np.load(each / "evaluations.npz").values() for each in (alone, run)), strict=True
+    ):
+        assert np.array_equal(one, other)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path) -> None:
+    checkpoint = min((alone / "checkpoints").iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    finish(start(2, ["-i", str(checkpoint), "-f", str(tmp_path)]))
+    after = updates(only_run(tmp_path))
+    expected = {row["step"]: row for row in updates(alone)}
+    assert after
+    for row in after:
+        assert row == pytest.approx(expected[row["step"]], abs=1e-5, nan_ok=True)
+
+
+def test_two_launchers_that_meet_are_one_run(tmp_path: Path) -> None:
+    """As on two machines: each starts one of two processes, and the first one's address is where they meet."""
+    port = str(free_port())
+    meeting = ("--num_machines", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port)
+    arguments = [*RUN, "-f", str(tmp_path), *PPO]
+    nodes = [start(2, arguments, launcher=(*meeting, "--machine_rank", str(node))) for node in range(2)]
+    first, second = (finish(node) for node in nodes)
+    assert "trained for" in first
+    assert "trained for" not in second
+    assert len(updates(only_run(tmp_path))) >= 3
+
+
+def test_groups_that_do_not_divide_are_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+    run = start(2, [*RUN, "-f", str(tmp_path), *GRPO[:2], "-params", "num_envs:12", "group_size:4"])
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0
+    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
+    assert "num_envs=12" in line
+    assert "Nearest allowed: --num-envs 8 or 16" in line
+    assert not list(tmp_path.iterdir())

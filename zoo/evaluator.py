@@ -1,0 +1,80 @@
+"""Evaluations during training: the run's policy on fixed start states, shared out over the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from vla_gym import VLAVectorEnv, make_vec
+from zoo.callbacks import Stopped
+from zoo.checkpoint_callback import CheckpointCallback
+from zoo.config import RunConfig
+from zoo.evaluation import Episode, Frame, choose_cells, evaluate
+from zoo.ranks import Ranks
+from zoo.shares import evaluation_cells
+from zoo.video import VideoRecorder
+
+_FILMED_EPISODES = 9
+
+
+class Evaluator:
+    """Evaluates the run's policy on its fixed start states; the simulators start at the first call."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        envs: VLAVectorEnv,
+        policy: Any,
+        checkpoints: CheckpointCallback,
+        ranks: Ranks,
+    ) -> None:
+        tasks = envs.benchmark.tasks
+        cells = choose_cells(tasks, config.eval_episodes)
+        self._config = config
+        self._policy = policy
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._cells = cells[evaluation_cells(len(cells), ranks)]
+        self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
+        self._envs: VLAVectorEnv | None = None
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        """Film of this rank's part of the latest evaluation."""
+
+    def __call__(self) -> list[Episode]:
+        """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        try:
+            own, stopped = self._evaluate_own(), False
+        except Stopped:
+            own, stopped = [], True
+        if self._ranks.any(stopped):
+            raise Stopped
+        told = self._ranks.everyones([asdict(episode) for episode in own])
+        return [Episode(**episode) for part in told for episode in part]
+
+    def close(self) -> None:
+        """End the evaluation's simulators."""
+        if self._envs is not None:
+            self._envs.close()
+
+    def _evaluate_own(self) -> list[Episode]:
+        """This rank's start states; other ranks that are asked to stop are waited for."""
+        if not self._cells:
+            return []
+        if self._envs is None:
+            self._envs = self._make()
+
+        def on_frame(frame: Frame) -> None:
+            if self._checkpoints.stopping:
+                raise Stopped
+            self.video.add(frame)
+
+        return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
+
+    def _make(self) -> VLAVectorEnv:
+        num_envs = min(max(1, self._config.num_envs // self._ranks.size), len(self._cells))
+        # A lost episode is run again, so a restart leaves no hole in the evaluation.
+        options = {"on_worker_error": "restart", **self._config.env_options, "group_size": 1}
+        if "num_workers" in options:
+            options["num_workers"] = min(options["num_workers"], num_envs)
+        return make_vec(self._config.env, num_envs, autoreset_mode="disabled", **options)
