@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vla_gym.errors import BadValue
+from zoo.optimize import Search, run
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """Runs are not trained: a low clip range is good, and an odd seed costs a tenth. Returns what was run."""
+    seen: list[tuple[float, int]] = []
+
+    def success(self: Search, drawn: dict[str, Any], seed: int, folder: Path) -> float:
+        seen.append((drawn["learning_rate"], seed))
+        return 1.0 - drawn["clip_range"] - 0.1 * (seed % 2)
+
+    monkeypatch.setattr(Search, "_run", success)
+    return seen
+
+
+def flags(tmp_path: Path, trials: int, *more: str) -> list[str]:
+    base = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path), "--n-trials", str(trials)]
+    return [*base, *more]
+
+
+def test_the_best_trial_is_kept_and_said(
+    tmp_path: Path, judged: list[tuple[float, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(flags(tmp_path, 12, "--n-seeds", "2")) == 0
+    folder = tmp_path / "ppo" / "Toy-Reach_optimize"
+    # 1 - 0.1 with seed 0 and 1 - 0.1 - 0.1 with seed 1.
+    assert "best of 12 trials: 85.0% success" in capsys.readouterr().out
+    assert yaml.safe_load((folder / "best.yml").read_text())["clip_range"] == 0.1
+    rows = (folder / "trials.csv").read_text().splitlines()
+    assert rows[0].startswith("trial,success,learning_rate")
+    assert len(rows) == 13
+    assert [seed for _, seed in judged] == [0, 1] * 12
+
+
+def test_a_search_goes_on_with_fresh_draws(
+    tmp_path: Path, judged: list[tuple[float, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(flags(tmp_path, 2))
+    run(flags(tmp_path, 4))
+    assert "2 of 4 trials are done" in capsys.readouterr().out
+    assert len({rate for rate, _ in judged}) == 4
+
+
+def test_a_run_that_fails_says_its_own_last_line(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"failed: error: .*nano"):
+        run(flags(tmp_path, 1, "--", "--policy", "nanoo"))
+
+
+def test_what_is_missing_or_fixed_twice_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="give --env and -n"):
+        run(["--env", "Toy-Reach"])
+    with pytest.raises(BadValue, match="-conf FILE"):
+        run(flags(tmp_path, 1, "--", "-params", "n_epochs:1"))

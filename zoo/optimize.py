@@ -1,0 +1,189 @@
+"""`python -m zoo.optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
+
+Every trial is a run of `zoo.train` in a process of its own, with several seeds if asked; what counts is the success of
+its last evaluation. The study is a file: a search that was stopped goes on, and several processes may share it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from vla_gym.errors import BadValue
+from zoo.arguments import OneLineParser, count, count_or_zero
+from zoo.cli import guarded
+from zoo.runs import RunFolder, folder_name
+from zoo.search_space import SPACES, Space, draw, read_space
+from zoo.settings import check_algorithm
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.samplers import BaseSampler
+
+STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.optimize`; anything after `--` goes to `zoo.train`."""
+    p = OneLineParser(
+        "zoo.optimize", "Search settings with Optuna; a trial is a training run, success decides."
+    )
+    p.add_argument("--algo", default="ppo", help="ppo or grpo (default: ppo)")
+    p.add_argument("--env", metavar="ID", help="environment id")
+    p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps of a run")
+    p.add_argument("--n-trials", type=count, default=20, metavar="N", help="trials in all (default: 20)")
+    p.add_argument(
+        "--n-seeds", type=count, default=1, metavar="K", help="runs of a trial, averaged (default: 1)"
+    )
+    p.add_argument(
+        "--seed", type=count_or_zero, default=0, help="of the search and the first run (default: 0)"
+    )
+    p.add_argument(
+        "--space", metavar="FILE", help="YAML file with what to search, instead of the usual settings"
+    )
+    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="default: logs")
+    p.add_argument("train", nargs="*", metavar="-- FLAGS", help="flags of zoo.train for every run, after --")
+    return p
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What every trial shares."""
+
+    algo: str
+    """Algorithm."""
+    env: str
+    """Environment id."""
+    n_timesteps: int
+    """Simulator steps of a run."""
+    seeds: tuple[int, ...]
+    """Seeds of a trial's runs."""
+    space: Space
+    """What is drawn."""
+    folder: Path
+    """Where the study and the runs go."""
+    flags: tuple[str, ...]
+    """Further flags of `zoo.train`."""
+
+    def success(self, trial: Trial) -> float:
+        """Train with drawn settings, one run per seed; mean success of the last evaluations.
+
+        Raises `BadValue` with the run's own last line when one fails.
+        """
+        drawn = draw(trial, self.space)
+        reached = [self._run(drawn, seed, self.folder / f"trial_{trial.number}") for seed in self.seeds]
+        return statistics.mean(reached)
+
+    def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
+        from zoo.curves import read_evaluations
+
+        before = set(folder.glob(f"{self.algo}/*"))
+        argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
+        argv += ["-f", str(folder), *self.flags, "-params"]
+        argv += [f"{name}:{yaml.safe_dump(value).splitlines()[0]}" for name, value in drawn.items()]
+        command = [sys.executable, "-m", "zoo.train", *argv]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise BadValue(f"zoo.train {shlex.join(argv)} failed: {last}")
+        (run,) = set(folder.glob(f"{self.algo}/*")) - before
+        points = read_evaluations(RunFolder(run))
+        if not points:
+            raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
+        return points[-1].rate.mean
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.guarded`."""
+    args = parser().parse(argv)
+    for name in ("env", "n_timesteps"):
+        if getattr(args, name) is None:
+            raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
+    algo = check_algorithm(args.algo)
+    if {"-params", "--params"} & set(args.train):
+        raise BadValue(
+            "-params is what a trial draws; settings that stay as they are go into a file: -- -conf FILE"
+        )
+    search = Search(
+        algo=algo,
+        env=args.env,
+        n_timesteps=args.n_timesteps,
+        seeds=tuple(args.seed + number for number in range(args.n_seeds)),
+        space=SPACES[algo] if args.space is None else read_space(Path(args.space), algo),
+        folder=Path(args.log_folder) / algo / f"{folder_name(args.env)}_optimize",
+        flags=tuple(args.train),
+    )
+    study = _open_study(search)
+    done = len([one for one in study.trials if one.state.is_finished()])
+    # A sampler that went on from the same seed would draw the first trials again.
+    study.sampler = _sampler(args.seed + done)
+    if done:
+        print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
+    study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_say])
+    _write_best(search, study)
+    return 0
+
+
+def _sampler(seed: int) -> BaseSampler:
+    from optuna.samplers import TPESampler
+
+    return TPESampler(seed=seed)
+
+
+def _open_study(search: Search) -> Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search.folder.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(
+        storage=f"sqlite:///{search.folder / STUDY_FILE}",
+        study_name=f"{search.algo} {search.env} {search.n_timesteps}",
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def _say(study: Study, trial: Any) -> None:
+    settings = " ".join(f"{name}:{_short(value)}" for name, value in trial.params.items())
+    print(
+        f"trial {trial.number:>3}   success {trial.value:6.1%}   best {study.best_value:6.1%}   {settings}",
+        flush=True,
+    )
+
+
+def _write_best(search: Search, study: Study) -> None:
+    """`trials.csv`, and the best trial as settings for `-params` and `hyperparams/*.yml`."""
+    names = list(search.space)
+    rows = [",".join(["trial", "success", *names])]
+    for one in study.trials:
+        if one.value is not None:
+            rows.append(
+                ",".join(map(str, [one.number, one.value, *(one.params.get(name, "") for name in names)]))
+            )
+    (search.folder / TRIALS_FILE).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    best = search.folder / BEST_FILE
+    best.write_text(yaml.safe_dump(dict(study.best_params), sort_keys=False), encoding="utf-8")
+    settings = " ".join(f"{name}:{value}" for name, value in study.best_params.items())
+    print(f"best of {len(rows) - 1} trials: {study.best_value:.1%} success, settings in {best}")
+    print(f"next:\n  python -m zoo.train --algo {search.algo} --env {search.env} -params {settings}")
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    """Entry point of `python -m zoo.optimize`."""
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
