@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.aggregation import LogprobLevel, elements_per_decision, executed_mask, to_level
 from zoo.records import Minibatch
+from zoo.staleness import behaviour_weight
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class ChunkRolloutBuffer:
         self.record: dict[str, Tensor] = {}
         self.logprob_TNKA = torch.zeros(buffer_size, self.columns, 0, 0)
         self.ref_logprob_TNKA: Tensor | None = None
+        self.behaviour_logprob_TNKA: Tensor | None = None
         self.step_reward_TNK: Tensor | None = None
         self.step_value_TNK: Tensor | None = None
         self.step_advantage_TNK: Tensor | None = None
@@ -99,6 +101,7 @@ class ChunkRolloutBuffer:
     def reset(self) -> None:
         """Forget the rollout; memory is kept."""
         self.pos = 0
+        self.behaviour_logprob_TNKA = None
         for column in (self.executed_TN, self.terminated_TN, self.truncated_TN):
             column.zero_()
         for column in (self.reward_TN, self.value_TN, self.final_value_TN, self.advantage_TN, self.return_TN):
@@ -189,12 +192,16 @@ class ChunkRolloutBuffer:
 
         executed_B = take(self.executed_TN)
         old_logprob_BL, mask_BL = to_level(take(self.logprob_TNKA), executed_B, level)
+        advantage_BL = self._advantage(take, level)
+        if self.behaviour_logprob_TNKA is not None:
+            behaviour_BL, _ = to_level(take(self.behaviour_logprob_TNKA), executed_B, level)
+            advantage_BL = advantage_BL * behaviour_weight(old_logprob_BL, behaviour_BL)
         return Minibatch(
             obs={key: take(whole) for key, whole in self.obs.items()},
             choice={key: take(whole) for key, whole in self.record.items()},
             executed_B=executed_B,
             old_logprob_BL=old_logprob_BL,
-            advantage_BL=self._advantage(take, level),
+            advantage_BL=advantage_BL,
             mask_BL=mask_BL,
             weight_BL=take(self.element_scale_TN)[:, None] * mask_BL,
             **self._targets(take, executed_B),
@@ -226,6 +233,13 @@ class ChunkRolloutBuffer:
             return {}
         logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
         return {"ref_logprob_BW": logprob_BW, "token_mask_BW": mask_BW}
+
+    def keep_behaviour(self) -> None:
+        """Before `replace_logprobs`: decisions were made by other weights than those that are scored against.
+
+        Minibatches then weigh advantages by `zoo.staleness.behaviour_weight`.
+        """
+        self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
 
     def replace_logprobs(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
         """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
