@@ -24,22 +24,29 @@ from vla_gym.messages import (
     write_reports,
 )
 from vla_gym.pool import Pool, SlotCommand, Ticket
+from vla_gym.process_pool import deal_slots
 from vla_gym.slot import SlotReport
 from vla_gym.slot_memory import MemoryLayout, SlotMemory
 from vla_gym.specs import StartState
 
 
 class RemotePool(Pool):
-    """N slots dealt to servers in adjacent blocks of equal size; server i is the process at `connections[i]`."""
+    """N slots dealt to servers in equal parts, as `deal_slots` does; server i is the process at `connections[i]`."""
 
-    def __init__(self, layout: MemoryLayout, connections: Sequence[Connection]) -> None:
+    def __init__(
+        self, layout: MemoryLayout, connections: Sequence[Connection], *, num_stages: int = 1
+    ) -> None:
         if layout.num_slots % len(connections):
             raise errors.BadValue(
                 f"{layout.num_slots} slots are not dealt evenly to {len(connections)} servers"
             )
         self.memory = SlotMemory.private(layout)
         self._connections = list(connections)
-        self._size = layout.num_slots // len(connections)
+        self._place = {
+            slot: (number, place)
+            for number, slots in enumerate(deal_slots(layout.num_slots, len(connections), num_stages))
+            for place, slot in enumerate(slots)
+        }
         self._last_failure = ""
         self._closed = False
 
@@ -47,9 +54,10 @@ class RemotePool(Pool):
         """See `vla_gym.pool.Pool.send`."""
         ticket = Ticket(commands)
         for command in commands:
-            ticket.jobs.setdefault(command.slot // self._size, []).append(command)
+            ticket.jobs.setdefault(self._place[command.slot][0], []).append(command)
         for number, job in ticket.jobs.items():
-            self._tell(number, write_remote_commands(job, self._size * number))
+            places = [self._place[command.slot][1] for command in job]
+            self._tell(number, write_remote_commands(job, places))
         return ticket
 
     def receive(self, ticket: Ticket) -> list[SlotReport]:
@@ -142,17 +150,17 @@ def _answer(connection: Connection, pool: Pool, message: bytes) -> None:
     connection.send_bytes(b"".join(array[slots].tobytes() for array in pool.memory.observation.values()))
 
 
-def write_remote_commands(commands: Sequence[SlotCommand], first_slot: int) -> bytes:
-    """Commands as a message in which slots count from `first_slot`."""
+def write_remote_commands(commands: Sequence[SlotCommand], places: Sequence[int]) -> bytes:
+    """Commands as a message in which their slots have the numbers `places`."""
     entries = [
         {
-            "slot": command.slot - first_slot,
+            "slot": place,
             "kind": command.kind,
             "task_id": command.start.task_id,
             "trial_id": command.start.trial_id,
             "actions": None if command.action_TA is None else actions_to_text(command.action_TA),
         }
-        for command in commands
+        for command, place in zip(commands, places, strict=True)
     ]
     return json.dumps(entries).encode()
 

@@ -135,7 +135,7 @@ def test_commands_travel_with_their_actions_and_slots_of_the_server():
         SlotCommand(slot=5, start=start, kind="step", action_TA=action_TA),
         SlotCommand(slot=4, start=start, kind="reset"),
     ]
-    step, reset = read_remote_commands(write_remote_commands(sent, 4), 2)
+    step, reset = read_remote_commands(write_remote_commands(sent, [1, 0]), 2)
     assert (step.slot, step.start, step.kind) == (1, start, "step")
     assert np.array_equal(step.action_TA, action_TA)  # type: ignore[arg-type]
     assert (reset.slot, reset.kind, reset.action_TA) == (0, "reset", None)
