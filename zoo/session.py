@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import CallbackList
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import VLAZooError
@@ -25,6 +25,7 @@ from zoo.progress import Progress
 from zoo.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
 from zoo.run_page import write_run_page
 from zoo.runs import EVALUATION_FILE, ResumePoint, RunFolder
+from zoo.tracking import start_tracker
 from zoo.writers import JsonLines, ScreenTable, TensorBoard
 
 
@@ -46,6 +47,8 @@ class TrainingRequest:
     """Parent of the TensorBoard folder; None puts events into the run folder."""
     progress: bool = False
     """Show a progress bar."""
+    track: str | None = None
+    """Experiment tracker that follows the run; None = none."""
 
 
 class Session:
@@ -123,11 +126,13 @@ class Session:
             return Logger(folder=None, output_formats=[])
         parent = self._request.tensorboard_log
         events = self._run.path if parent is None else parent / self._config.algo / self._run.path.name
-        formats = [
+        formats: list[KVWriter] = [
             ScreenTable(self._config.algo, self._say),
             JsonLines(self._run.path, keep_until=self._keep_until),
             TensorBoard(events, keep_until=self._keep_until),
         ]
+        if self._request.track is not None:
+            formats.append(start_tracker(self._request.track, self._run, self._config, self._say))
         return Logger(folder=str(self._run.path), output_formats=formats)
 
     def _monitor(self, progress: Progress, cleanup: ExitStack) -> MonitorCallback:

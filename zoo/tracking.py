@@ -9,30 +9,18 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from stable_baselines3.common.logger import KVWriter
 
-from vla_gym.errors import BadValue, MissingDependency, unknown_name
+from vla_gym.errors import BadValue
 from zoo.config import RunConfig, to_plain
 from zoo.runs import RunFolder
+from zoo.trackers import TRACKERS
 from zoo.writers import plain_numbers
 
 PROJECT = "vla-zoo"
-TRACKERS: Mapping[str, str] = {"wandb": "WANDB_PROJECT", "swanlab": "SWANLAB_PROJ_NAME"}
-"""Tracker -> environment variable that names the project."""
 _ID_FILE = "tracker_id.txt"
-
-
-def check_tracker(name: str) -> None:
-    """Raise `UnknownName` for another tracker, `MissingDependency` for one that is not installed."""
-    if name not in TRACKERS:
-        raise unknown_name("tracker", name, TRACKERS)
-    if find_spec(name) is None:
-        raise MissingDependency(
-            f"--track {name} needs {name}, not installed here. Install with: pip install {name}"
-        )
 
 
 class TrackerWriter(KVWriter):
@@ -69,7 +57,10 @@ def start_tracker(name: str, run: RunFolder, config: RunConfig, say: Callable[[s
 
     Raises `BadValue` when the tracker refuses, for instance without a login.
     """
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    PartialState()  # its trackers ask it which process they are in
 
     title = f"{config.algo}/{run.path.name}"
     places: Mapping[str, Mapping[str, str]] = {

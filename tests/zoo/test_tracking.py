@@ -8,10 +8,11 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
-from zoo import tracking
+from zoo import trackers
 from zoo.config import RunConfig
 from zoo.runs import RunFolder
-from zoo.tracking import TrackerWriter, check_tracker, start_tracker
+from zoo.trackers import check_tracker
+from zoo.tracking import TrackerWriter, start_tracker
 
 CONFIG = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0)
 
@@ -100,6 +101,6 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
 def test_names_and_packages_are_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="wandb"):
         check_tracker("wandbb")
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="pip install swanlab"):
         check_tracker("swanlab")
