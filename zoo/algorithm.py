@@ -186,7 +186,12 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
     def learner(self) -> Learner:
         """Takes the optimiser steps of the present policy."""
         if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
-            self._learner = Learner(self.experience.scorer(self), self.policy.optimizer, self.max_grad_norm)
+            self._learner = Learner(
+                self.experience.scorer(self),
+                self.policy.optimizer,
+                self.max_grad_norm,
+                group=self.ranks.gradient_group,
+            )
         return self._learner
 
     @property

@@ -23,6 +23,8 @@ class BatchPlan:
     """K, simulator steps of a decision."""
     num_ranks: int
     """Processes that collect, each with its own environments."""
+    num_learners: int
+    """Processes that learn; each minibatch is dealt to them."""
     num_stages: int
     """Parts of a rank's environments that take turns with the policy."""
     rounds: int
@@ -71,17 +73,22 @@ class BatchPlan:
     @property
     def scored_at_once(self) -> int:
         """Decisions of one forward and backward pass of one rank, at most."""
-        share = -(-self.batch_size // self.num_ranks)
+        share = -(-self.batch_size // self.num_learners)
         return share if self.micro_batch_size is None else min(share, self.micro_batch_size)
 
     @property
     def accumulated(self) -> int:
         """Passes whose gradients one optimiser step adds up, on each rank."""
-        return -(-self.batch_size // self.num_ranks // self.scored_at_once) or 1
+        return -(-self.batch_size // self.num_learners // self.scored_at_once) or 1
 
 
-def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1) -> BatchPlan:
-    """The counts of `config` on so many ranks; raises `BadValue` with the nearest numbers that fit."""
+def solve(
+    config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None
+) -> BatchPlan:
+    """The counts of `config` on so many ranks, which all learn unless `num_learners` says otherwise.
+
+    Raises `BadValue` with the nearest numbers that fit.
+    """
     benchmark = benchmark_of(config)
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algo_kwargs
@@ -98,6 +105,7 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1) -> Batc
         group_size=config.group_size,
         chunk=config.chunk,
         num_ranks=num_ranks,
+        num_learners=num_ranks if num_learners is None else num_learners,
         num_stages=num_stages,
         rounds=rounds,
         rows=rows,

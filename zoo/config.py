@@ -49,6 +49,10 @@ class RunConfig:
     """Which hyperparameter entry the numbers started from."""
     pipeline_stages: int | str = 1
     """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
+    placement: str = "all"
+    """Which ranks simulate, decide and learn; see `zoo.placement`."""
+    max_staleness: int = 0
+    """Updates that the weights which collect a rollout may be behind; 0 waits for each."""
 
     @property
     def chunk(self) -> int:
@@ -72,6 +76,8 @@ def build_config(
     num_threads: int | None = None,
     entry: str = "",
     pipeline_stages: int | str = 1,
+    placement: str = "all",
+    max_staleness: int = 0,
 ) -> RunConfig:
     """Sort checked settings (`zoo.settings.check_settings`) into a `RunConfig` and cross-check them.
 
@@ -102,6 +108,8 @@ def build_config(
         algo_kwargs={name: values[name] for name in ALGORITHM_SETTINGS[algo] if name in values},
         entry=entry,
         pipeline_stages=pipeline_stages,
+        placement=placement,
+        max_staleness=max_staleness,
     )
     check_arithmetic(config)
     return config

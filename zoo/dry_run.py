@@ -10,6 +10,7 @@ from vla_gym.worker_environment import num_cores
 from zoo.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config import RunConfig, to_plain
 from zoo.memory_plan import need_lines, needs
+from zoo.placement import check_shares, check_staleness, parse_placement
 from zoo.runs import ResumePoint
 
 
@@ -29,7 +30,10 @@ def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: boo
 
     Raises `BadValue` with the nearest numbers when it does not work out.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
+    size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
+    placement = parse_placement(config.placement, size)
+    check_staleness(placement, config.max_staleness, config.algo)
+    ranks = len(placement.rollout)
     stages = choose_stages(
         config.pipeline_stages,
         num_envs=config.num_envs // ranks,
@@ -37,7 +41,8 @@ def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: boo
         num_workers=workers_of(config, config.num_envs // ranks),
         accelerator=accelerator,
     )
-    return solve(config, num_ranks=ranks, num_stages=stages)
+    check_shares(placement, num_envs=config.num_envs, num_stages=stages, group_size=config.group_size)
+    return solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
 
 
 def workers_of(config: RunConfig, num_envs: int) -> int:
@@ -77,11 +82,11 @@ def arithmetic_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
         f"run          {config.n_timesteps} simulator steps: at least "
         f"{-(-config.n_timesteps // plan.simulator_steps)} updates",
     ]
-    if plan.num_ranks > 1:
+    if max(plan.num_ranks, plan.num_learners) > 1:
         lines.append(
             f"ranks        {plan.num_ranks} x {plan.envs_per_rank} envs "
-            f"({plan.envs_per_rank // plan.group_size} groups of {plan.group_size}), "
-            f"{plan.batch_size / plan.num_ranks:g} decisions of each minibatch"
+            f"({plan.envs_per_rank // plan.group_size} groups of {plan.group_size}); {plan.num_learners} x "
+            f"{plan.batch_size / plan.num_learners:g} decisions of each minibatch"
         )
     if plan.num_stages > 1:
         lines.append(f"stages       {plan.num_stages} x {plan.envs_per_stage} envs of each rank")

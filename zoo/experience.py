@@ -32,6 +32,7 @@ from zoo.stepping import Row, plain_rows, staged_rows
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
+    from zoo.delivery import Delivery
 
 
 @runtime_checkable
@@ -91,6 +92,8 @@ class ChunkExperience(Experience):
     """A fixed number of decisions per slot, new episodes beginning as others end (partial resets)."""
 
     logs_after_update = True
+    delivery: Delivery | None = None
+    """Where rollouts come from when other ranks collect them; None = this rank gathers its own."""
 
     def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
         if algorithm.use_sde:
@@ -106,10 +109,12 @@ class ChunkExperience(Experience):
         algorithm.chunk_buffer.reset()
         callback.on_rollout_start()
         began_at = algorithm.begin_rollout()
-        if not algorithm.agree(self.gather(algorithm, env, callback)):
+        source = self.delivery
+        gathered = source.gather(algorithm, callback) if source else self.gather(algorithm, env, callback)
+        if not algorithm.agree(gathered):
             return False
         algorithm.end_rollout(began_at)
-        last_value_N = self.last_values(algorithm)
+        last_value_N = source.last_value_N if source else self.last_values(algorithm)
         with algorithm.clock.phase("advantages"):
             algorithm.credit(last_value_N)
         callback.update_locals({"rollout_buffer": algorithm.chunk_buffer})
@@ -201,6 +206,8 @@ class ChunkExperience(Experience):
 
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
         policy: Any = algorithm.policy
+        if self.delivery is not None and self.delivery.max_staleness:
+            algorithm.chunk_buffer.keep_behaviour()
         self._score_again(algorithm, policy.evaluate, algorithm.chunk_buffer.replace_logprobs)
 
     def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +36,15 @@ class Scorer(nn.Module):
 class Learner:
     """One scoring module, one optimiser, one gradient step at a time."""
 
-    def __init__(self, scorer: Scorer, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`group`: average gradients among these processes of the run; None = among all."""
         self.policy: nn.Module = scorer.policy
         self.raw_optimizer = optimizer
         self.max_grad_norm = max_grad_norm
@@ -46,7 +55,14 @@ class Learner:
             device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
         )
         leave_frozen_alone(scorer)
-        self._scorer: nn.Module = self.accelerator.prepare_model(scorer, device_placement=False)
+        # Accelerate knows groups of all processes only; among some it is asked for everything but that.
+        self._scorer: nn.Module = self.accelerator.prepare_model(
+            scorer, device_placement=False, evaluation_mode=group is not None
+        )
+        if group is not None and dist.get_world_size(group) > 1:
+            self._scorer = DistributedDataParallel(
+                self._scorer, process_group=group, find_unused_parameters=True
+            )
         self._optimizer = optimizer
         # Accelerate's optimiser looks for an optional package at every step, a tenth of a small update's
         # time; alone and in full precision it would only pass calls on.

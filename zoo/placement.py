@@ -142,8 +142,10 @@ def check_shares(placement: Placement, *, num_envs: int, num_stages: int, group_
         check_division(num_envs, num_ranks=most, num_stages=1, group_size=1)
 
 
-def check_staleness(placement: Placement, max_staleness: int) -> None:
-    """Raise `BadValue` where nobody could go on collecting while others learn."""
+def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None:
+    """Raise `BadValue` where nobody could go on collecting while others learn, and for algorithms but PPO."""
+    if max_staleness and algo != "ppo":
+        raise BadValue(f"max_staleness={max_staleness} is for ppo, got {algo}; leave it at 0")
     both = set(placement.rollout) & set(placement.actor)
     if max_staleness and both:
         raise BadValue(

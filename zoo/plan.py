@@ -75,7 +75,7 @@ def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int 
 
     Where passes are not counted, so that memory does not depend on it, the share itself.
     """
-    share = -(-plan.batch_size // plan.num_ranks)
+    share = -(-plan.batch_size // plan.num_learners)
     candidates = [share, *(2**power for power in range(share.bit_length() - 1, -1, -1) if 2**power < share)]
     for micro in candidates:
         smaller = replace(plan, micro_batch_size=micro)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +34,9 @@ HOST_TIMEOUT = timedelta(hours=2)
 class Ranks:
     """This process among those of its run. What the methods say of "every rank" must be called by every rank."""
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, gradient_group: Any = None) -> None:
+        self.gradient_group = gradient_group
+        """Where gradients are averaged, if that is among some of the run's processes only; None = among all."""
         self.rank = rank
         """Number of this process."""
         self.size = size
@@ -41,9 +44,33 @@ class Ranks:
         self._group = group
 
     @property
+    def host_group(self) -> Any:
+        """The gloo group behind what the methods say; None with one process."""
+        return self._group
+
+    @property
     def is_first(self) -> bool:
         """Is this the rank that prints and writes?"""
         return self.rank == 0
+
+    def among(self, numbers: Sequence[int]) -> Ranks | None:
+        """The ranks of these numbers as ranks 0, 1, ... of their own; None on the others. Every rank must ask."""
+        if tuple(numbers) == tuple(range(self.size)):
+            return self
+        group = dist.new_group(list(numbers), backend="gloo", timeout=HOST_TIMEOUT)
+        gradient_group = dist.new_group(list(numbers))
+        if self.rank not in numbers:
+            return None
+        return Ranks(list(numbers).index(self.rank), len(numbers), group, gradient_group)
+
+    @contextmanager
+    def taken_for_all(self) -> Iterator[None]:
+        """Inside, `present` gives these ranks."""
+        token = _taken.set(self)
+        try:
+            yield
+        finally:
+            _taken.reset(token)
 
     # Every rank tells every rank --------------------------------------------------------------------
 
@@ -136,7 +163,7 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in lengths] if wanted else None
         with lost_ranks():
             if to_first:
-                dist.gather(padded, parts, dst=0, group=self._group)
+                dist.gather(padded, parts, group=self._group, group_dst=0)
             else:
                 dist.all_gather(parts, padded, group=self._group)
         return [part[:length].numpy().tobytes() for part, length in zip(parts or [], lengths)]
@@ -156,6 +183,7 @@ def lost_ranks() -> Iterator[None]:
         raise LostRank(_LOST) from error
 
 
+_taken: ContextVar[Ranks | None] = ContextVar("taken", default=None)
 _LOST = "another process of the run ended; its own message says why"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
@@ -197,7 +225,9 @@ def have_met() -> bool:
 
 
 def present() -> Ranks:
-    """The processes met by `join`; meets them first where nobody has."""
+    """The processes met by `join`, or some of them; see `Ranks.taken_for_all`. Meets them where nobody has."""
+    if (some := _taken.get()) is not None:
+        return some
     if launched_processes() == 1:
         return Ranks()
     state = PartialState(cpu=not torch.cuda.is_available())

@@ -34,6 +34,8 @@ _RESUME_FLAGS = (
     "num_threads",
     "on_worker_error",
     "pipeline_stages",
+    "placement",
+    "max_staleness",
 )
 """What may change when a run goes on; anything else would make it another run."""
 _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
@@ -41,27 +43,12 @@ _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_epi
 
 def refuse_unbuilt(args: argparse.Namespace) -> None:
     """Raise `BadValue` for a flag of the grammar whose feature this version lacks; never ignore one."""
-    if args.placement is not None:
-        _check_placement(args.placement)
     if args.track is not None:
         raise BadValue(
             f"--track {args.track} is not available in this version; every run writes TensorBoard events"
         )
     if args.push_to_hub is not None:
         check_repo(args.push_to_hub)
-
-
-def _check_placement(text: str) -> None:
-    """Only one placement exists so far: every part on all devices."""
-    parts = ("env", "rollout", "actor")
-    for item in text.split(","):
-        name, equals, where = item.partition("=")
-        if equals and name not in parts:
-            raise unknown_name("part in --placement", name, parts)
-        if (where if equals else name) != "all":
-            raise BadValue(
-                f"--placement {text} is not available in this version; allowed: env=all,rollout=all,actor=all"
-            )
 
 
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
@@ -102,6 +89,8 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         num_threads=args.num_threads,
         entry=hyperparams.entry,
         pipeline_stages=args.pipeline_stages or 1,
+        placement=args.placement or "all",
+        max_staleness=args.max_staleness or 0,
     )
     check_benchmark_options(config)
     return config

@@ -81,7 +81,15 @@ def parser(
         "--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)"
     )
     p.add_argument(
-        "--placement", metavar="env=...,rollout=...,actor=...", help="which part runs on which device"
+        "--placement",
+        metavar="env=0-1,rollout=2,actor=3",
+        help="which processes simulate, which decide, which learn (default: all)",
+    )
+    p.add_argument(
+        "--max-staleness",
+        type=count_or_zero,
+        metavar="K",
+        help="PPO, with rollout ranks that do not learn: collect with weights up to K updates old (default: 0)",
     )
     p.add_argument(
         "--pipeline-stages",
@@ -122,7 +130,6 @@ def _train(
         # One warning per process about a setting of ours, before torch is there to give it.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Only now: torch and the simulators take seconds to import, a typo should not.
-    from zoo.ranks import present
     from zoo.session import TrainingRequest
     from zoo.training import train
 
@@ -138,7 +145,7 @@ def _train(
         args=vars(args),
     )
     run = train(request, say=lambda text: print(text, flush=True))
-    if args.push_to_hub and present().is_first:
+    if args.push_to_hub and run is not None:
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0
 

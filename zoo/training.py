@@ -21,6 +21,7 @@ from zoo.checkpoint import load_checkpoint
 from zoo.config import RunConfig
 from zoo.devices import check_device
 from zoo.dry_run import arithmetic_lines, memory_lines, plan_of
+from zoo.placement import parse_placement
 from zoo.ranks import Ranks, join
 from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
@@ -32,8 +33,8 @@ ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 """What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
 
 
-def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
-    """Run it; `say` gets each line for the screen. Returns the run folder.
+def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | None:
+    """Run it; `say` gets each line for the screen. Returns the run folder to the rank that writes, None to others.
 
     A user's mistake that shows only while starting leaves no run folder behind. SIGTERM, Ctrl-C and the
     loss of a simulator leave a checkpoint to resume from.
@@ -46,6 +47,11 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
     # Where the seed was drawn every rank has drawn its own.
     config = replace(request.config, seed=ranks.firsts(request.config.seed))
     request = replace(request, config=config)
+    placement = parse_placement(config.placement, ranks.size)
+    if not placement.everywhere:
+        from zoo.placed_training import train_placed
+
+        return train_placed(request, placement, plan, ranks, device, say)
     say = say if ranks.is_first else say_nothing
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
@@ -70,7 +76,7 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder:
             if ranks.is_first and request.resume is None and not run.saved_steps():
                 shutil.rmtree(run.path)
             raise
-    return run
+    return run if ranks.is_first else None
 
 
 def make_model(

@@ -77,7 +77,9 @@ def test_shares_must_divide_for_every_role():
 
 
 def test_staleness_needs_ranks_that_only_decide():
-    check_staleness(parse_placement("env=0-1,rollout=2,actor=3", 4), 2)
-    check_staleness(parse_placement("all", 4), 0)
+    check_staleness(parse_placement("env=0-1,rollout=2,actor=3", 4), 2, "ppo")
+    check_staleness(parse_placement("all", 4), 0, "grpo")
+    with pytest.raises(BadValue, match="is for ppo, got grpo"):
+        check_staleness(parse_placement("env=0-1,rollout=2,actor=3", 4), 1, "grpo")
     with pytest.raises(BadValue, match="rank 2 doing both"):
-        check_staleness(parse_placement("env=0-1,rollout=2-3,actor=0-3", 4), 1)
+        check_staleness(parse_placement("env=0-1,rollout=2-3,actor=0-3", 4), 1, "ppo")

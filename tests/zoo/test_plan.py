@@ -21,7 +21,7 @@ def test_a_plan_counts_ranks_and_memory(
     said = planned(
         capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 1 --host-memory 1"
     )
-    assert "ranks        8 x 8 envs (8 groups of 1), 16 decisions of each minibatch" in said
+    assert "ranks        8 x 8 envs (8 groups of 1); 8 x 16 decisions of each minibatch" in said
     assert "stages       2 x 4 envs of each rank" in said
     assert "fits         device: yes" in said
     assert "fits         host: yes" in said

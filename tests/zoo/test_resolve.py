@@ -10,6 +10,7 @@ import pytest
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from zoo.arguments import count, key_values
 from zoo.config import RunConfig
+from zoo.dry_run import plan_of
 from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_policy, resolve_resumed_run
 from zoo.runs import ResumePoint, create_run_folder, describe_run
 from zoo.train import parser
@@ -18,7 +19,9 @@ from zoo.train import parser
 def resolve(command: str) -> RunConfig:
     args = parser().parse(command.split())
     refuse_unbuilt(args)
-    return resolve_new_run(args)
+    config = resolve_new_run(args)
+    plan_of(config)
+    return config
 
 
 def test_flags_stand_above_params_and_params_above_the_file() -> None:
@@ -70,7 +73,9 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --num-env 4", "did you mean '--num-envs'"),
         ("--env Toy-Reach --eval-episodes 100000", "at most --eval-episodes 150"),
         ("--algo grpo --env Toy-Reach --num-envs 6 -params group_size:4", "Nearest allowed: --num-envs 8"),
-        ("--env Toy-Reach --placement env=gpu", "not available"),
+        ("--env Toy-Reach --placement env=gpu", "lacks rollout and actor"),
+        ("--env Toy-Reach --placement env=0,rollout=0,actor=1", "the run has 1 process"),
+        ("--env Toy-Reach --max-staleness 1", "needs rollout ranks that do not learn"),
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
         ("--env Toy-Reach --pipeline-stages 0", "must be at least 1, got 0; or one of off, on, auto"),
         ("--env Toy-Reach --pipeline-stages both", "must be a whole number, got 'both'; or one of"),
