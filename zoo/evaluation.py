@@ -171,7 +171,7 @@ def evaluate(
     while True:
         _show(on_frame, obs, current, solved_N, live_N, begins_N)
         begins_N[:] = False
-        chosen, _ = policy.predict(_rows(obs, live_N), deterministic=deterministic)
+        chosen, _ = policy.predict(observation_rows(obs, np.flatnonzero(live_N)), deterministic=deterministic)
         if actions is None:
             actions = np.zeros((envs.num_envs, *chosen.shape[1:]), dtype=np.float32)
         actions[live_N] = chosen
@@ -249,11 +249,11 @@ def _reset_options(
     }
 
 
-def _rows(obs: Mapping[str, Any], mask_N: np.ndarray) -> dict[str, Any]:
-    """The observations of the slots in the mask; instructions are a tuple of str."""
-    slots = np.flatnonzero(mask_N)
+def observation_rows(obs: Mapping[str, Any], slots: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    """The observations of some slots; instructions are a tuple of str."""
     return {
-        key: v[slots] if isinstance(v, np.ndarray) else tuple(v[i] for i in slots) for key, v in obs.items()
+        key: value[np.asarray(slots)] if isinstance(value, np.ndarray) else tuple(value[i] for i in slots)
+        for key, value in obs.items()
     }
 
 

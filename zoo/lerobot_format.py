@@ -45,9 +45,9 @@ def place(file_index: int) -> dict[str, int]:
 
 
 def features(
-    cameras: Sequence[str], image_size: int, state_dim: int, action_dim: int, fps: int, crf: int
+    cameras: Sequence[str], image_size: int, columns: Mapping[str, np.ndarray], *, fps: int, crf: int
 ) -> dict[str, Any]:
-    """The columns, in the words of `info.json`; pictures compressed with x264's `crf`."""
+    """What there is, as `info.json` says it: pictures compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
     made: dict[str, Any] = {}
     for camera in cameras:
         made[camera_key(camera)] = {
@@ -65,9 +65,8 @@ def features(
                 "has_audio": False,
             },
         }
-    if state_dim:
-        made[STATE] = {"dtype": "float32", "shape": [state_dim], "names": None}
-    made[ACTION] = {"dtype": "float32", "shape": [action_dim], "names": None}
+    for name, value in columns.items():
+        made[name] = {"dtype": value.dtype.name, "shape": list(value.shape[1:]) or [1], "names": None}
     made["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
     for name in ("frame_index", "episode_index", "index", "task_index"):
         made[name] = {"dtype": "int64", "shape": [1], "names": None}

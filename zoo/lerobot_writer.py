@@ -122,15 +122,11 @@ class LeRobotWriter:
         columns["index"] = list(range(self.frames, self.frames + sum(one.length for one in episodes)))
         types = {"timestamp": pa.float32()}
         table = {name: pa.array(values, types.get(name, pa.int64())) for name, values in columns.items()}
-        vectors = {
-            lr.ACTION: [one.action_TA for one in episodes],
-            lr.STATE: [one.state_TS for one in episodes],
-        }
-        for name, parts in vectors.items():
-            value_TD = np.concatenate(parts)
-            if value_TD.shape[1]:
-                flat = pa.array(value_TD.ravel(), pa.float32())
-                table[name] = pa.FixedSizeListArray.from_arrays(flat, value_TD.shape[1])
+        every = [own_columns(one) for one in episodes]
+        for name in every[0]:
+            value = np.concatenate([columns[name] for columns in every])
+            flat = pa.array(value.ravel())
+            table[name] = flat if value.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
         return table
 
     def _episode_rows(
@@ -215,12 +211,7 @@ class LeRobotWriter:
             "data_path": lr.DATA_PATH,
             "video_path": lr.VIDEO_PATH,
             "features": lr.features(
-                sorted(like.images),
-                image.shape[1],
-                like.state_TS.shape[1],
-                like.action_TA.shape[1],
-                fps=self.fps,
-                crf=self._crf,
+                sorted(like.images), image.shape[1], own_columns(like), fps=self.fps, crf=self._crf
             ),
         }
         lr.write_json(self.root / lr.INFO_PATH, info)
@@ -235,6 +226,12 @@ _PANDAS_INDEX = (
     b'"pandas_version": "2.3.3"}'
 )
 """What makes pandas take the sentences as the table's index, which lerobot looks tasks up in."""
+
+
+def own_columns(one: Demonstration) -> dict[str, np.ndarray]:
+    """What an episode brings as columns, `[T]` or `[T, D]`: state (where there is one), action, and its extra ones."""
+    state = {lr.STATE: one.state_TS} if one.state_TS.shape[1] else {}
+    return {**state, lr.ACTION: one.action_TA, **one.extra}
 
 
 def column_TD(table: Any, name: str) -> np.ndarray:

@@ -119,10 +119,14 @@ def _suite(env: str) -> str | None:
 
 
 def open_rollout(
-    plan: RolloutPlan, *, device: str, num_threads: int | None, seed: int
+    plan: RolloutPlan, *, device: str, num_threads: int | None, seed: int, every_step: bool = False
 ) -> tuple[VLAPolicy, VLAVectorEnv]:
-    """Make the environment and load the policy; the caller closes the environment."""
+    """Make the environment and load the policy; the caller closes the environment.
+
+    With `every_step` the environment is stepped by single actions, whatever the policy's chunk.
+    """
     import torch
+    from gymnasium import spaces
 
     from vla_gym import make_vec
     from vla_policies import VLAPolicy
@@ -132,16 +136,17 @@ def open_rollout(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     where = check_device(device)
-    envs = make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **plan.env_options)
+    options = {**plan.env_options, **({"chunk": 1} if every_step else {})}
+    envs = make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **options)
+    shape_KA = (plan.env_options.get("chunk", 1), envs.benchmark.action_dim)
     try:
-        view = envs.as_sb3()
         policy = VLAPolicy.from_pretrained(
             plan.policy,
             unnorm_key=plan.unnorm_key,
             suite=plan.suite,
             action_spec=envs.benchmark.action_spec,
-            observation_space=view.observation_space,
-            action_space=view.action_space,
+            observation_space=envs.as_sb3().observation_space,
+            action_space=spaces.Box(-1.0, 1.0, shape_KA),
             device=where,
         )
     except BaseException:

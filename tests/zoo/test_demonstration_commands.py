@@ -29,6 +29,21 @@ PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
         (["--env", ENV, "--expert", "-n", "2", "-o", "x", "-params", "image_sise:64"], "'image_size'"),
         (["--env", ENV, "--expert", "-n", "2", "-o", "x", "--noise", "-1"], "must be a standard deviation"),
         (["--env", "Toy-Reach", "--expert", "-n", "2", "-o", "x"], "has no scripted expert"),
+        (["--env", ENV, "--expert", "-i", "y", "-n", "2", "-o", "x"], "--run is for policies"),
+        (
+            ["--env", ENV, "--policy", "nano", "-n", "2", "-o", "x", "--noise", "0.1"],
+            "--noise and -params are for",
+        ),
+        (["--env", ENV, "--policy", "nono", "-n", "2", "-o", "x"], "Did you mean 'nano'"),
+        (["-i", "logs/ppo/x", "-n", "2", "-o", "x"], "no folder 'logs/ppo/x'"),
+        (
+            ["--env", ENV, "--policy", "nano", "-n", "2", "-o", "x", "--gamma", "2"],
+            "must be a number in 0 .. 1",
+        ),
+        (
+            ["--env", ENV, "--expert", "-n", "2", "-o", "x", "--on-worker-error", "restart"],
+            "cannot be collected",
+        ),
     ],
 )
 def test_collect_says_what_is_wrong(
@@ -68,6 +83,38 @@ def test_sft_says_what_is_wrong(
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policys_episodes_carry_what_it_thought(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    asked = ["--env", "Toy-Reach", "--policy", "nano", "--stochastic", "--device", "cpu", "-o", "seen"]
+    assert collect.run([*asked, "--keep-failures", "-n", "3", "--num-envs", "2"]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    info = json.loads(Path("seen/meta/info.json").read_text())
+    shapes = {name: info["features"][name]["shape"] for name in info["features"] if "vla_zoo" in name}
+    assert shapes == {
+        "vla_zoo.logprob": [2],
+        "vla_zoo.value": [1],
+        "vla_zoo.advantage": [1],
+        "vla_zoo.chunk_step": [1],
+    }
+    assert info["features"]["next.done"] == {"dtype": "bool", "shape": [1], "names": None}
+    first = pq.read_table("seen/data/chunk-000/file-000.parquet").to_pydict()
+    assert first["vla_zoo.chunk_step"][:5] == [0, 1, 2, 3, 0]
+    assert first["vla_zoo.value"][0] == first["vla_zoo.value"][3] != first["vla_zoo.value"][4]
+    assert all(number < 0 for number in first["vla_zoo.logprob"][0])
+    from zoo.lerobot_reader import read_dataset
+
+    assert [one.start.task_id for one in read_dataset(tmp_path / "seen")] == [0, 1, 2]
+    # One episode at a time gives the same dataset.
+    assert collect.run([*asked[:-1], "one", "--keep-failures", "-n", "3", "--num-envs", "1"]) == 0
+    for one, other in zip(read_dataset(tmp_path / "seen"), read_dataset(tmp_path / "one"), strict=True):
+        np.testing.assert_array_equal(one.action_TA, other.action_TA)
+    assert guarded(collect.run, [*asked, "--keep-failures", "-n", "4", "--gamma", "0.5"]) == 2
+    assert "was collected with gamma=0.99, now it is 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.sim
