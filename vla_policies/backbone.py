@@ -138,8 +138,10 @@ class Backbone(nn.Module, ABC):
             f"'{cls.family}' keeps its weights in float32; dtype must be that or None, got '{dtype}'"
         )
 
-    def place(self, device_map: str | Mapping[str, str | int]) -> None:
-        """Spread the network over devices."""
+    def place(
+        self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
+    ) -> None:
+        """Spread the network over devices; layers on "disk" go to `offload_folder`."""
         raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
 
     def load(self, folder: Path) -> None:

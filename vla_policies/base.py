@@ -22,6 +22,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.backbone import Backbone, Request
+from vla_policies.compiling import compile_blocks
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.observations import batch_observation
@@ -55,6 +56,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param greedy: what deterministic actions are, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
         when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
+    :param compile: run the network's blocks through `torch.compile`, at their first call.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
     :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
@@ -79,6 +81,7 @@ class VLAPolicy(ActorCriticPolicy):
         top_k: int | None = None,
         greedy: Greedy | None = None,
         value_lr: float | None = None,
+        compile: bool = False,
         action_spec: ActionSpec | None = None,
         use_sde: bool = False,
         normalize_images: bool = True,
@@ -112,6 +115,8 @@ class VLAPolicy(ActorCriticPolicy):
         self.sampling = replace(
             self.sampling, **{name: value for name, value in given.items() if value is not None}
         )
+        if compile:
+            compile_blocks(self.backbone)
         self._build(lr_schedule)
 
     def _open_backbone(self, name: str, request: Request, revision: str | None) -> None:
@@ -265,15 +270,18 @@ class VLAPolicy(ActorCriticPolicy):
         action_space: spaces.Space[Any] | None = None,
         device: torch.device | str = "auto",
         dtype: torch.dtype | str | None = None,
+        compile: bool = False,
         device_map: str | Mapping[str, str | int] | None = None,
+        offload_folder: str | Path | None = None,
     ) -> Self:
         """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
 
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
-        large part of the weights (heads and critic stay float32). `device_map`, transformers', spreads OpenVLA's
-        layers over several devices and stands in for `device`.
+        large part of the weights (heads and critic stay float32). `compile`: see the class. `device_map`,
+        transformers', spreads OpenVLA's layers over several devices and stands in for `device`; those on "disk"
+        are kept in `offload_folder`.
         """
         request = Request(
             family=family,
@@ -304,6 +312,7 @@ class VLAPolicy(ActorCriticPolicy):
             family=None if folder is None else family,
             unnorm_key=unnorm_key,
             suite=suite,
+            compile=compile,
             action_spec=action_spec,
         )
         if folder is not None:
@@ -313,7 +322,8 @@ class VLAPolicy(ActorCriticPolicy):
                 f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
             )
         if device_map is not None:
-            policy.backbone.place(device_map)
+            policy.backbone.place(device_map, offload_folder)
+            policy._build(cls._dummy_schedule)
             return policy
         return policy.to(get_device(device))
 

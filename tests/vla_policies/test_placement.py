@@ -11,7 +11,7 @@ from vla_gym import text
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import VLAPolicy
 from vla_policies.openvla.policy import OpenVLABackbone
-from vla_policies.placement import dispatch, layer_devices
+from vla_policies.placement import dispatch, layer_devices, place
 
 LAYERS = "language_model.model.layers"
 
@@ -64,6 +64,44 @@ def test_what_flows_between_layers_is_moved_for_them(folder: Path) -> None:
     first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
     assert torch.equal(first.action_BKA, second.action_BKA)
     assert torch.equal(first.logprob_BKA, second.logprob_BKA)
+
+
+def test_layers_on_disk_are_read_when_they_run(folder: Path, tmp_path: Path) -> None:
+    device_map = {"": "cpu", f"{LAYERS}.0": "disk"}
+    plain = VLAPolicy.from_pretrained(folder, device="cpu")
+    spread = VLAPolicy.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path / "offload")
+    layers = spread.backbone.network.get_submodule(LAYERS)
+    assert {one.device.type for one in layers[0].parameters()} == {"meta"}
+    assert {one.device.type for one in layers[1].parameters()} == {"cpu"}
+    obs = {key: space.sample()[None] for key, space in plain.observation_space.spaces.items()}  # type: ignore[attr-defined]
+    obs["instruction"] = text.encode("reach the red block")[None]
+    first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
+    assert torch.equal(first.action_BKA, second.action_BKA)
+    assert torch.equal(first.logprob_BKA, second.logprob_BKA)
+    assert not any(one.requires_grad for one in layers[0].parameters())
+    trained = {id(one) for group in spread.optimizer.param_groups for one in group["params"]}
+    assert trained == {id(one) for one in spread.parameters() if one.requires_grad}
+
+
+def test_layers_without_memory_stay_shapes(folder: Path) -> None:
+    network = network_of(folder)
+    place(network, LAYERS, "meta")
+    assert {one.device.type for one in network.parameters()} == {"meta"}
+
+
+def test_what_the_disk_cannot_hold_is_said(folder: Path, tmp_path: Path) -> None:
+    device_map = {"": "cpu", f"{LAYERS}.0": "disk"}
+    with pytest.raises(BadValue, match="say in which folder: offload_folder"):
+        VLAPolicy.from_pretrained(folder, device_map=device_map)
+    with pytest.raises(BadValue, match="only layers may be on disk"):
+        VLAPolicy.from_pretrained(folder, device_map="disk", offload_folder=tmp_path)
+    with pytest.raises(BadValue, match="act but do not learn"):
+        VLAPolicy.from_pretrained(
+            folder, device_map=device_map, offload_folder=tmp_path, backbone_kwargs={"lora": {"rank": 2}}
+        )
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(BadValue, match="is not empty"):
+        VLAPolicy.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path)
 
 
 @pytest.mark.gpu

@@ -58,6 +58,9 @@ class Settings:
     """Of the weights (heads stay float32): "auto" is the checkpoint's own on CUDA machines, else float32."""
     recompute: bool = False
     """Keep only block inputs for the backward pass (gradient checkpointing)."""
+    cache_features: float = 0.0
+    """GiB of projected image patches kept from acting for the epochs of an update, where image towers and projector
+    are frozen; 0 = none."""
     lora: Mapping[str, Any] | None = None
     """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
 

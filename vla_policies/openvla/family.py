@@ -17,6 +17,7 @@ from vla_policies.action_codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
 from vla_policies.conventions import Conventions
+from vla_policies.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.lora import (
     attach,
     copy_adapter,
@@ -30,7 +31,7 @@ from vla_policies.lora import (
 from vla_policies.openvla import checkpoint
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.fresh import fresh_config, initialise
-from vla_policies.openvla.network import LORA_TARGETS, PrismaticNetwork
+from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
 from vla_policies.placement import place
 from vla_policies.pretrained import ADAPTER_SETTINGS
@@ -62,6 +63,7 @@ class OpenVLAFamily(Backbone):
                 f"value_outputs must be 1, or {conventions.chunk} for a value per step of the chunk, got {outputs}"
             )
         self.value_head = ValueHead(self.network.width, outputs)
+        self._features: FeatureCache | None = None
 
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
@@ -112,8 +114,10 @@ class OpenVLAFamily(Backbone):
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"dtype": dtype}
 
-    def place(self, device_map: str | Mapping[str, str | int]) -> None:
-        place(self.network, "language_model.model.layers", device_map)
+    def place(
+        self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
+    ) -> None:
+        place(self.network, "language_model.model.layers", device_map, offload_folder)
         self.value_head.to(next(self.network.parameters()).device)
 
     def config_json(self) -> dict[str, Any]:
@@ -129,6 +133,26 @@ class OpenVLAFamily(Backbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return self.processor.prepare(obs)
 
+    def see(self, inputs: PolicyInputs) -> Tensor:
+        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, those kept of the same images."""
+        pixels_BMCHW = inputs.pixels_BMCHW
+        if not self.config.settings.cache_features:
+            return self.network.see(pixels_BMCHW)
+        if self._features is None:
+            self._features = self._new_cache()
+        rows = self._features.rows(
+            row_keys(pixels_BMCHW), lambda places: [(one,) for one in self.network.see(pixels_BMCHW[places])]
+        )
+        return torch.stack([patch_PD for (patch_PD,) in rows])
+
+    def _new_cache(self) -> FeatureCache:
+        if not self.network.sees_frozen:
+            raise BadValue(
+                "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
+                f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
+            )
+        return FeatureCache(int(self.config.settings.cache_features * GIB))
+
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` of the states whose prompts end in `hidden_BD`; with a value per action, the first one's."""
         value: Tensor = self.value_head(hidden_BD)[:, 0]
@@ -137,11 +161,13 @@ class OpenVLAFamily(Backbone):
     # Checkpoints ----------------------------------------------------------------------------------
 
     def load(self, folder: Path) -> None:
+        self._features = None
         checkpoint.load_weights(folder, self.network, self.value_head, self.config)
         self.load_heads(folder)
         self.finish()
 
     def restore(self, folder: Path) -> None:
+        self._features = None
         if self.has_adapter:
             copy_adapter(self.network, folder)
             values = read_safetensors(folder / checkpoint.VALUE_HEAD_FILE)
@@ -193,5 +219,6 @@ class OpenVLAFamily(Backbone):
             yield
 
     def merge_adapter(self) -> None:
+        self._features = None
         merge(self.network)
         self.network.freeze_unused()

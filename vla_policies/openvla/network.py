@@ -12,10 +12,9 @@ from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
 from vla_policies.openvla.llama import build_llama
 from vla_policies.openvla.vision import TowerShape, VisionTower
 
-LORA_TARGETS = (
-    *("proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
-    *("gate_proj", "up_proj", "down_proj", "lm_head"),
-)
+LANGUAGE_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+"""The language model's layers, which leave the image towers frozen."""
+LORA_TARGETS = ("proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "out_proj", *LANGUAGE_TARGETS)
 """Layers that get a LoRA adapter in RLinf's recipe: every linear one and the patch convolutions."""
 
 
@@ -87,6 +86,12 @@ class PrismaticNetwork(nn.Module):
         pixels = pixels_BMCHW.flatten(0, 1).to(self.projector.fc2.weight.dtype)
         patch_BPD = self.projector(self.vision_backbone(pixels, self.remember()))
         return patch_BPD.reshape(batch, images * patch_BPD.shape[1], -1)
+
+    @property
+    def sees_frozen(self) -> bool:
+        """Do image towers and projector stay as they are?"""
+        parts = (self.vision_backbone, self.projector)
+        return not any(parameter.requires_grad for part in parts for parameter in part.parameters())
 
     def words(self, ids_BL: Tensor) -> Tensor:
         """Embeddings of token ids, `[B, L, D]`."""

@@ -96,7 +96,7 @@ class OpenVLABackbone(OpenVLAFamily):
     # Pieces ---------------------------------------------------------------------------------------
 
     def _prompt(self, inputs: PolicyInputs) -> Prompt:
-        patch_BPD = self.network.see(inputs.pixels_BMCHW)
+        patch_BPD = self.see(inputs)
         word_BLD = self.network.words(inputs.text_BL)
         x_BLD = torch.cat([word_BLD[:, :1], patch_BPD, word_BLD[:, 1:]], dim=1)
         position_BL = torch.arange(x_BLD.shape[1], device=x_BLD.device).expand(len(x_BLD), -1)

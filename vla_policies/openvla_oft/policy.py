@@ -131,7 +131,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         place in the count of positions, so where it stands does not matter.
         """
         word_BLD = self.network.words(inputs.text_BL)
-        seen = [self.network.see(inputs.pixels_BMCHW)]
+        seen = [self.see(inputs)]
         if self.proprio is not None:
             assert inputs.state_BS is not None
             seen.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))

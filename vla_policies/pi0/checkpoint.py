@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_policies.backbone import Request
 from vla_policies.checkpoint_files import read_safetensors, weight_files
+from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow import FlowSettings
 from vla_policies.norm_stats import choose_key
 from vla_policies.pi0.config import (
@@ -222,3 +224,28 @@ def _statistics(numbers: Mapping[str, Any]) -> Statistics:
     return Statistics(
         **{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None}
     )
+
+
+def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
+    """The environment's cameras, chunk and dims, else those the checkpoint was trained with."""
+    spec, size = request.action_spec, own.network.vision.image_size
+    if request.wanted is not None:
+        return replace(request.wanted, image_size=size, action_spec=spec or request.wanted.action_spec)
+    statistics = own.preprocessing
+    return Conventions(
+        cameras=CAMERA_KEYS,
+        image_size=size,
+        state_dim=_dims(
+            config, "input_features", "observation.state", statistics.state, own.network.state_width
+        ),
+        chunk=int(config.get("n_action_steps", own.network.horizon)),
+        action_dim=_dims(config, "output_features", "action", statistics.action, own.network.action_width),
+        action_spec=spec,
+    )
+
+
+def _dims(config: Mapping[str, Any], side: str, name: str, statistics: Any, otherwise: int) -> int:
+    if statistics is not None:
+        return max(len(statistics.mean), len(statistics.q01))
+    shape = config.get(side, {}).get(name, {}).get("shape")
+    return int(shape[0]) if shape else otherwise

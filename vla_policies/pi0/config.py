@@ -170,6 +170,9 @@ class Learning:
     """Freeze the VLM: its pass then keeps no activations."""
     recompute_activations: bool = False
     """Keep only the layers' inputs while training and run them again on the way back."""
+    cache_features: float = 0.0
+    """GiB of prefixes (what the frozen VLM made of images and text) kept from acting for the epochs of an update;
+    0 = none."""
     vlm_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the VLM's weights; the expert and the heads stay in float32."""
 
@@ -180,6 +183,8 @@ class Learning:
             raise BadValue("value_hidden and noise_hidden need at least one number each")
         if self.vlm_dtype not in ("float32", "bfloat16"):
             raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("float32", "bfloat16"))
+        if self.cache_features and not self.train_expert_only:
+            raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
         if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
             raise BadValue(
                 "a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one"

@@ -11,16 +11,19 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_files import fill, read_tensors, weight_files, write_tensors, write_text
 from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.flow_backbone import Denoised, FlowBackbone
-from vla_policies.pi0.checkpoint import has_time_mlp, our_names, read_config
+from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, our_names, read_config
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.heads import Critic, NoiseHead, masked_mean
 from vla_policies.pi0.network import Pi0Network, Prefix
+from vla_policies.pi0.prefix_rows import join_prefixes, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
 from vla_policies.sampling import Sampling
@@ -76,6 +79,7 @@ class Pi0Backbone(FlowBackbone):
         if not empty:
             self.network.vlm.to(self._vlm_dtype)
         self.network.vlm.recompute = self.network.expert.recompute = learning.recompute_activations
+        self._forget()
         self._folder: Path | None = None
         self._processor: Pi0Processor | None = None
         self._check_state()
@@ -116,7 +120,7 @@ class Pi0Backbone(FlowBackbone):
         options = dict(request.options)
         cameras = tuple(options.pop("cameras", ()))
         own = read_config(folder, config, cls.family, request.unnorm_key).with_options(options)
-        conventions = _conventions(config, own, request)
+        conventions = folder_conventions(config, own, request)
         return Header(
             family=cls.family,
             conventions=replace(conventions, cameras=cameras or conventions.cameras),
@@ -155,12 +159,14 @@ class Pi0Backbone(FlowBackbone):
             _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
         self._folder = folder
         self._processor = self._build_processor()
+        self._forget()
 
     def restore(self, folder: Path) -> None:
         """Overwrite all weights in place by those of a folder that `save` wrote, in one file or in shards."""
         tensors, where = read_tensors(folder), weight_files(folder)[0]
         check_tensors(where, tensors, self.state_dict())
         self.load_state_dict(tensors, strict=True)
+        self._forget()
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -190,17 +196,29 @@ class Pi0Backbone(FlowBackbone):
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         return self.processor.to_env(x_BHD, inputs)
 
+    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
+        action_BKA = self.processor.from_env(action_BKA, inputs)
+        missing = (self.flow_width - action_BKA.shape[2], self.horizon - action_BKA.shape[1])
+        return functional.pad(action_BKA, (0, missing[0], 0, missing[1]))
+
     # Deciding -----------------------------------------------------------------------------------------
 
     def read(self, inputs: PolicyInputs) -> Context:
-        learning = self.config.learning
-        length = int(inputs.text_mask_BL.sum(dim=1).max())
+        given = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
+        if self._prefixes is None:
+            return Context(self._prefix(*given), inputs.state_BS)
+        rows = self._prefixes.rows(
+            row_keys(*given), lambda places: split_prefix(self._prefix(*(one[places] for one in given)))
+        )
+        return Context(join_prefixes(rows), inputs.state_BS)
+
+    def _prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        learning, length = self.config.learning, int(text_mask_BL.sum(dim=1).max())
         with torch.set_grad_enabled(torch.is_grad_enabled() and not learning.train_expert_only):
-            x_BLW, mask_BL = self.network.vlm.embed(
-                inputs.pixels_BMCHW, None, inputs.text_BL[:, :length], inputs.text_mask_BL[:, :length]
-            )
-            prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=learning.value_feature == "prefix")
-        return Context(prefix, inputs.state_BS)
+            text = text_BL[:, :length], text_mask_BL[:, :length]
+            x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, *text)
+            out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=learning.value_feature == "prefix")
+        return out
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
@@ -254,6 +272,11 @@ class Pi0Backbone(FlowBackbone):
         if embeddings.position_ids.is_meta:
             embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
 
+    def _forget(self) -> None:
+        """Start without prefixes of weights that were there before."""
+        gib = self.config.learning.cache_features
+        self._prefixes = FeatureCache(int(gib * GIB)) if gib else None
+
     def _check_state(self) -> None:
         reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"
         if reads and not self.conventions.state_dim:
@@ -267,28 +290,3 @@ class Pi05Backbone(Pi0Backbone):
 
     family: ClassVar[str] = "pi05"
     published: ClassVar[str | None] = "lerobot/pi05_base"
-
-
-def _conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
-    """The environment's cameras, chunk and dims, else those the checkpoint was trained with."""
-    spec, size = request.action_spec, own.network.vision.image_size
-    if request.wanted is not None:
-        return replace(request.wanted, image_size=size, action_spec=spec or request.wanted.action_spec)
-    statistics = own.preprocessing
-    return Conventions(
-        cameras=CAMERA_KEYS,
-        image_size=size,
-        state_dim=_dims(
-            config, "input_features", "observation.state", statistics.state, own.network.state_width
-        ),
-        chunk=int(config.get("n_action_steps", own.network.horizon)),
-        action_dim=_dims(config, "output_features", "action", statistics.action, own.network.action_width),
-        action_spec=spec,
-    )
-
-
-def _dims(config: Mapping[str, Any], side: str, name: str, statistics: Any, otherwise: int) -> int:
-    if statistics is not None:
-        return max(len(statistics.mean), len(statistics.q01))
-    shape = config.get(side, {}).get(name, {}).get("shape")
-    return int(shape[0]) if shape else otherwise

@@ -1,0 +1,23 @@
+"""`torch.compile` for the repeated part of a network: its blocks, all of one shape, so that one is compiled for all."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vla_gym.errors import BadValue
+
+
+def compile_blocks(network: nn.Module, backend: str = "inductor") -> int:
+    """Compile, at its first call, every module that stands in a list of blocks; in place, names stay as they are.
+
+    Lengths of prompts and sizes of batches may vary without a new compilation. `backend` is torch's name of the
+    compiler. Compiled blocks round differently: numbers agree to about 1e-5, not to the bit. Returns how many they are.
+    """
+    blocks = [
+        block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack.children()
+    ]
+    if not blocks:
+        raise BadValue(f"{type(network).__name__} has no stack of blocks to compile; leave compile out")
+    for block in blocks:
+        block.compile(dynamic=True, backend=backend)
+    return len(blocks)

@@ -1,0 +1,78 @@
+"""What frozen parts of a network made of an observation, kept from the decision for the epochs of its update.
+
+Acting, bootstrapping and every epoch of an update then read the same numbers; what was dropped for want of room is
+made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+GIB = 2**30
+
+Row = tuple[Tensor, ...]
+"""What was made of one observation."""
+
+
+class FeatureCache:
+    """Rows by key, at most `max_bytes` of them; the longest unused go first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._rows: OrderedDict[bytes, Row] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, keys: Sequence[bytes], make: Callable[[list[int]], Sequence[Row]]) -> list[Row]:
+        """The row of every key; `make(places)` gives those of the keys at `places` that are not here, without
+        gradients."""
+        found: dict[int, Row] = {}
+        for place, key in enumerate(keys):
+            if key in self._rows:
+                self._rows.move_to_end(key)
+                found[place] = self._rows[key]
+        missing = [place for place in range(len(keys)) if place not in found]
+        if missing:
+            with torch.no_grad():
+                made = make(missing)
+            for place, row in zip(missing, made, strict=True):
+                found[place] = row
+                self._keep(keys[place], row)
+        return [found[place] for place in range(len(keys))]
+
+    def _keep(self, key: bytes, row: Row) -> None:
+        # A row may be a view into its batch, which it would keep alive whole.
+        own = tuple(one.clone() for one in row)
+        self._drop(key)
+        self._rows[key] = own
+        self.num_bytes += _size(own)
+        while self.num_bytes > self.max_bytes:
+            self._drop(next(iter(self._rows)))
+
+    def _drop(self, key: bytes) -> None:
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self.num_bytes -= _size(row)
+
+
+def row_keys(*inputs: Tensor) -> list[bytes]:
+    """One key for each row of tensors `[B, ...]`: a digest of its bytes, 128 bits."""
+    arrays = [one.detach().cpu().contiguous().numpy() for one in inputs]
+    keys = []
+    for place in range(len(arrays[0])):
+        digest = hashlib.blake2b(digest_size=16)
+        for array in arrays:
+            digest.update(array[place].tobytes())
+        keys.append(digest.digest())
+    return keys
+
+
+def _size(row: Row) -> int:
+    return sum(one.numel() * one.element_size() for one in row)
