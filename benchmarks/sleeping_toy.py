@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
+from vla_gym.benchmarks import register_benchmark
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark
 
@@ -26,11 +27,16 @@ class SleepingToy(ToyReach):
         return super().step(action_A * 0.0)
 
 
-def sleeping_benchmark(seconds: float) -> Benchmark:
+def sleeping_benchmark(
+    env_id: str = "Sleeping-Toy", *, split: str = "train", seconds: float = 0.01
+) -> Benchmark:
     """Toy-Reach with steps of `seconds`, in worker processes unless told otherwise."""
     return dataclasses.replace(
-        toy_benchmark("Sleeping-Toy"),
+        toy_benchmark(env_id, split=split),
         simulator="benchmarks.sleeping_toy:SleepingToy",
         simulator_kwargs={"seconds": seconds},
         in_process=False,
     )
+
+
+register_benchmark("benchmarks.sleeping_toy:sleeping_benchmark", {"Sleeping-Toy": 3})

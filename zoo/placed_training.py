@@ -19,6 +19,7 @@ from vla_gym.remote_pool import RemotePool
 from vla_gym.specs import Benchmark
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.batch_plan import BatchPlan
+from zoo.callbacks import StopSignals
 from zoo.checkpoint import load_checkpoint
 from zoo.collector import Collector
 from zoo.config import RunConfig
@@ -135,9 +136,13 @@ class _PlacedRank:
         return run if self._actors.is_first else None
 
     def collect(self) -> None:
-        """Collect until told to stop, as a rank that does not learn."""
-        if self._collector is not None:
-            self._collector.serve(self._config.max_staleness)
+        """Collect, or serve simulators, until told to stop, as a rank that does not learn."""
+        # Signals that ask for the machine reach the actor ranks too; they save, and then tell this one.
+        with StopSignals(lambda: None, ctrl_c=True):
+            if self._collector is not None:
+                self._collector.serve(self._config.max_staleness)
+                self._cleanup.close()
+            self.servers.join()
 
     def _envs(self, **options: Any) -> VLAVectorEnv:
         config = self._config

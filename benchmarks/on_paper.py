@@ -1,0 +1,105 @@
+"""What a run of OpenVLA-OFT-7B on LIBERO needs at 8, 64 and 512 GPUs, worked out from measured single-node figures:
+`python -m benchmarks.on_paper`. Nothing is run; docs/scale-out.md says what the columns mean."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+STEPS_PER_CORE = 43.6 / 2
+"""LIBERO control steps per second and core, pictures included: docs/libero.md, two slots on two cores."""
+WORKER_GB, SLOT_GB = 2.2, 0.4
+"""Memory of a simulator worker with one slot, and of each further slot: docs/libero.md."""
+BASE_PARAMETERS, LORA_PARAMETERS = 7_541_237_184, 110_828_288 + 2_163_456
+"""Of the network, and of adapters of rank 32 with the critic: `python -m vla_policies.openvla.memory`."""
+LORA_BYTES, FULL_BYTES = 4, 2
+"""Of a trained parameter and of its gradient on the wire: float32 adapters, bf16 full weights."""
+DECISION_BYTES = 197_506
+"""Of one decision in the rollout buffer, one camera: `python -m zoo.plan --env LIBERO-130 --policy openvla-oft`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What grows with the GPUs; the defaults are those of hyperparams/ppo.yml, LIBERO/openvla-oft, on each GPU."""
+
+    envs: int = 8
+    """Environments of a GPU."""
+    decisions: int = 64
+    """Decisions of an environment in an update."""
+    chunk: int = 8
+    """Simulator steps of a decision."""
+    minibatch: int = 64
+    """Decisions of a minibatch, of a GPU."""
+    rollout_seconds: float = 60.0
+    """How long the simulators may take for an update's steps."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of one update."""
+
+    simulator_steps: int
+    """On all GPUs."""
+    cores: int
+    """Simulator cores, so that a rollout's steps take no longer than allowed."""
+    simulator_gb: float
+    """Memory of the simulators, GB."""
+    columns_gb: float
+    """Rollouts on their way from rollout ranks to actor ranks, where these are others, GB."""
+    gradients_gb: float
+    """In and out of each GPU for averaging gradients (ring), GB."""
+    weights_gb: float
+    """Out of the first actor rank with half of the GPUs deciding and half learning, each sent its own copy, GB."""
+
+
+def needs(gpus: int, recipe: Recipe, parameters: int, parameter_bytes: int) -> Needs:
+    """Counts for `gpus` GPUs that train `parameters` of `parameter_bytes` each."""
+    decisions = gpus * recipe.envs * recipe.decisions
+    steps = decisions * recipe.chunk
+    cores = math.ceil(steps / (STEPS_PER_CORE * recipe.rollout_seconds))
+    slots = gpus * recipe.envs
+    workers = min(cores, slots)
+    optimizer_steps = math.ceil(recipe.envs * recipe.decisions / recipe.minibatch)
+    size = parameters * parameter_bytes / 1e9
+    return Needs(
+        simulator_steps=steps,
+        cores=cores,
+        simulator_gb=workers * WORKER_GB + (slots - workers) * SLOT_GB,
+        columns_gb=decisions * DECISION_BYTES / 1e9,
+        gradients_gb=optimizer_steps * 2 * (gpus - 1) / gpus * size,
+        weights_gb=gpus / 2 * size,
+    )
+
+
+def table(counts: tuple[int, ...], recipe: Recipe) -> list[str]:
+    """A Markdown table."""
+    lines = [
+        "| GPUs | trained | simulator steps | simulator cores | their memory, GB | rollouts sent, GB "
+        "| gradients per GPU, GB | weights from the first actor, GB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for gpus in counts:
+        for name, parameters, size in (
+            ("LoRA 32", LORA_PARAMETERS, LORA_BYTES),
+            ("all", BASE_PARAMETERS, FULL_BYTES),
+        ):
+            one = needs(gpus, recipe, parameters, size)
+            lines.append(
+                f"| {gpus} | {name} | {one.simulator_steps:,} | {one.cores:,} | {one.simulator_gb:,.0f} "
+                f"| {one.columns_gb:,.1f} | {one.gradients_gb:,.1f} | {one.weights_gb:,.1f} |"
+            )
+    return lines
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--rollout-seconds", type=float, default=Recipe.rollout_seconds)
+    args = parser.parse_args()
+    print("\n".join(table(tuple(args.gpus), Recipe(rollout_seconds=args.rollout_seconds))))
+
+
+if __name__ == "__main__":
+    main()
