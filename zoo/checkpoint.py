@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
@@ -36,6 +35,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies.weights import WEIGHTS_FILE, load_weights
 from zoo.boundary import Boundary, gather_boundary, own_env_state, vla_envs
+from zoo.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 from zoo.rng import set_rng_state
 
 if TYPE_CHECKING:
@@ -69,16 +69,19 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
 
     folder = checkpoints / f"step_{boundary.num_timesteps}"
     whole = gather_boundary(boundary, algorithm.ranks)
+    moments = optimizer_tensors(algorithm.policy.optimizer)
     if whole is not None:
-        write_folder(folder, partial(_write_checkpoint, algorithm, whole))
+        write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
     # It is there for every rank.
     algorithm.ranks.any(flag=False)
     return folder
 
 
-def _write_checkpoint(algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, folder: Path) -> None:
+def _write_checkpoint(
+    algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, moments: Mapping[str, Tensor], folder: Path
+) -> None:
     save_policy(algorithm.policy, folder)
-    groups = _save_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE)
+    save_file(dict(moments), folder / OPTIMIZER_FILE)
     save_arrays(
         {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
     )
@@ -90,7 +93,7 @@ def _write_checkpoint(algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, folde
         "counters": boundary.counters,
         "episodes": boundary.episodes,
         "successes": boundary.successes,
-        "param_groups": groups,
+        "param_groups": optimizer_groups(algorithm.policy.optimizer),
         "env": boundary.env,
         "rng": boundary.rng,
         "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
@@ -147,23 +150,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _save_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> list[dict[str, Any]]:
-    """Write the state's tensors as `<parameter>.<name>`; returns the parameter groups as JSON values."""
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    for index, values in state["state"].items():
-        for name, value in values.items():
-            if not isinstance(value, Tensor):
-                raise BadValue(
-                    f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is a {type(value).__name__}, "
-                    "not a tensor"
-                )
-            tensors[f"{index}.{name}"] = value.detach().cpu().clone()
-    save_file(tensors, path)
-    groups: list[dict[str, Any]] = state["param_groups"]
-    return groups
-
-
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -207,7 +193,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         backbone.restore(folder)
     if algorithm.kl_coef:
         algorithm.reference.load(folder)
-    _load_optimizer(algorithm.policy.optimizer, folder / OPTIMIZER_FILE, state["param_groups"])
+    path = folder / OPTIMIZER_FILE
+    load_optimizer(algorithm.policy.optimizer, _load_tensors(path, load_file), state["param_groups"], path)
     arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
     own = _restore_env(algorithm, state["env"])
     arrays = {key: one[own] for key, one in arrays.items()}
@@ -246,19 +233,6 @@ def _read_state(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> dict[str, Any]
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")
     return state
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, path: Path, groups: list[dict[str, Any]]) -> None:
-    tensors = _load_tensors(path, load_file)
-    by_parameter: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
-        by_parameter.setdefault(int(index), {})[name] = tensor
-    present = optimizer.state_dict()["param_groups"]
-    sizes, wanted = [len(one["params"]) for one in groups], [len(one["params"]) for one in present]
-    if sizes != wanted:
-        raise BadValue(f"'{path}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
-    optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
 
 
 def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> slice:

@@ -19,6 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vla_gym.errors import BadValue
 from zoo.ranks import lost_ranks
+from zoo.sharding import (
+    hand_over,
+    learning_copy,
+    mesh_of_all,
+    shard,
+    sharding_asked,
+    sharding_settings,
+    whole,
+)
 
 
 class Scorer(nn.Module):
@@ -45,8 +54,8 @@ class Learner:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """`group`: average gradients among these processes of the run; None = among all."""
-        self.policy: nn.Module = scorer.policy
-        self.raw_optimizer = optimizer
+        self.acting: nn.Module = scorer.policy
+        """The policy that acts; it learns too, unless it is sharded."""
         self.max_grad_norm = max_grad_norm
         # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
@@ -54,15 +63,16 @@ class Learner:
         self.accelerator = Accelerator(
             device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
         )
-        leave_frozen_alone(scorer)
-        # Accelerate knows groups of all processes only; among some it is asked for everything but that.
-        self._scorer: nn.Module = self.accelerator.prepare_model(
-            scorer, device_placement=False, evaluation_mode=group is not None
-        )
-        if group is not None and dist.get_world_size(group) > 1:
-            self._scorer = DistributedDataParallel(
-                self._scorer, process_group=group, find_unused_parameters=True
-            )
+        self.sharded = sharding_asked() and self.accelerator.num_processes > 1
+        """Is the policy that learns a second one, cut over the ranks?"""
+        if self.sharded:
+            self._scorer: nn.Module = self._cut(scorer, group)
+            optimizer = scorer.policy.optimizer
+        else:
+            self._scorer = self._replicated(scorer, group)
+        self.policy: nn.Module = scorer.policy
+        """The policy that learns."""
+        self.raw_optimizer = optimizer
         self._optimizer = optimizer
         # Accelerate's optimiser looks for an optional package at every step, a tenth of a small update's
         # time; alone and in full precision it would only pass calls on.
@@ -71,9 +81,32 @@ class Learner:
         self._parameters = list(self.policy.parameters())
         self._resting: list[nn.Parameter] = []
 
+    def _replicated(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
+        """Every rank has all of it; gradients are averaged."""
+        leave_frozen_alone(scorer)
+        # Accelerate knows groups of all processes only; among some it is asked for everything but that.
+        prepared: nn.Module = self.accelerator.prepare_model(
+            scorer, device_placement=False, evaluation_mode=group is not None
+        )
+        if group is not None and dist.get_world_size(group) > 1:
+            return DistributedDataParallel(prepared, process_group=group, find_unused_parameters=True)
+        return prepared
+
+    def _cut(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
+        """Every rank has a part of a second policy, which from now on is the one that learns."""
+        if group is not None:
+            raise BadValue(
+                "FSDP shards over all processes; leave --placement out, or use a DDP configuration"
+            )
+        scorer.policy = learning_copy(scorer.policy)
+        mesh = mesh_of_all(self.accelerator.device, self.accelerator.num_processes)
+        settings = sharding_settings(self.accelerator.mixed_precision)
+        shard(scorer, scorer.policy.optimizer, mesh, **settings)
+        return scorer
+
     def serves(self, policy: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Is this the learner of that policy and optimiser?"""
-        return self.policy is policy and self.raw_optimizer is optimizer
+        return self.acting is policy and self.raw_optimizer is optimizer
 
     def score(self, *inputs: Any) -> Any:
         """What the scorer makes of a minibatch, or of a part of one."""
@@ -82,7 +115,9 @@ class Learner:
     @contextmanager
     def part(self, *, last: bool) -> Iterator[None]:
         """Score and go backward inside: ranks exchange gradients with the `last` part of a minibatch only."""
-        with lost_ranks(), nullcontext() if last else self.accelerator.no_sync(self._scorer):
+        # A sharded gradient is kept in parts, so each part of a minibatch is sent at once.
+        whole_gradient = nullcontext() if last or self.sharded else self.accelerator.no_sync(self._scorer)
+        with lost_ranks(), whole_gradient:
             yield
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
@@ -108,13 +143,19 @@ class Learner:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None
         with lost_ranks():
-            norm: Tensor = self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm)
+            norm = whole(self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm))
         finite = math.isfinite(norm)
         if finite:
             self._optimizer.step()
         else:
             self._optimizer.zero_grad()
         return norm, finite
+
+    def hand_over(self) -> None:
+        """After an update: let the acting policy have the weights. Every rank must call it."""
+        if self.sharded:
+            with lost_ranks():
+                hand_over(self.policy, self.acting)
 
     @contextmanager
     def only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:

@@ -44,9 +44,9 @@ def check_update_settings(
 
 def run_update(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> Tally:
     """Update the policy with the rollout in the buffer; returns what happened."""
-    policy, tally = algorithm.policy, Tally(objective, algorithm.ranks)
-    policy.set_training_mode(True)
-    algorithm._update_learning_rate(policy.optimizer)
+    learner, tally = algorithm.learner, Tally(objective, algorithm.ranks)
+    learner.policy.set_training_mode(True)  # type: ignore[operator]
+    algorithm._update_learning_rate(learner.raw_optimizer)
     with algorithm.clock.phase("update"):
         if algorithm.recompute_logprobs:
             algorithm.experience.rescore(algorithm)
@@ -58,6 +58,7 @@ def run_update(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> Tally:
                 algorithm._n_updates += 1
                 if not finished:
                     break
+        learner.hand_over()
     return tally
 
 
@@ -65,7 +66,7 @@ def _moving(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> AbstractCo
     """Inside, steps move what the objective is about."""
     if not objective.critic_only:
         return nullcontext()
-    return algorithm.learner.only(critic_parameters(algorithm.policy))
+    return algorithm.learner.only(critic_parameters(algorithm.learner.policy))
 
 
 def _pass(algorithm: VLAOnPolicyAlgorithm, objective: Objective, tally: Tally) -> bool:

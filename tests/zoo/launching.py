@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 CONFIGS = Path(__file__).parents[2] / "hyperparams" / "accelerate"
 TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
 
@@ -26,14 +29,14 @@ def start(
     processes: int,
     arguments: Sequence[str],
     *,
+    config: str = "cpu.yaml",
     launcher: Sequence[str] = (),
     module: str = "zoo.train",
-    **env: str,
 ) -> subprocess.Popen[str]:
     """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / "cpu.yaml")),
-        *("--num_processes", str(processes)),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
+        *("--num_processes", str(processes), "--mixed_precision", "no"),
         *(launcher or ("--main_process_port", str(free_port()))),
         *("-m", module, *arguments),
     ]
@@ -43,7 +46,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -68,3 +71,16 @@ def only_run(folder: Path) -> Path:
     """The one run folder below a log folder."""
     (found,) = [path.parent for path in folder.glob("*/*/config.yml")]
     return found
+
+
+def same_tensors(one: Path, other: Path, file: str, tolerance: float) -> None:
+    """Assert that two folders hold the same tensors in `file`."""
+    ours, theirs = load_file(one / file), load_file(other / file)
+    assert ours.keys() == theirs.keys()
+    worst = max(float(np.abs(ours[key] - theirs[key].astype(float)).max(initial=0.0)) for key in ours)
+    assert worst < tolerance
+
+
+def first_checkpoint(run: Path) -> Path:
+    """The oldest checkpoint of a run."""
+    return min((run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from tests.zoo.launching import TOY, finish, free_port, only_run, start, updates
+from tests.zoo.launching import (
+    TOY,
+    finish,
+    first_checkpoint,
+    free_port,
+    only_run,
+    same_tensors,
+    start,
+    updates,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -39,12 +47,6 @@ def same_numbers(one: Path, other: Path) -> None:
         assert left == pytest.approx(right, abs=1e-5, nan_ok=True)
 
 
-def same_tensors(one: Path, other: Path, file: str) -> None:
-    ours, theirs = load_file(one / file), load_file(other / file)
-    assert ours.keys() == theirs.keys()
-    assert max(float(np.abs(ours[key] - theirs[key].astype(float)).max(initial=0.0)) for key in ours) < 1e-5
-
-
 @pytest.fixture(scope="module", params=[PPO, GRPO], ids=["ppo", "grpo"])
 def settings(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return request.param  # type: ignore[no-any-return]
@@ -61,10 +63,9 @@ def test_the_number_of_processes_changes_nothing(
 ) -> None:
     run = train(processes, tmp_path, settings)
     same_numbers(alone, run)
-    checkpoint = sorted((alone / "checkpoints").iterdir())[0].name
-    ours, theirs = alone / "checkpoints" / checkpoint, run / "checkpoints" / checkpoint
+    ours, theirs = first_checkpoint(alone), first_checkpoint(run)
     for file in ("model.safetensors", "optimizer.safetensors", "rollout.safetensors"):
-        same_tensors(ours, theirs, file)
+        same_tensors(ours, theirs, file, 1e-5)
     states = [json.loads((folder / "training_state.json").read_text()) for folder in (ours, theirs)]
     for key in ("counters", "env", "rng", "successes", "param_groups"):
         assert states[0][key] == states[1][key]
@@ -76,8 +77,7 @@ def test_the_number_of_processes_changes_nothing(
 
 
 def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path) -> None:
-    checkpoint = min((alone / "checkpoints").iterdir(), key=lambda path: int(path.name.split("_")[1]))
-    finish(start(2, ["-i", str(checkpoint), "-f", str(tmp_path)]))
+    finish(start(2, ["-i", str(first_checkpoint(alone)), "-f", str(tmp_path)]))
     after = updates(only_run(tmp_path))
     expected = {row["step"]: row for row in updates(alone)}
     assert after
