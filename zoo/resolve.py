@@ -23,6 +23,7 @@ from zoo.hyperparams import load_hyperparams
 from zoo.runs import ResumePoint
 from zoo.settings import check_algorithm, check_settings
 from zoo.sharing import check_repo
+from zoo.trackers import check_tracker
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
@@ -41,12 +42,10 @@ _RESUME_FLAGS = (
 _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
 
 
-def refuse_unbuilt(args: argparse.Namespace) -> None:
-    """Raise `BadValue` for a flag of the grammar whose feature this version lacks; never ignore one."""
+def check_services(args: argparse.Namespace) -> None:
+    """Raise for a tracker or a Hub repository that cannot work, before anything runs."""
     if args.track is not None:
-        raise BadValue(
-            f"--track {args.track} is not available in this version; every run writes TensorBoard events"
-        )
+        check_tracker(args.track)
     if args.push_to_hub is not None:
         check_repo(args.push_to_hub)
 

@@ -19,7 +19,7 @@ from zoo.arguments import (
 from zoo.cli import guarded
 from zoo.config import RunConfig
 from zoo.dry_run import dry_run_text, memory_lines, plan_of
-from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_resumed_run
+from zoo.resolve import check_services, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
 from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
@@ -72,7 +72,7 @@ def parser(
     p.add_argument(
         "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
     )
-    p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab")
+    p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab: send the run's numbers there, too")
     add_gym_packages_argument(p)
     add_worker_error_argument(p, default=None, what="start it anew, its episodes are lost and not counted")
     p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
@@ -109,7 +109,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
-    refuse_unbuilt(args)
+    check_services(args)
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
     plan = plan_of(config)
@@ -141,6 +141,7 @@ def _train(
         log_folder=Path(args.log_folder) if args.log_folder else default,
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
         progress=args.progress,
+        track=args.track,
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )

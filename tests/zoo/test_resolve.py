@@ -11,14 +11,15 @@ from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from zoo.arguments import count, key_values
 from zoo.config import RunConfig
 from zoo.dry_run import plan_of
-from zoo.resolve import refuse_unbuilt, resolve_new_run, resolve_policy, resolve_resumed_run
+from zoo.dry_run import plan_of
+from zoo.resolve import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
 from zoo.runs import ResumePoint, create_run_folder, describe_run
 from zoo.train import parser
 
 
 def resolve(command: str) -> RunConfig:
     args = parser().parse(command.split())
-    refuse_unbuilt(args)
+    check_services(args)
     config = resolve_new_run(args)
     plan_of(config)
     return config
@@ -79,7 +80,7 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
         ("--env Toy-Reach --pipeline-stages 0", "must be at least 1, got 0; or one of off, on, auto"),
         ("--env Toy-Reach --pipeline-stages both", "must be a whole number, got 'both'; or one of"),
-        ("--env Toy-Reach --track wandb", "not available"),
+        ("--env Toy-Reach --track wandbb", "wandb"),
         (
             "--env Toy-Reach --push-to-hub it",
             "'it' is no name of a Hub repository; it must look like org/name",
