@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from vla_gym import errors
-from vla_gym.errors import VLAZooError, WorkerFailed
+from vla_gym.errors import LostRank, VLAZooError, WorkerFailed
 from vla_gym.messages import (
     Failure,
     actions_from_text,
@@ -114,11 +114,9 @@ class RemotePool(Pool):
             array[slots] = np.frombuffer(data, part.dtype, part.size, position).reshape(part.shape)
             position += part.nbytes
 
-    def _gone(self, number: int, error: Exception) -> WorkerFailed:
+    def _gone(self, number: int, error: Exception) -> LostRank:
         self.close()
-        return WorkerFailed(
-            f"env server {number} has gone ({type(error).__name__}); its own message says why"
-        )
+        return LostRank(f"env server {number} has gone ({type(error).__name__}); its own message says why")
 
 
 def serve(connection: Connection, pool: Pool) -> None:

@@ -75,9 +75,6 @@ def build_config(
     device: str = "auto",
     num_threads: int | None = None,
     entry: str = "",
-    pipeline_stages: int | str = 1,
-    placement: str = "all",
-    max_staleness: int = 0,
 ) -> RunConfig:
     """Sort checked settings (`zoo.settings.check_settings`) into a `RunConfig` and cross-check them.
 
@@ -107,9 +104,6 @@ def build_config(
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs={name: values[name] for name in ALGORITHM_SETTINGS[algo] if name in values},
         entry=entry,
-        pipeline_stages=pipeline_stages,
-        placement=placement,
-        max_staleness=max_staleness,
     )
     check_arithmetic(config)
     return config

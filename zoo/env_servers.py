@@ -42,8 +42,10 @@ class EnvServers:
     def connect(self, placement: Placement, rank: int) -> list[Connection]:
         """Connections of a rollout rank to its servers."""
         return [
-            Client(tuple(self.addresses[server][number]), authkey=self.key)
-            for server, number in placement.servers_of(rank)
+            Client((str(host), int(port)), authkey=self.key)
+            for host, port in (
+                self.addresses[server][number] for server, number in placement.servers_of(rank)
+            )
         ]
 
     def join(self) -> None:
@@ -69,7 +71,7 @@ def meet_servers(placement: Placement, ranks: Ranks) -> EnvServers:
     if placement.remote_envs and ranks.rank in placement.env:
         host = own_address()
         listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients_of(ranks.rank))]
-    addresses = ranks.everyones([list(one.address) for one in listeners])  # type: ignore[arg-type]
+    addresses = ranks.everyones([list(one.address) for one in listeners])
     return EnvServers(addresses=addresses, key=key, listeners=listeners)
 
 

@@ -50,7 +50,11 @@ def train_placed(
         say("\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)]))
         rank = _PlacedRank(request, placement, plan, ranks, device, cleanup)
         rank.build()
-        run = rank.learn(say) if rank.learner is not None else rank.collect()
+        run = None
+        if rank.learner is not None:
+            run = rank.learn(say)
+        else:
+            rank.collect()
     rank.servers.join()
     return run
 

@@ -27,6 +27,8 @@ from zoo.trackers import check_tracker
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
+_SPREAD_FLAGS = ("pipeline_stages", "placement", "max_staleness")
+"""How the work is spread over processes and time."""
 _RESUME_FLAGS = (
     "n_timesteps",
     "eval_freq",
@@ -34,9 +36,7 @@ _RESUME_FLAGS = (
     "device",
     "num_threads",
     "on_worker_error",
-    "pipeline_stages",
-    "placement",
-    "max_staleness",
+    *_SPREAD_FLAGS,
 )
 """What may change when a run goes on; anything else would make it another run."""
 _NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
@@ -87,10 +87,8 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         device=args.device or "auto",
         num_threads=args.num_threads,
         entry=hyperparams.entry,
-        pipeline_stages=args.pipeline_stages or 1,
-        placement=args.placement or "all",
-        max_staleness=args.max_staleness or 0,
     )
+    config = replace(config, **{name: getattr(args, name) for name in _SPREAD_FLAGS if getattr(args, name)})
     check_benchmark_options(config)
     return config
 

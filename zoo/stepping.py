@@ -89,7 +89,7 @@ def staged_rows(
         while not env.envs.closed and any(part.under_way for part in parts):
             for part in parts:
                 part.turn()
-        algorithm._last_obs = _joined([part.obs for part in parts])  # type: ignore[assignment]
+        algorithm._last_obs = _joined([part.obs for part in parts])
 
 
 class _Part:

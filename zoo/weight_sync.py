@@ -44,7 +44,7 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         one = tensors[name].detach().cpu().contiguous()
         found.update(f"{name} {one.dtype} {tuple(one.shape)};".encode())
-        found.update(memoryview(one.reshape(-1).view(torch.uint8).numpy()))
+        found.update(one.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -13,6 +13,7 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, make_vec
 from vla_gym.env_config import EnvConfig
+from vla_gym.errors import LostRank
 from vla_gym.make import slot_setup
 from vla_gym.pool import Pool, SlotCommand
 from vla_gym.remote_pool import RemotePool, read_remote_commands, serve, write_remote_commands
@@ -118,7 +119,7 @@ def test_a_server_that_goes_is_named(make: Make, servers: Servers):
     envs = remote(make, servers, 2, scripted_benchmark((9,)))
     envs.reset()
     envs.pool._connections[1].close()  # type: ignore[attr-defined]
-    with pytest.raises(WorkerFailed, match="env server 1 has gone"):
+    with pytest.raises(LostRank, match="env server 1 has gone"):
         envs.step(np.zeros((4, 2, 2), dtype=np.float32))
 
 

@@ -11,7 +11,6 @@ from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from zoo.arguments import count, key_values
 from zoo.config import RunConfig
 from zoo.dry_run import plan_of
-from zoo.dry_run import plan_of
 from zoo.resolve import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
 from zoo.runs import ResumePoint, create_run_folder, describe_run
 from zoo.train import parser
