@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import set_random_seed
+from torch import Tensor
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue
@@ -45,6 +46,8 @@ class FinetuningRequest:
     """How many of its episodes; None = all."""
     batch_size: int
     """Frames per update."""
+    micro_batch_size: int | None
+    """Frames in the network at a time, gradients gathered; None = all of an update's."""
     learning_rate: float
     """At the start; goes down to 0 in a straight line."""
     max_grad_norm: float
@@ -136,15 +139,31 @@ def imitate(
         rate = request.learning_rate * (1.0 - update / total)
         for group in policy.optimizer.param_groups:
             group["lr"] = rate
-        scored: Any = learner.score(frames.pick(index_B, policy.device))  # type: ignore[arg-type]
-        norm, _ = learner.step(scored)
-        loss, done = scored.item(), update + 1
+        loss, norm = _step(learner, frames, index_B, request.micro_batch_size, policy)
+        done = update + 1
         logger.record("train/loss", loss)
-        logger.record("train/actor/grad_norm", float(norm))
+        logger.record("train/actor/grad_norm", norm)
         logger.record("train/actor/lr", rate)
         logger.dump(done)
         if done % max(1, total // _LINES) == 0 or done == total:
             say(f"{done:>8} of {total}   loss {loss:.3f}   {time.perf_counter() - began:.0f} s")
+
+
+def _step(
+    learner: Learner, frames: Frames, index_B: Tensor, micro_batch_size: int | None, policy: VLAPolicy
+) -> tuple[float, float]:
+    """One optimiser step on frames `index_B`, in parts: the loss of all, and the gradient's norm before it is cut."""
+    parts = index_B.split(micro_batch_size or len(index_B))
+    num_actions, loss = frames.mask_BK[index_B].sum(), 0.0
+    learner.begin()
+    for number, part_B in enumerate(parts, start=1):
+        with learner.part(last=number == len(parts)):
+            # A part's loss is the mean over its actions; weighed so, all parts give the mean over the update's.
+            share = float(frames.mask_BK[part_B].sum() / num_actions)
+            scored: Any = learner.score(frames.pick(part_B, policy.device)) * share  # type: ignore[arg-type]
+            learner.backward(scored)
+        loss += scored.item()
+    return loss, float(learner.apply()[0])
 
 
 def _make_policy(request: FinetuningRequest, envs: VLAVectorEnv) -> VLAPolicy:

@@ -48,6 +48,12 @@ def parser() -> OneLineParser:
         "--batch-size", type=count, default=64, metavar="B", help="frames per update (default: 64)"
     )
     p.add_argument(
+        "--micro-batch-size",
+        type=count,
+        metavar="M",
+        help="of these, in the network at a time (default: all)",
+    )
+    p.add_argument(
         "--learning-rate",
         type=_rate,
         default=1e-3,
@@ -102,6 +108,7 @@ def run(argv: Sequence[str]) -> int:
         dataset=dataset,
         episodes=args.episodes,
         batch_size=args.batch_size,
+        micro_batch_size=args.micro_batch_size,
         learning_rate=args.learning_rate,
         max_grad_norm=1.0,
         log_folder=Path(args.log_folder),

@@ -34,13 +34,18 @@ def shown(length: int = 5, instruction: str = "reach") -> Demonstration:
     )
 
 
-def policy(family: str = "nano", chunk: int = 2) -> VLAPolicy:
+def policy(family: str = "nano", chunk: int = 2, **options: Any) -> VLAPolicy:
     from vla_policies.conventions import Conventions
 
     own = Conventions(cameras=("image",), image_size=16, state_dim=2, chunk=chunk, action_dim=3)
     torch.manual_seed(0)
+    size = TINY if family.startswith("nano") else {"size": "tiny"}
     return VLAPolicy(
-        own.observation_space(), own.action_space(), lambda _: 3e-3, backbone=family, backbone_kwargs=TINY
+        own.observation_space(),
+        own.action_space(),
+        lambda _: 3e-3,
+        backbone=family,
+        backbone_kwargs={**size, **options},
     )
 
 
@@ -111,9 +116,21 @@ def test_the_flow_loss_is_the_velocitys_error_where_something_was_executed() -> 
     assert loss == pytest.approx((error_BHD[0].sum() + error_BHD[1, 0].sum()).item() / 9, rel=1e-5)
 
 
-@pytest.mark.parametrize(("family", "share"), [("nano", 0.5), ("nano-flow", 0.6)])
-def test_it_learns_a_handful_of_frames(family: str, share: float) -> None:
-    frames, learner = frames_of([shown(6)], 2), policy(family)
+LORA = {"lora": {"rank": 8}}
+FAMILIES = [
+    ("nano", {}, 0.5),
+    ("nano-flow", {}, 0.6),
+    ("openvla", LORA, 0.9),
+    ("openvla-oft", LORA, 0.9),
+    ("pi0", {}, 0.8),
+    ("pi05", {}, 0.8),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "share"), FAMILIES, ids=[name for name, *_ in FAMILIES])
+def test_it_learns_a_handful_of_frames(family: str, options: dict[str, Any], share: float) -> None:
+    chunk = 1 if family == "openvla" else 2
+    frames, learner = frames_of([shown(6)], chunk), policy(family, chunk, **options)
     losses = []
     for _ in range(60):
         torch.manual_seed(1)  # flow matching's draws

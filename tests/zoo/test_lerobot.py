@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
@@ -69,6 +72,45 @@ def test_colours_are_kept_to_the_byte(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.images["image"], noise)
     info = json.loads((tmp_path / "d/meta/info.json").read_text())
     assert info["features"]["observation.images.image"]["info"]["video.pix_fmt"] == "gbrp"
+
+
+def as_images(root: Path, noise_THWC: np.ndarray, *, broken: bool = False) -> None:
+    """Turn the one camera of a dataset of one episode into a feature of dtype image, as many published ones have."""
+    pa, pq = lr.parquet()
+    info = json.loads((root / lr.INFO_PATH).read_text())
+    info["features"]["observation.images.image"] |= {"dtype": "image"}
+    (root / lr.INFO_PATH).write_text(json.dumps(info))
+    (path,) = root.glob("data/*/*.parquet")
+    cells = []
+    for frame in noise_THWC:
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, format="PNG")
+        cells.append({"bytes": buffer.getvalue()[: 40 if broken else None], "path": None})
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pq.read_table(path).append_column("observation.images.image", pa.array(cells, type=kind))
+    pq.write_table(table, path)
+    shutil.rmtree(root / "videos")
+
+
+def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    for name in ("whole", "broken"):
+        LeRobotWriter(tmp_path / name, SETTINGS, fps=20).add([shown(6)], tried=1)
+        as_images(tmp_path / name, noise, broken=name == "broken")
+    (found,) = read_dataset(tmp_path / "whole")
+    np.testing.assert_array_equal(found.images["image"], noise)
+    with pytest.raises(BadValue, match=r"a picture of 'observation.images.image' of .* cannot be read"):
+        read_dataset(tmp_path / "broken")
+
+
+def test_a_dataset_without_pictures_says_so(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    path = tmp_path / "d" / lr.INFO_PATH
+    info = json.loads(path.read_text())
+    del info["features"]["observation.images.image"]
+    path.write_text(json.dumps(info))
+    with pytest.raises(BadValue, match="has no pictures: no feature is of dtype video or image"):
+        read_dataset(tmp_path / "d")
 
 
 def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
