@@ -15,6 +15,8 @@ EPISODES = 50
 
 _LIBERO: dict[str, dict[str, int]] = {}
 """Suite -> task -> start states solved within the default protocol's horizon."""
+_MANISKILL = {"PickCube": 50, "PushCube": 50, "PullCube": 50, "StackCube": 49, "PlaceSphere": 50}
+"""Task -> start states solved, the first of the training split, on CPU physics."""
 _META_WORLD: dict[int, dict[str, int]] = {
     100: {
         "reach": 50,
@@ -49,6 +51,8 @@ def known_rate(tasks: Iterable[Task]) -> Rate | None:
 def _solved(task: Task) -> int | None:
     if task.suite in _LIBERO:
         return _LIBERO[task.suite].get(task.name)
+    if task.suite == "maniskill":
+        return _MANISKILL.get(task.name)
     within = [
         table[task.name]
         for horizon, table in sorted(_META_WORLD.items())
