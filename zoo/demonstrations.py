@@ -144,9 +144,9 @@ def record_episodes(envs: VLAVectorEnv, actor: Actor, cells: Sequence[Cell]) -> 
         for slot in tuple(live):
             done = bool(terminated_N[slot] or truncated_N[slot])
             shown[slot][-1] |= {
-                REWARD: np.float32(reward_N[slot]),
-                DONE: np.bool_(done),
-                SUCCESS: np.bool_(infos["success"][slot]),
+                REWARD: np.asarray(reward_N[slot], dtype=np.float32),
+                DONE: np.asarray(done),
+                SUCCESS: np.asarray(infos["success"][slot], dtype=bool),
             }
             if done:
                 live.remove(slot)
