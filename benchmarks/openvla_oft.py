@@ -2,8 +2,11 @@
 
 The plain way is what published scripts do: one observation at a time, scores of all 32064 words at every
 position, one pass for the action, another for its log-probability, a third for the value. Both ways use the same
-random weights and train the same LoRA adapters and value head with AdamW. Each runs in a process of its own,
-alternating; medians are printed. Memory is the peak of the process less what it held before the network was built.
+random weights and train the same LoRA adapters and value head with AdamW, either beside every layer or beside those
+of the language model; then ours keeps what the frozen image towers saw from acting for the update
+(`cache_features`). "Recompute" is ours with activations computed again on the way back (`recompute`). Each runs in
+a process of its own, alternating; medians are printed. Memory is the peak of the process over the second update less
+what it held before the network was built.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from vla_policies import ActionSample, Conventions, VLAPolicy
 from vla_policies.checkpointing import keep_everything
 from vla_policies.lora_linear import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
+from vla_policies.openvla.network import LANGUAGE_TARGETS
 
 BATCH = 8
 """Observations decided at a time, and decisions in one optimiser step."""
@@ -37,13 +41,22 @@ MICRO_BATCH = 1
 """Ours: decisions scored at a time; the smallest keeps the fewest activations and needs none computed again."""
 SENTENCES = ("open the middle drawer", "put the bowl on the stove", "turn on the stove", "push the plate")
 CLIP, LEARNING_RATE = 0.2, 1e-4
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "every": {"lora": {"rank": 32}},
+    "language": {"lora": {"rank": 32, "targets": LANGUAGE_TARGETS}},
+}
+"""Where adapters are, as `backbone_kwargs`."""
+OURS_ALONE: dict[str, dict[str, Any]] = {"every": {}, "language": {"cache_features": 0.1}}
+"""What ours may do with them besides, in an update; acting sees every picture for the first time."""
 
 
-def build(way: str) -> VLAPolicy:
-    """The policy of both ways, LIBERO's shapes: 224 px, chunks of 8 x 7; the plain way has peft's own layers."""
+def build(way: str, adapters: str, task: str) -> VLAPolicy:
+    """The policy of all ways, LIBERO's shapes: 224 px, chunks of 8 x 7; the plain way has peft's own layers."""
     torch.manual_seed(0)
     conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7)
-    options = {"size": "100m", "lora": {"rank": 32}}
+    options = {"size": "100m", "recompute": way == "recompute", **ADAPTERS[adapters]}
+    if way != "plain" and task == "update":
+        options |= OURS_ALONE[adapters]
     spaces = conventions.observation_space(), conventions.action_space()
     policy = VLAPolicy(*spaces, lambda _: LEARNING_RATE, backbone="openvla-oft", backbone_kwargs=options)
     if way == "plain":
@@ -53,12 +66,12 @@ def build(way: str) -> VLAPolicy:
     return policy
 
 
-def observations() -> dict[str, np.ndarray]:
-    """`BATCH` pictures and sentences."""
+def observations(num: int = BATCH) -> dict[str, np.ndarray]:
+    """Pictures and sentences."""
     rng = np.random.default_rng(0)
     return {
-        "image": rng.integers(0, 256, (BATCH, 224, 224, 3), dtype=np.uint8),
-        "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(BATCH)]),
+        "image": rng.integers(0, 256, (num, 224, 224, 3), dtype=np.uint8),
+        "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
     }
 
 
@@ -77,16 +90,19 @@ def act_ours(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> ActionSample:
     return policy.act(obs)
 
 
-def update_ours(policy: VLAPolicy, obs: dict[str, np.ndarray], sample: ActionSample) -> None:
-    """One optimiser step on all decisions, gradients gathered from parts of `MICRO_BATCH`, one pass each."""
-    for start in range(0, BATCH, MICRO_BATCH):
-        part = slice(start, start + MICRO_BATCH)
+def update_ours(
+    policy: VLAPolicy, obs: dict[str, np.ndarray], sample: ActionSample, micro_batch: int = MICRO_BATCH
+) -> None:
+    """One optimiser step on all decisions, gradients gathered from parts of `micro_batch`, one pass each."""
+    num = len(obs["image"])
+    for start in range(0, num, micro_batch):
+        part = slice(start, start + micro_batch)
         result = policy.evaluate(
             {key: value[part] for key, value in obs.items()},
             {key: value[part] for key, value in sample.record.items()},
         )
         loss = clipped_loss(result.logprob_BKA, sample.logprob_BKA[part], result.value_B)
-        (loss * MICRO_BATCH / BATCH).backward()
+        (loss * len(result.value_B) / num).backward()
     policy.optimizer.step()
     policy.optimizer.zero_grad()
 
@@ -150,15 +166,16 @@ def update_plain(
 
 WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ours": (act_ours, update_ours),
+    "recompute": (act_ours, update_ours),
     "plain": (act_plain, update_plain),
 }
 
 
-def measure(way: str, task: str, repeats: int) -> dict[str, float]:
+def measure(way: str, adapters: str, task: str, repeats: int) -> dict[str, float]:
     """Rate of one way at one task ("act" or "update") after one unmeasured turn, and the peak memory."""
     obs = observations()
     before = peak_bytes()
-    policy = build(way)
+    policy = build(way, adapters, task)
     act, update = WAYS[way]
     sample = act(policy, obs)
     turn = (lambda: act(policy, obs)) if task == "act" else (lambda: update(policy, obs, sample))
@@ -177,15 +194,15 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run_apart(way: str, task: str, repeats: int) -> dict[str, float]:
+def run_apart(way: str, adapters: str, task: str, repeats: int) -> dict[str, float]:
     """`measure` in a process of its own: once for the rate, once for the memory."""
-    command = [sys.executable, "-m", "benchmarks.openvla_oft", "--way", way, "--task", task]
+    command = [sys.executable, "-m", "benchmarks.openvla_oft", "--way", way, "--adapters", adapters]
     # Freed blocks go back at once: what the C library hoards says nothing about what is needed.
-    frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_ARENA_MAX": "1"}
+    frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     results: list[dict[str, float]] = []
-    for times, environment in ((repeats, dict(os.environ)), (0, frugal)):
+    for times, environment in ((repeats, dict(os.environ)), (1, frugal)):
         done = subprocess.run(
-            [*command, "--repeats", str(times)],
+            [*command, "--task", task, "--repeats", str(times)],
             check=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -195,31 +212,48 @@ def run_apart(way: str, task: str, repeats: int) -> dict[str, float]:
     return {**results[0], "GB": results[1]["GB"]}
 
 
+def compare(adapters: str, task: str, label: str, *, rounds: int, repeats: int) -> None:
+    """Print the medians of one task, all ways in turn, with their ratios to the plain way."""
+    ways = [way for way in WAYS if task == "update" or way != "recompute"]
+    found = [{way: run_apart(way, adapters, task, repeats) for way in ways} for _ in range(rounds)]
+    for figure, name in (("rate", label), ("GB", "  peak memory, GB")):
+        medians = {way: statistics.median(one[way][figure] for one in found) for way in ways}
+        cells = []
+        for way in WAYS:
+            if way == "plain":
+                cells.append(f"{medians[way]:>10.3f}")
+            elif way in medians:
+                ratio = (
+                    medians[way] / medians["plain"] if figure == "rate" else medians["plain"] / medians[way]
+                )
+                cells.append(f"{medians[way]:>10.3f} {ratio:>6.2f}x")
+            else:
+                cells.append(" " * 18)
+        print(f"{name:<24}{''.join(cells)}", flush=True)
+
+
 def main() -> None:
     """Alternate the ways and print medians with ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--way", choices=WAYS)
-    parser.add_argument("--task", choices=("act", "update"), default="act")
+    parser.add_argument("--adapters", choices=ADAPTERS)
+    parser.add_argument("--task", choices=("act", "update"))
     arguments = parser.parse_args()
     if arguments.way:
-        print(json.dumps(measure(arguments.way, arguments.task, arguments.repeats)))
+        task = arguments.task or "act"
+        print(json.dumps(measure(arguments.way, arguments.adapters or "every", task, arguments.repeats)))
         return
     print(
-        f"{BATCH} observations of one 224 px image, chunks of 8 x 7, float32, {os.cpu_count()} cores; medians of"
+        f"{BATCH} observations of one 224 px image, chunks of 8 x 7, float32, {torch.get_num_threads()} threads;"
     )
-    print(f"{arguments.rounds} alternating rounds.\n")
-    print(f"{'':<24}{'ours':>12}{'plain':>12}{'ratio':>10}")
-    for task, label in (("act", "decisions/s, acting"), ("update", "samples/s, PPO update")):
-        rounds = [
-            {way: run_apart(way, task, arguments.repeats) for way in WAYS} for _ in range(arguments.rounds)
-        ]
-        for figure, name in (("rate", label), ("GB", "  peak memory, GB")):
-            ours, plain = (statistics.median(one[way][figure] for one in rounds) for way in WAYS)
-            ratio = ours / plain if figure == "rate" else plain / ours
-            print(f"{name:<24}{ours:>12.3f}{plain:>12.3f}{ratio:>9.1f}x")
-    print(f"\n{rounds[0]['ours']['parameters'] / 1e6:.0f} million parameters, adapters included.")
+    print(f"medians of {arguments.rounds} alternating rounds, beside them the ratio to the plain way.")
+    for adapters in [arguments.adapters] if arguments.adapters else ADAPTERS:
+        print(f"\n{'LoRA on: ' + adapters:<24}{'ours':>10}{'recompute':>18}{'plain':>18}")
+        for task, label in (("act", "decisions/s, acting"), ("update", "samples/s, PPO update")):
+            if arguments.task in (None, task):
+                compare(adapters, task, label, rounds=arguments.rounds, repeats=arguments.repeats)
 
 
 if __name__ == "__main__":
