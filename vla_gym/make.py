@@ -116,7 +116,9 @@ def make_vec(
     if not _flag("privileged", privileged):
         benchmark = dataclasses.replace(benchmark, privileged_dim=0)
     elif not benchmark.privileged_dim:
-        raise BadValue(f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does")
+        raise BadValue(
+            f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does"
+        )
     deal = make_schedule(
         schedule,
         benchmark.tasks,
@@ -138,7 +140,9 @@ def make_vec(
         cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
         seed=deal.seed,
         num_workers=_num_workers(benchmark, num_envs, num_workers),
-        pipeline_stages=check_stages(pipeline_stages, num_envs=num_envs, group_size=group_size),
+        pipeline_stages=check_stages(
+            pipeline_stages, num_envs=num_envs, group_size=group_size, together=benchmark.batched
+        ),
         autoreset_mode=_autoreset_mode(autoreset_mode),
         reward=RewardRule(kind=reward, scale=reward_scale),
         on_worker_error=_on_worker_error(on_worker_error),
@@ -219,9 +223,11 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def check_stages(stages: int, *, num_envs: int, group_size: int) -> int:
+def check_stages(stages: int, *, num_envs: int, group_size: int, together: bool = False) -> int:
     """`stages` if the slots can be cut into so many equal parts without cutting a group, else `BadValue`."""
     _check_count("pipeline_stages", stages)
+    if stages > 1 and together:
+        raise BadValue(f"these slots are simulated in one batch; pipeline_stages must be 1, got {stages}")
     part = stages * group_size
     if num_envs % part:
         near = max(part, round(num_envs / part) * part)

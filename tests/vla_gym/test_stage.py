@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -162,3 +163,6 @@ def test_stages_that_do_not_fit_say_what_does(make: Make):
         make(None, 12, group_size=4, pipeline_stages=2)
     with pytest.raises(BadValue, match="pipeline_stages must be an integer >= 1, got 0"):
         make(None, 4, pipeline_stages=0)
+    together = dataclasses.replace(scripted_benchmark(), batched=True)
+    with pytest.raises(BadValue, match="in one batch; pipeline_stages must be 1, got 2"):
+        make(together, 4, pipeline_stages=2)
