@@ -63,8 +63,9 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         """Fill the rollout buffer; False when a callback stopped it. See `zoo.experience`."""
         assert self._last_obs is not None, "No previous observation was provided"
         assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
+        whole: Any = self
         with self.clock.phase("rollout"):
-            return self.experience.collect(self, env, callback)
+            return self.experience.collect(whole, env, callback)
 
     def begin_rollout(self) -> int:
         """Before this rank's first decision; returns the simulator steps of the run so far."""
@@ -79,9 +80,10 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         all ranks, so it is the same however the slots are spread over ranks.
         """
         policy: Any = self.policy
-        return policy.act(  # type: ignore[no-any-return]
+        sample: ActionSample = policy.act(
             obs, noise=SlotNoise(self.noise_seed, (self._updates_done, decision), self.first_slot + slots)
         )
+        return sample
 
     def after_decision(
         self,

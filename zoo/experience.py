@@ -10,7 +10,7 @@ The algorithm's update is the same for both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -26,7 +26,7 @@ from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
 from zoo.buffer import ChunkRolloutBuffer, Decision
 from zoo.minibatch_order import Columns, Piece, in_parts, pieces
-from zoo.records import Part
+from zoo.records import Minibatch, Part
 from zoo.scorers import ChunkScorer, RolloutScorer, step_values
 from zoo.stepping import Row, plain_rows, staged_rows
 
@@ -185,46 +185,45 @@ class ChunkExperience(Experience):
         return True
 
     def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
-        buffer, ranks = algorithm.chunk_buffer, algorithm.ranks
-        columns = Columns(num_ranks=ranks.size, rank=ranks.rank, slots=algorithm.n_envs)
-        taking_TC = columns.in_slot_order(ranks.side_by_side(buffer.taking()))
-        rng = np.random.default_rng([algorithm.noise_seed, algorithm._n_updates])
-        for piece in pieces(taking_TC, columns, algorithm.batch_size, rng):
+        for piece in self._pieces(algorithm):
             yield self._parts(algorithm, piece)
+
+    @staticmethod
+    def _pieces(algorithm: VLAOnPolicyAlgorithm) -> Iterator[Piece]:
+        """This rank's pieces of one pass."""
+        ranks = algorithm.ranks
+        columns = Columns(num_ranks=ranks.size, rank=ranks.rank, slots=algorithm.n_envs)
+        taking_TC = columns.in_slot_order(ranks.side_by_side(algorithm.chunk_buffer.taking()))
+        rng = np.random.default_rng([algorithm.noise_seed, algorithm._n_updates])
+        return pieces(taking_TC, columns, algorithm.batch_size, rng)
 
     @staticmethod
     def _parts(algorithm: VLAOnPolicyAlgorithm, piece: Piece) -> Iterator[Part]:
         parts = piece.parts(algorithm.micro_batch_size)
         for number, index_B in enumerate(parts, 1):
-            # Where a rank has none it scores the first decision for nothing, as the others wait for its gradient.
-            scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
-            batch = algorithm.chunk_buffer.minibatch(scored_B, algorithm.logprob_level, algorithm.device)
+            batch = _to_score(algorithm, index_B)
             yield Part(batch, share=piece.share(index_B), last=number == len(parts))
 
     def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
         return ChunkScorer(algorithm.policy, algorithm.logprob_level, algorithm.value_level)
 
+    @torch.no_grad()
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        policy: Any = algorithm.policy
         if self.delivery is not None and self.delivery.max_staleness:
             algorithm.chunk_buffer.keep_behaviour()
-        self._score_again(algorithm, policy.evaluate, algorithm.chunk_buffer.replace_logprobs)
+        # In the update's own parts, as many on every rank: a sharded policy scores nothing alone.
+        for piece in self._pieces(algorithm):
+            for index_B in piece.parts(algorithm.micro_batch_size):
+                logprob_BKA = algorithm.learner.score(_to_score(algorithm, index_B), None)
+                if len(index_B):
+                    algorithm.chunk_buffer.replace_logprobs(index_B, logprob_BKA)
 
+    @torch.no_grad()
     def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        self._score_again(algorithm, algorithm.reference.evaluate, algorithm.chunk_buffer.write_reference)
-
-    @staticmethod
-    def _score_again(
-        algorithm: VLAOnPolicyAlgorithm,
-        evaluate: Callable[[Any, Any], Evaluation],
-        write: Callable[[Tensor, Tensor], None],
-    ) -> None:
-        """Score the rollout, in the update's own portions, without gradients."""
         buffer = algorithm.chunk_buffer
         for index_B in in_parts(buffer.chosen(), algorithm.micro_batch_size or algorithm.batch_size):
-            batch = buffer.minibatch(index_B, algorithm.logprob_level, algorithm.device)
-            with torch.no_grad():
-                write(index_B, evaluate(batch.obs, batch.choice).logprob_BKA)
+            batch = _to_score(algorithm, index_B)
+            buffer.write_reference(index_B, algorithm.reference.evaluate(batch.obs, batch.choice).logprob_BKA)
 
     def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
         buffer = algorithm.chunk_buffer
@@ -267,3 +266,9 @@ class ChunkExperience(Experience):
     def _values(algorithm: VLAOnPolicyAlgorithm, obs: Any) -> Tensor:
         with torch.no_grad(), algorithm.clock.phase("policy"):
             return algorithm.policy.predict_values(obs).flatten().cpu()
+
+
+def _to_score(algorithm: VLAOnPolicyAlgorithm, index_B: Tensor) -> Minibatch:
+    """The decisions at `index_B`; the first of all where there are none, for other ranks wait until one is scored."""
+    scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
+    return algorithm.chunk_buffer.minibatch(scored_B, algorithm.logprob_level, algorithm.device)

@@ -26,6 +26,7 @@ from zoo.evaluation import Episode, choose_cells, evaluate, overall_rate
 from zoo.imitation import Frames, ImitationScorer, batches, frames_of
 from zoo.learner import Learner
 from zoo.lerobot_reader import read_dataset
+from zoo.ranks import launched_processes
 from zoo.results import evaluation_record, evaluation_table, protocol_line
 from zoo.runs import EVALUATION_FILE, RunFolder, create_run_folder, describe_run
 from zoo.writers import JsonLines, TensorBoard
@@ -62,6 +63,8 @@ class FinetuningRequest:
 
 def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolder:
     """Run it; `say` gets each line for the screen. Returns the run folder, its policy in `best/`."""
+    if launched_processes() > 1:
+        raise BadValue("zoo.sft trains in one process; start it with python -m zoo.sft")
     config = request.config
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -160,7 +163,7 @@ def _step(
         with learner.part(last=number == len(parts)):
             # A part's loss is the mean over its actions; weighed so, all parts give the mean over the update's.
             share = float(frames.mask_BK[part_B].sum() / num_actions)
-            scored: Any = learner.score(frames.pick(part_B, policy.device)) * share  # type: ignore[arg-type]
+            scored: Any = learner.score(frames.pick(part_B, policy.device)) * share
             learner.backward(scored)
         loss += scored.item()
     return loss, float(learner.apply()[0])

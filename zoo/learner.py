@@ -63,6 +63,8 @@ class Learner:
         self.accelerator = Accelerator(
             device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
         )
+        self.own_precision = self.accelerator.mixed_precision != "no"
+        """Is scoring done in another precision than acting, so that a rollout must be scored again first?"""
         self.sharded = sharding_asked() and self.accelerator.num_processes > 1
         """Is the policy that learns a second one, cut over the ranks?"""
         if self.sharded:
@@ -76,7 +78,7 @@ class Learner:
         self._optimizer = optimizer
         # Accelerate's optimiser looks for an optional package at every step, a tenth of a small update's
         # time; alone and in full precision it would only pass calls on.
-        if self.accelerator.num_processes > 1 or self.accelerator.mixed_precision != "no":
+        if self.accelerator.num_processes > 1 or self.own_precision:
             self._optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
         self._parameters = list(self.policy.parameters())
         self._resting: list[nn.Parameter] = []
@@ -110,7 +112,9 @@ class Learner:
 
     def score(self, *inputs: Any) -> Any:
         """What the scorer makes of a minibatch, or of a part of one."""
-        return self._scorer(*inputs)
+        # A prepared module sets its precision itself.
+        with self.accelerator.autocast() if self.sharded else nullcontext():
+            return self._scorer(*inputs)
 
     @contextmanager
     def part(self, *, last: bool) -> Iterator[None]:

@@ -77,7 +77,7 @@ class PlainExperience(Experience):
         return PlainScorer(algorithm.policy)
 
     def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        raise AssertionError("refused by `check`")
+        """Nothing: it is refused by `check`, and mixed precision is met as Stable-Baselines3 would."""
 
     def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
         raise AssertionError("refused by `check`")

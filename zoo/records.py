@@ -89,8 +89,13 @@ class Scored:
 
     def detached(self) -> Scored:
         """The same numbers without their graph."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Scored(**{name: None if one is None else one.detach() for name, one in found.items()})
+        token_logprob_BW = self.token_logprob_BW
+        return Scored(
+            self.logprob_BL.detach(),
+            self.entropy_BL.detach(),
+            self.value_BU.detach(),
+            None if token_logprob_BW is None else token_logprob_BW.detach(),
+        )
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,14 @@ class RolloutScorer(Scorer):
     no gradient that another rank could wait for.
     """
 
-    def forward(self, batch: Minibatch, objective: Objective) -> tuple[Tensor, Terms, Scored]:
-        """The loss with its gradient, and without one its terms and the scores."""
+    def forward(self, batch: Minibatch, objective: Objective | None) -> tuple[Tensor, Terms, Scored] | Tensor:
+        """The loss with its gradient, and without one its terms and the scores.
+
+        Without an objective: the log-probability of every token, `[B, K, A]`.
+        """
+        if objective is None:
+            logprob_BKA: Tensor = self.policy.evaluate(batch.obs, batch.choice).logprob_BKA
+            return logprob_BKA
         scored = self.score(batch)
         terms = objective(scored, batch)
         return terms.loss, replace(terms, loss=terms.loss.detach()), scored.detached()

@@ -68,7 +68,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
         for one in module.parameters():
             if one.requires_grad:
                 one.data = one.data.float()
-    names = {one: name for name, one in module.named_parameters()}
+    names: dict[Tensor, str] = {one: name for name, one in module.named_parameters()}
     state = {names[one]: values for one, values in optimizer.state.items()}
     members = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
     fully_shard(module, mesh=mesh, **settings)

@@ -48,7 +48,7 @@ def run_update(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> Tally:
     learner.policy.set_training_mode(True)  # type: ignore[operator]
     algorithm._update_learning_rate(learner.raw_optimizer)
     with algorithm.clock.phase("update"):
-        if algorithm.recompute_logprobs:
+        if algorithm.recompute_logprobs or learner.own_precision:
             algorithm.experience.rescore(algorithm)
         if algorithm.kl_coef and not objective.critic_only:
             algorithm.experience.score_reference(algorithm)

@@ -4,6 +4,7 @@ import pytest
 
 from vla_gym.errors import (
     BadValue,
+    LostRank,
     MissingDependency,
     UnknownName,
     VLAZooError,
@@ -18,6 +19,7 @@ def test_the_tree() -> None:
         (BadValue, ValueError),
         (MissingDependency, ImportError),
         (WorkerFailed, RuntimeError),
+        (LostRank, RuntimeError),
     ]:
         assert issubclass(error, VLAZooError)
         assert issubclass(error, builtin)

@@ -30,13 +30,14 @@ def start(
     arguments: Sequence[str],
     *,
     config: str = "cpu.yaml",
+    precision: str = "no",
     launcher: Sequence[str] = (),
     module: str = "zoo.train",
 ) -> subprocess.Popen[str]:
     """`accelerate launch --num_processes N -m zoo.train ...`, in a session of its own."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config)),
-        *("--num_processes", str(processes), "--mixed_precision", "no"),
+        *("--num_processes", str(processes), "--mixed_precision", precision),
         *(launcher or ("--main_process_port", str(free_port()))),
         *("-m", module, *arguments),
     ]

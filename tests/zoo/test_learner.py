@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.learner import Learner, Scorer
+from zoo.learner import Learner, Scorer, leave_frozen_alone
 
 
 def make(max_grad_norm: float = 10.0) -> tuple[Learner, nn.Parameter]:
@@ -62,3 +62,11 @@ def test_a_learner_knows_whom_it_serves():
     learner, _ = make()
     assert learner.serves(learner.policy, learner.raw_optimizer)
     assert not learner.serves(nn.Module(), learner.raw_optimizer)
+
+
+def test_frozen_parameters_and_buffers_are_never_sent():
+    module = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+    module[0].weight.requires_grad_(False)
+    leave_frozen_alone(module)
+    ignored = set(module._ddp_params_and_buffers_to_ignore)
+    assert ignored == {"0.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"}

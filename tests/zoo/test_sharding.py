@@ -31,9 +31,9 @@ PARAMS = ("num_envs:4", "n_steps:2", "batch_size:4", "n_epochs:2", "learning_rat
 POLICY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 
 
-def train(processes: int, folder: Path) -> Path:
-    arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, POLICY]
-    finish(start(processes, arguments, config=FSDP))
+def train(processes: int, folder: Path, *params: str, config: str = FSDP, precision: str = "no") -> Path:
+    arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, POLICY, *params]
+    finish(start(processes, arguments, config=config, precision=precision))
     return only_run(folder)
 
 
@@ -56,6 +56,25 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) ->
         folder = tmp_path / str(processes)
         finish(start(processes, ["-i", str(theirs), "-f", str(folder)], config=FSDP))
         same_updates(updates(only_run(folder)), updates(alone)[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
+def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
+    """Most parameters have no gradient then, and nobody may wait for one."""
+    alone, two = (
+        train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config)
+        for processes in (1, 2)
+    )
+    same_updates(updates(alone), updates(two))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
+def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> None:
+    rows = updates(train(2, tmp_path, config=config, precision="bf16"))
+    assert len(rows) >= 2
+    assert all(row["train/actor/ratio_first_gap"] == 0.0 for row in rows)
 
 
 def test_it_is_the_launchers_configuration_that_asks() -> None:
