@@ -80,6 +80,9 @@ class Learner:
         # time; alone and in full precision it would only pass calls on.
         if self.accelerator.num_processes > 1 or self.own_precision:
             self._optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+        # Accelerate's own clipping is for scaled gradients; it takes as long as the norm of a small network.
+        scaled = self.accelerator.scaler is not None
+        self._clip = self.accelerator.clip_grad_norm_ if scaled else nn.utils.clip_grad_norm_
         self._parameters = list(self.policy.parameters())
         self._resting: list[nn.Parameter] = []
 
@@ -147,7 +150,7 @@ class Learner:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None
         with lost_ranks():
-            norm = whole(self.accelerator.clip_grad_norm_(self._parameters, self.max_grad_norm))
+            norm = whole(self._clip(self._parameters, self.max_grad_norm))
         finite = math.isfinite(norm)
         if finite:
             self._optimizer.step()

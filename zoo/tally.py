@@ -29,7 +29,8 @@ class Tally:
         self._minibatches = 0
         self._epoch_began = 0
         self._place: list[int] = []
-        self._terms: list[Tensor] = []
+        self._terms: list[Terms] = []
+        self._shares: list[float] = []
         self._log_ratio: list[Tensor] = []
         self._entropy: list[Tensor] = []
         self._advantage: list[Tensor] = []
@@ -51,15 +52,14 @@ class Tally:
         self._minibatches += 1
 
     def add(self, terms: Terms, scored: Scored, part: Part) -> None:
-        """Take in a part of the minibatch."""
+        """Take in a part of the minibatch; `terms` and `scored` have no graph any more."""
         if not part.share:
             return
         batch = part.batch
         log_ratio_BL = (scored.logprob_BL - batch.old_logprob_BL).detach()
         self._place.append(self._minibatches - 1)
-        self._terms.append(
-            part.share * torch.stack([terms.loss, terms.policy, terms.value, terms.entropy]).detach()
-        )
+        self._terms.append(terms)
+        self._shares.append(part.share)
         self._log_ratio.append(log_ratio_BL)
         self._entropy.append(scored.entropy_BL.detach())
         self._advantage.append(batch.advantage_BL.expand_as(log_ratio_BL))
@@ -186,21 +186,33 @@ class Tally:
         ]
         summed = torch.stack([_chosen(one.float(), mask_BL).sum(dim=1) for one in elements], dim=1)
         per_part = torch.stack([one.sum(dim=0) for one in summed.double().split(sizes)])
-        clip_vf = torch.inf if self._objective.clip_vf is None else self._objective.clip_vf
-        zero = torch.zeros((), device=log_ratio_BL.device)
-        rest = [
-            # Counted before clamping: afterwards nothing ever exceeds the bound.
-            [((value - old).abs() > clip_vf).sum(), torch.tensor(len(value))]
-            for value, old in zip(self._value, self._old_value, strict=True)
+        columns = [self._terms_of_parts(), per_part, *self._counts_of_parts(per_part.device)]
+        return torch.cat(columns, dim=1)
+
+    def _terms_of_parts(self) -> Tensor:
+        """`[parts, 4]`: loss, policy, value and entropy, each by its part's share."""
+        scalars = [
+            one.detach()
+            for terms in self._terms
+            for one in (terms.loss, terms.policy, terms.value, terms.entropy)
         ]
-        kls = [[one.sum(), torch.tensor(one.numel())] for one in self._ref_kl] or [[zero, zero]] * len(rest)
-        others = torch.stack(
-            [
-                torch.stack([number.to(zero.device).double() for number in [*row, *kl]])
-                for row, kl in zip(rest, kls, strict=True)
-            ]
-        )
-        return torch.cat([torch.stack(self._terms).double(), per_part, others], dim=1)
+        terms_P4 = torch.stack(scalars).double().unflatten(0, (-1, len(_TERMS)))
+        return terms_P4 * torch.tensor(self._shares, device=terms_P4.device).double()[:, None]
+
+    def _counts_of_parts(self, device: torch.device) -> list[Tensor]:
+        """Four columns `[parts, 1]`: values that moved past the clip, values, reference KLs and how many."""
+        clip, nothing = self._objective.clip_vf, torch.zeros(len(self._value), device=device).double()
+        moved = nothing
+        if clip is not None:
+            # Counted before clamping: afterwards nothing ever exceeds the bound.
+            pairs = zip(self._value, self._old_value, strict=True)
+            moved = torch.stack([((value - old).abs() > clip).sum() for value, old in pairs]).double()
+        values = torch.tensor([len(one) for one in self._value], device=device).double()
+        ref_kl = ref_elements = nothing
+        if self._ref_kl:
+            ref_kl = torch.stack([one.sum() for one in self._ref_kl]).double()
+            ref_elements = torch.tensor([one.numel() for one in self._ref_kl], device=device).double()
+        return [one[:, None] for one in (moved, values, ref_kl, ref_elements)]
 
     def _first_gap(self) -> float:
         """Largest |ratio - 1| of the first minibatch."""
