@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zoo.buffer import ChunkRolloutBuffer
 from zoo.experience import Experience
 from zoo.metrics import PhaseClock
 from zoo.news import News
+from zoo.offload import resting
 from zoo.ranks import present
 
 
@@ -23,6 +25,8 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
     """The collecting half of `zoo.algorithm.VLAOnPolicyAlgorithm`; how slots are stepped is in `zoo.experience`."""
 
     experience: Experience
+    offload_idle: bool = False
+    """Does the optimiser's state rest in main memory while the policy decides?"""
     noise_seed: int = 0
     """Seed of the noise that decisions are drawn from and of the order in which an update goes over them."""
     _updates_done: int
@@ -64,7 +68,8 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         assert self._last_obs is not None, "No previous observation was provided"
         assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
         whole: Any = self
-        with self.clock.phase("rollout"):
+        rest = resting(self.policy.optimizer) if self.offload_idle else nullcontext()
+        with rest, self.clock.phase("rollout"):
             return self.experience.collect(whole, env, callback)
 
     def begin_rollout(self) -> int:

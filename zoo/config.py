@@ -51,6 +51,8 @@ class RunConfig:
     """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
     placement: str = "all"
     """Which ranks simulate, decide and learn; see `zoo.placement`."""
+    offload_idle: bool = False
+    """Move the optimiser's state to main memory while the policy decides."""
     max_staleness: int = 0
     """Updates that the weights which collect a rollout may be behind; 0 waits for each."""
 

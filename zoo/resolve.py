@@ -27,8 +27,8 @@ from zoo.trackers import check_tracker
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
-_SPREAD_FLAGS = ("pipeline_stages", "placement", "max_staleness")
-"""How the work is spread over processes and time."""
+_SPREAD_FLAGS = ("pipeline_stages", "placement", "max_staleness", "offload_idle")
+"""How the work is spread over processes, time and memory."""
 _RESUME_FLAGS = (
     "n_timesteps",
     "eval_freq",

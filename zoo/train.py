@@ -86,6 +86,12 @@ def parser(
         help="which processes simulate, which decide, which learn (default: all)",
     )
     p.add_argument(
+        "--offload-idle",
+        action="store_true",
+        default=None,
+        help="keep the optimiser's state in main memory while the policy decides",
+    )
+    p.add_argument(
         "--max-staleness",
         type=count_or_zero,
         metavar="K",

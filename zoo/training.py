@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from vla_gym import VLAVectorEnv, make_vec
-from vla_gym.errors import LostRank, VLAZooError, WorkerRestarted
+from vla_gym.errors import BadValue, LostRank, VLAZooError, WorkerRestarted
 from zoo.alarms import TrainingWarning
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.checkpoint import load_checkpoint
@@ -27,6 +27,7 @@ from zoo.runs import RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
 from zoo.settings import ALGORITHM_SETTINGS, ALGORITHMS
+from zoo.sharding import sharding_asked
 from zoo.shares import training_share
 
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
@@ -111,6 +112,11 @@ def make_model(
         },
         **settings,
     )
+    if config.offload_idle and sharding_asked():
+        raise BadValue(
+            "--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead"
+        )
+    model.offload_idle = config.offload_idle
     return model
 
 
