@@ -191,8 +191,13 @@ _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     """How many processes of this command a launcher has started.
 
-    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N.
+    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, and for DeepSpeed.
     """
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise BadValue(
+            "DeepSpeed is not supported; to shard a large policy use FSDP2: accelerate launch --config_file "
+            "<one_node_fsdp2.yaml of hyperparams/accelerate>"
+        )
     size = int(environment.get("WORLD_SIZE", "1"))
     alone = "WORLD_SIZE" not in environment and environment.get("ACCELERATE_USE_CPU", "").lower() == "true"
     if alone and "MASTER_ADDR" in environment:

@@ -1,4 +1,4 @@
-"""One process answers itself; several tell each other. Real processes are started by `tests/zoo/launched`."""
+"""One process answers itself; several, which tell each other, are started in `test_launched.py`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,5 @@ def test_a_launcher_that_starts_one_process_for_many_is_found_out():
     assert launched_processes({"ACCELERATE_USE_CPU": "True"}) == 1
     with pytest.raises(BadValue, match="starts one process, whatever --num_processes"):
         launched_processes({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"})
+    with pytest.raises(BadValue, match="DeepSpeed is not supported"):
+        launched_processes({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"})
