@@ -10,7 +10,7 @@ from vla_gym.worker_environment import num_cores
 from zoo.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config import RunConfig, to_plain
 from zoo.memory_plan import need_lines, needs
-from zoo.placement import check_shares, check_staleness, parse_placement
+from zoo.placement import ALL, check_shares, check_staleness, parse_placement
 from zoo.runs import ResumePoint
 
 
@@ -61,7 +61,8 @@ def memory_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
     lines = needs(plan, config, workers_of(config, plan.envs_per_rank))
     counted = any(line.where == "device" for line in lines)
     note = "" if counted else f" (weights of '{config.policy}' are not counted)"
-    return [f"memory       of one rank{note}:", *need_lines(lines)]
+    roles = "" if config.placement == ALL else " with every role"
+    return [f"memory       of one rank{roles}{note}:", *need_lines(lines)]
 
 
 def arithmetic_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
