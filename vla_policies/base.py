@@ -111,7 +111,7 @@ class VLAPolicy(ActorCriticPolicy):
             options=backbone_kwargs or {},
         )
         self._open_backbone(str(backbone), request, revision)
-        given = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
+        given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
         self.sampling = replace(
             self.sampling, **{name: value for name, value in given.items() if value is not None}
         )

@@ -56,6 +56,7 @@ POLICY_SETTINGS: Mapping[str, Kind] = {
     "temperature": _POSITIVE,
     "top_k": _COUNT_OR_0,
     "greedy": _STR,
+    "compile": _BOOL,
     "value_lr": _MAYBE_POSITIVE,
     "optimizer_kwargs": Kind(name="settings", settings=_OPTIMIZER),
 }
