@@ -30,6 +30,7 @@ class Collector:
         self.version = -1
         """Updates that the present weights have gone through; -1 before the first order."""
         self._placement = placement
+        self._rank = rank
         self._place = placement.rollout.index(rank)
         self._mail = mail
         self._num_envs = num_envs
@@ -40,10 +41,14 @@ class Collector:
         self._callback.init_callback(model)
 
     def serve(self, max_staleness: int) -> None:
-        """Follow the first actor rank's orders until it says stop."""
+        """Follow the first actor rank's orders, and pass them on, until it says stop."""
+        source, below = self._placement.relay(self._rank)
+        assert source is not None, "this rank learns: its weights come from nobody"
         first = None
         while True:
-            order, tensors = self._mail.receive(self._placement.actor[0])
+            order, tensors = self._mail.receive(source)
+            for rank in below:
+                self._mail.send(rank, order, tensors)
             if order["stop"]:
                 break
             first = order["version"] if first is None else first

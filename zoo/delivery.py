@@ -74,9 +74,8 @@ class Delivery:
         for _ in range(self._delivered, self._ordered):
             for rank in self._senders():
                 self._mail.receive(rank)
-        if self._rank == self._placement.actor[0]:
-            for rank in self._placement.weights_to:
-                self._mail.send(rank, {"stop": True})
+        for rank in self._below():
+            self._mail.send(rank, {"stop": True})
         self._mail.wait()
 
     def _order(self, algorithm: VLAOnPolicyAlgorithm, version: int) -> None:
@@ -87,7 +86,7 @@ class Delivery:
         self._ordered = max(self._ordered, version)
         numbers = range(self._ordered, version + self.max_staleness + 1)
         self._ordered = numbers.stop
-        if self._rank == self._placement.actor[0] and self._placement.weights_to:
+        if self._below():
             self._send_orders(algorithm, version, numbers)
         if self._own is not None:
             self._own.version = version
@@ -101,7 +100,7 @@ class Delivery:
             update = self._sender.update(version)
             sent += update.size
             order = {"stop": False, "rollout": number, "version": version, "digest": update.digest}
-            for rank in self._placement.weights_to:
+            for rank in self._below():
                 self._mail.send(rank, order, update.tensors)
         algorithm.record({"placement/weights_mb": sent / 1e6})
 
@@ -119,6 +118,10 @@ class Delivery:
                 self._take(algorithm, *self._own.parcel(self._place))
         for rank in self._senders():
             self._take(algorithm, *self._mail.receive(rank))
+
+    def _below(self) -> tuple[int, ...]:
+        """Ranks that get weights and orders from this one; none unless it is the first actor rank."""
+        return self._placement.relay(self._rank)[1]
 
     @property
     def _shares(self) -> tuple[int, int]:

@@ -48,6 +48,17 @@ class Placement:
         """Ranks that decide with weights which the first actor rank must send them."""
         return tuple(rank for rank in self.rollout if rank not in self.actor)
 
+    def relay(self, rank: int) -> tuple[int | None, tuple[int, ...]]:
+        """From which rank `rank` gets weights (None: from nobody) and to which it passes them on.
+
+        A binary tree below the first actor rank: nobody sends more than two copies, however many ranks decide.
+        """
+        nodes = (self.actor[0], *self.weights_to)
+        if rank not in nodes:
+            return None, ()
+        place = nodes.index(rank)
+        return nodes[(place - 1) // 2] if place else None, nodes[2 * place + 1 : 2 * place + 3]
+
     def servers_of(self, rollout: int) -> tuple[tuple[int, int], ...]:
         """(env rank, which of its connections) that a rollout rank's slots are dealt to, in order."""
         place, served, servers = self.rollout.index(rollout), len(self.rollout), len(self.env)

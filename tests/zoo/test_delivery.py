@@ -24,7 +24,7 @@ from zoo import PPO
 from zoo.collector import Collector
 from zoo.delivery import Delivery
 from zoo.placement import parse_placement
-from zoo.weight_sync import trained, weights_hash
+from zoo.weight_sync import WeightSender, trained, weights_hash
 
 ACTOR, ROLLOUT = 0, 1
 PLACEMENT = parse_placement("env=1,rollout=1,actor=0", 2)
@@ -165,3 +165,23 @@ def test_weights_that_differ_end_the_collector(pairs: Any):
     pair.orders.send(ROLLOUT, {"stop": False, "rollout": 0, "version": 0, "digest": digest}, {})
     pair.thread.join(timeout=60)
     assert [type(error) for error in pair.failures] == [BadValue]
+
+
+def test_a_collector_passes_orders_on_as_they_came():
+    placement = parse_placement("env=1-4,rollout=1-4,actor=0", 5)
+    boxes: Boxes = defaultdict(queue.Queue)
+    model = ppo(make_vec("Toy-Reach", 1, chunk=4, seed=1))
+    mail: Any = BoxMail(1, boxes)
+    update = WeightSender(model.policy).update(7)
+    order = {"stop": False, "rollout": 7, "version": 7, "digest": update.digest}
+    boxes[0, 1].put((order, dict(update.tensors)))
+    boxes[0, 1].put(({"stop": True}, {}))
+    Collector(model, placement, 1, mail, 4).serve(0)
+    for below in (3, 4):
+        note, tensors = boxes[1, below].get_nowait()
+        assert note == order
+        assert weights_hash(tensors) == weights_hash(update.tensors)
+        assert boxes[1, below].get_nowait() == ({"stop": True}, {})
+    note, tensors = boxes[1, 0].get_nowait()
+    assert (note["version"], note["slots"]) == (7, [0, 1])
+    assert tensors["reward_TN"].shape == (4, 1)
