@@ -186,6 +186,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     the file or the setting when something is missing or of another run.
     """
     state = _read_state(algorithm, folder)
+    if algorithm._learner is not None and algorithm._learner.sharded:
+        raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
     backbone = getattr(algorithm.policy, "backbone", None)
     if backbone is None:
         load_weights(folder, algorithm.policy)
