@@ -56,7 +56,11 @@ def sleeping(
 ) -> float:
     """Decisions per second of the stand-ins; `seconds` is a simulator step's."""
     envs = make_vec(
-        sleeping_benchmark(seconds=seconds), num_envs, chunk=CHUNK, num_workers=workers, pipeline_stages=stages
+        sleeping_benchmark(seconds=seconds),
+        num_envs,
+        chunk=CHUNK,
+        num_workers=workers,
+        pipeline_stages=stages,
     )
     try:
         env = envs.as_sb3()
