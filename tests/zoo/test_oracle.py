@@ -49,6 +49,19 @@ def test_known_rates_add_up_over_tasks_and_fit_the_horizon() -> None:
     assert known_rate([reach, meta_world("assembly", 160)]) is None
 
 
+def test_liberos_rates_are_those_of_a_suite_and_not_of_its_changed_forms() -> None:
+    tomato = Task(
+        name="pick_up_the_tomato_sauce_and_place_it_in_the_basket",
+        instruction="pick it up",
+        horizon=280,
+        num_trials=50,
+        suite="libero_object",
+    )
+    assert known_rate([tomato, meta_world("reach", 100)]) == Rate(label="known", successes=70, episodes=70)
+    assert known_rate([replace(tomato, suite="libero_object_swap")]) is None
+    assert known_rate([replace(tomato, name="pick_up_the_anvil_and_place_it_in_the_basket")]) is None
+
+
 def test_counts_per_task() -> None:
     judged = judge(TOY, [(0, True), (2, True), (0, False)])
     assert [(rate.label, rate.successes, rate.episodes) for rate in judged.tasks] == [
