@@ -164,6 +164,7 @@ def update_plain(
     policy.optimizer.zero_grad()
 
 
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "ours": (act_ours, update_ours),
     "recompute": (act_ours, update_ours),
@@ -171,9 +172,9 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def measure(way: str, adapters: str, task: str, repeats: int) -> dict[str, float]:
+def measure(way: str, adapters: str, task: str, repeats: int, decisions: int, clock: str) -> dict[str, float]:
     """Rate of one way at one task ("act" or "update") after one unmeasured turn, and the peak memory."""
-    obs = observations()
+    obs, now = observations(decisions), CLOCKS[clock]
     before = peak_bytes()
     policy = build(way, adapters, task)
     act, update = WAYS[way]
@@ -181,10 +182,10 @@ def measure(way: str, adapters: str, task: str, repeats: int) -> dict[str, float
     turn = (lambda: act(policy, obs)) if task == "act" else (lambda: update(policy, obs, sample))
     if task == "update":
         turn()
-    start = time.perf_counter()
+    start = now()
     for _ in range(repeats):
         turn()
-    rate = repeats * BATCH / (time.perf_counter() - start)
+    rate = repeats * decisions / (now() - start)
     parameters = sum(one.numel() for one in policy.backbone.network.parameters())
     return {"rate": rate, "GB": (peak_bytes() - before) / 1e9, "parameters": float(parameters)}
 
@@ -194,15 +195,16 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run_apart(way: str, adapters: str, task: str, repeats: int) -> dict[str, float]:
+def run_apart(way: str, adapters: str, task: str, asked: argparse.Namespace) -> dict[str, float]:
     """`measure` in a process of its own: once for the rate, once for the memory."""
     command = [sys.executable, "-m", "benchmarks.openvla_oft", "--way", way, "--adapters", adapters]
+    command += ["--task", task, "--decisions", str(asked.decisions), "--clock", asked.clock]
     # Freed blocks go back at once: what the C library hoards says nothing about what is needed.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     results: list[dict[str, float]] = []
-    for times, environment in ((repeats, dict(os.environ)), (1, frugal)):
+    for times, environment in ((asked.repeats, dict(os.environ)), (1, frugal)):
         done = subprocess.run(
-            [*command, "--task", task, "--repeats", str(times)],
+            [*command, "--repeats", str(times)],
             check=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -212,10 +214,10 @@ def run_apart(way: str, adapters: str, task: str, repeats: int) -> dict[str, flo
     return {**results[0], "GB": results[1]["GB"]}
 
 
-def compare(adapters: str, task: str, label: str, *, rounds: int, repeats: int) -> None:
+def compare(adapters: str, task: str, label: str, asked: argparse.Namespace) -> None:
     """Print the medians of one task, all ways in turn, with their ratios to the plain way."""
     ways = [way for way in WAYS if task == "update" or way != "recompute"]
-    found = [{way: run_apart(way, adapters, task, repeats) for way in ways} for _ in range(rounds)]
+    found = [{way: run_apart(way, adapters, task, asked) for way in ways} for _ in range(asked.rounds)]
     for figure, name in (("rate", label), ("GB", "  peak memory, GB")):
         medians = {way: statistics.median(one[way][figure] for one in found) for way in ways}
         cells = []
@@ -237,23 +239,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--decisions", type=int, default=BATCH, help="observations, and samples of an update")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for busy machines, one thread")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--adapters", choices=ADAPTERS)
     parser.add_argument("--task", choices=("act", "update"))
     arguments = parser.parse_args()
     if arguments.way:
-        task = arguments.task or "act"
-        print(json.dumps(measure(arguments.way, arguments.adapters or "every", task, arguments.repeats)))
+        one = (arguments.way, arguments.adapters or "every", arguments.task or "act")
+        print(json.dumps(measure(*one, arguments.repeats, arguments.decisions, arguments.clock)))
         return
-    print(
-        f"{BATCH} observations of one 224 px image, chunks of 8 x 7, float32, {torch.get_num_threads()} threads;"
-    )
+    print(f"{arguments.decisions} observations of one 224 px image, chunks of 8 x 7, float32, ", end="")
+    print(f"{torch.get_num_threads()} threads, {arguments.clock} time;")
     print(f"medians of {arguments.rounds} alternating rounds, beside them the ratio to the plain way.")
     for adapters in [arguments.adapters] if arguments.adapters else ADAPTERS:
         print(f"\n{'LoRA on: ' + adapters:<24}{'ours':>10}{'recompute':>18}{'plain':>18}")
         for task, label in (("act", "decisions/s, acting"), ("update", "samples/s, PPO update")):
             if arguments.task in (None, task):
-                compare(adapters, task, label, rounds=arguments.rounds, repeats=arguments.repeats)
+                compare(adapters, task, label, arguments)
 
 
 if __name__ == "__main__":
