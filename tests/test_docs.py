@@ -46,7 +46,7 @@ def run(command: str, folder: Path) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -134,10 +134,11 @@ def _charts(run: RunFolder) -> str:
     metrics = read_metrics(run)
     charts = []
     for title, key, y_range in CHARTS:
-        seen = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
+        points = {line["step"]: line.get(key) for line in metrics}
+        seen = {step: value for step, value in points.items() if step is not None and value is not None}
         if seen:
-            line = Line(label=title, x=[x for x, _ in seen], y=[y for _, y in seen])
-            charts.append(f"<div>{line_chart(title, [line], y_range=y_range)}</div>")
+            curve = Line(label=title, x=list(seen), y=list(seen.values()))
+            charts.append(f"<div>{line_chart(title, [curve], y_range=y_range)}</div>")
     return f'<div class="charts">{"".join(charts)}</div>'
 
 
