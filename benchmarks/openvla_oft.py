@@ -2,11 +2,11 @@
 
 The plain way is what published scripts do: one observation at a time, scores of all 32064 words at every
 position, one pass for the action, another for its log-probability, a third for the value. Both ways use the same
-random weights and train the same LoRA adapters and value head with AdamW, either beside every layer or beside those
-of the language model; then ours keeps what the frozen image towers saw from acting for the update
-(`cache_features`). "Recompute" is ours with activations computed again on the way back (`recompute`). Each runs in
-a process of its own, alternating; medians are printed. Memory is the peak of the process over the second update less
-what it held before the network was built.
+random weights, in the precision of the published ones (bfloat16; adapters and heads float32), and train the same LoRA
+adapters and value head with AdamW, either beside every layer or beside those of the language model; then ours keeps
+what the frozen image towers saw from acting for the update (`cache_features`). "Recompute" is ours with activations
+computed again on the way back (`recompute`). Each runs in a process of its own, alternating; medians are printed.
+Memory is the peak of the process over the second update less what it held before the network was built.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ OURS_ALONE: dict[str, dict[str, Any]] = {"every": {}, "language": {"cache_featur
 """What ours may do with them besides, in an update; acting sees every picture for the first time."""
 
 
-def build(way: str, adapters: str, task: str) -> VLAPolicy:
+def build(way: str, adapters: str, task: str, dtype: str) -> VLAPolicy:
     """The policy of all ways, LIBERO's shapes: 224 px, chunks of 8 x 7; the plain way has peft's own layers."""
     torch.manual_seed(0)
     conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7)
-    options = {"size": "100m", "recompute": way == "recompute", **ADAPTERS[adapters]}
+    options = {"size": "100m", "dtype": dtype, "recompute": way == "recompute", **ADAPTERS[adapters]}
     if way != "plain" and task == "update":
         options |= OURS_ALONE[adapters]
     spaces = conventions.observation_space(), conventions.action_space()
@@ -172,20 +172,20 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def measure(way: str, adapters: str, task: str, repeats: int, decisions: int, clock: str) -> dict[str, float]:
+def measure(asked: argparse.Namespace) -> dict[str, float]:
     """Rate of one way at one task ("act" or "update") after one unmeasured turn, and the peak memory."""
-    obs, now = observations(decisions), CLOCKS[clock]
+    obs, now = observations(asked.decisions), CLOCKS[asked.clock]
     before = peak_bytes()
-    policy = build(way, adapters, task)
-    act, update = WAYS[way]
+    policy = build(asked.way, asked.adapters, asked.task, asked.dtype)
+    act, update = WAYS[asked.way]
     sample = act(policy, obs)
-    turn = (lambda: act(policy, obs)) if task == "act" else (lambda: update(policy, obs, sample))
-    if task == "update":
+    turn = (lambda: act(policy, obs)) if asked.task == "act" else (lambda: update(policy, obs, sample))
+    if asked.task == "update":
         turn()
     start = now()
-    for _ in range(repeats):
+    for _ in range(asked.repeats):
         turn()
-    rate = repeats * decisions / (now() - start)
+    rate = asked.repeats * asked.decisions / (now() - start)
     parameters = sum(one.numel() for one in policy.backbone.network.parameters())
     return {"rate": rate, "GB": (peak_bytes() - before) / 1e9, "parameters": float(parameters)}
 
@@ -199,6 +199,7 @@ def run_apart(way: str, adapters: str, task: str, asked: argparse.Namespace) -> 
     """`measure` in a process of its own: once for the rate, once for the memory."""
     command = [sys.executable, "-m", "benchmarks.openvla_oft", "--way", way, "--adapters", adapters]
     command += ["--task", task, "--decisions", str(asked.decisions), "--clock", asked.clock]
+    command += ["--dtype", asked.dtype]
     # Freed blocks go back at once: what the C library hoards says nothing about what is needed.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     results: list[dict[str, float]] = []
@@ -241,15 +242,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--decisions", type=int, default=BATCH, help="observations, and samples of an update")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for busy machines, one thread")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the weights")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--adapters", choices=ADAPTERS)
     parser.add_argument("--task", choices=("act", "update"))
     arguments = parser.parse_args()
     if arguments.way:
-        one = (arguments.way, arguments.adapters or "every", arguments.task or "act")
-        print(json.dumps(measure(*one, arguments.repeats, arguments.decisions, arguments.clock)))
+        arguments.adapters, arguments.task = arguments.adapters or "every", arguments.task or "act"
+        print(json.dumps(measure(arguments)))
         return
-    print(f"{arguments.decisions} observations of one 224 px image, chunks of 8 x 7, float32, ", end="")
+    print(
+        f"{arguments.decisions} observations of one 224 px image, chunks of 8 x 7, {arguments.dtype}, ",
+        end="",
+    )
     print(f"{torch.get_num_threads()} threads, {arguments.clock} time;")
     print(f"medians of {arguments.rounds} alternating rounds, beside them the ratio to the plain way.")
     for adapters in [arguments.adapters] if arguments.adapters else ADAPTERS:
