@@ -21,11 +21,11 @@ ADAM_BYTES = 16
 """Of a trained float32 parameter: itself, its gradient and Adam's two moments."""
 WORKER_BYTES: Mapping[str, tuple[float, float]] = {
     "libero": (2.2e9, 0.4e9),
-    "metaworld": (0.55e9, 0.55e9),
-    "maniskill": (0.9e9, 0.9e9),
+    "metaworld": (0.55e9, 0.12e9),
+    "maniskill": (0.9e9, 0.01e9),
 }
-"""Extra -> resident bytes of a simulator worker with one slot, and of each further slot, as measured in
-docs/libero.md, docs/metaworld.md and docs/maniskill.md (the last two with one slot: a second counts as a first)."""
+"""Extra -> resident bytes of a simulator worker with one slot, and of each further slot, as measured: see
+docs/libero.md; a worker of eight slots held 1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube."""
 
 
 @dataclass(frozen=True)
