@@ -57,7 +57,7 @@ def alone(settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -
     return train(1, tmp_path_factory.mktemp("alone"), settings)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_the_number_of_processes_changes_nothing(
     processes: int, alone: Path, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -85,6 +85,7 @@ def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: P
         assert row == pytest.approx(expected[row["step"]], abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.thorough
 def test_two_launchers_that_meet_are_one_run(tmp_path: Path) -> None:
     """As on two machines: each starts one of two processes, and the first one's address is where they meet."""
     port = str(free_port())

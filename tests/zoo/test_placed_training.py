@@ -30,8 +30,10 @@ def compared(row: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("settings", "placements"),
-    [(PPO, (SEPARATE, MIXED)), (GRPO, (HYBRID,))],
-    ids=["ppo", "grpo"],
+    [
+        pytest.param(PPO, (SEPARATE, MIXED), id="ppo"),
+        pytest.param(GRPO, (HYBRID,), id="grpo", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_placement_changes_nothing(
     settings: tuple[str, ...], placements: tuple[str, ...], tmp_path: Path

@@ -65,7 +65,7 @@ def last_line(output: str) -> str:
     return [line for line in output.splitlines() if line.strip("= ")][-1]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_killed_rank_takes_the_run_down_and_is_named_last(victim: int, tmp_path: Path) -> None:
     run = training(tmp_path)
     os.kill(ranks_of(run)[victim], signal.SIGKILL)
@@ -90,7 +90,9 @@ def test_a_rank_that_fails_has_the_last_word(tmp_path: Path) -> None:
     assert "was killed by SIGKILL" in last_line(output)
 
 
-@pytest.mark.parametrize(("victim", "how"), [(1, signal.SIGTERM), (0, signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("victim", "how"), [(1, signal.SIGTERM), pytest.param(0, signal.SIGUSR1, marks=pytest.mark.thorough)]
+)
 def test_a_signal_to_one_rank_saves_and_ends_all_of_them_well(
     victim: int, how: signal.Signals, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_of_them_well(
     )
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_and_ends_all_of_them(tmp_path: Path) -> None:
     run = training(tmp_path)
     os.killpg(run.pid, signal.SIGINT)

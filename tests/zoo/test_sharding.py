@@ -59,7 +59,7 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
+@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
 def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
     """Most parameters have no gradient then, and nobody may wait for one."""
     alone, two = (
@@ -70,7 +70,7 @@ def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
+@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
 def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> None:
     rows = updates(train(2, tmp_path, config=config, precision="bf16"))
     assert len(rows) >= 2
