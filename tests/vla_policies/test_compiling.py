@@ -77,6 +77,7 @@ def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dic
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_compiler_gives_the_same_numbers() -> None:
     check_equal(build("openvla-oft", LORA), build("openvla-oft", LORA, compile=True))
 

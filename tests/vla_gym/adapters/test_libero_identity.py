@@ -35,7 +35,7 @@ def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, 
         ("LIBERO-Goal", 7, 0),
         ("LIBERO-90", 60, 5),
         ("LIBERO-Long", 2, 9),
-        ("LIBERO-130", 33, 49),
+        pytest.param("LIBERO-130", 33, 49, marks=pytest.mark.thorough),
         ("LIBERO-Goal-PRO-object", 7, 3),
     ],
 )
