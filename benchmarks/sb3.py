@@ -1,7 +1,7 @@
 """Our PPO against Stable-Baselines3's with plain MLP policies: `python -m benchmarks.sb3`.
 
 Same environments, settings and seeds. Printed for each: mean return of the training episodes in each quarter of the
-run, as mean and standard deviation over the seeds, and the seconds an update takes, the two taking turns.
+run, as mean and standard deviation over the seeds, and the seconds of an update of the same rollout, turn by turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TASKS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 """Environment -> steps, settings. Eight environments each."""
 SIDES = {"ours": zoo.PPO, "stable-baselines3": stable_baselines3.PPO}
-QUARTERS = 4
+QUARTERS, TURNS = 4, 60
 
 
 class Returns(BaseCallback):
@@ -47,24 +47,34 @@ class Returns(BaseCallback):
         return True
 
 
-def run(side: str, task: str, seed: int) -> tuple[list[float], float]:
-    """Mean return of each quarter of a run, and the median seconds of its updates."""
-    steps, settings = TASKS[task]
-    model = SIDES[side]("MlpPolicy", make_vec_env(task, 8, seed=seed), seed=seed, device="cpu", **settings)
-    update, took = model.train, []
+def make(side: str, task: str, seed: int) -> Any:
+    """One side's algorithm."""
+    envs, settings = make_vec_env(task, 8, seed=seed), TASKS[task][1]
+    return SIDES[side]("MlpPolicy", envs, seed=seed, device="cpu", **settings)
 
-    def timed() -> None:
-        start = time.perf_counter()
-        update()
-        took.append(time.perf_counter() - start)
 
-    model.train = timed  # type: ignore[method-assign]
+def update_seconds(task: str) -> dict[str, list[float]]:
+    """Seconds of `TURNS` updates of each side, alternating: what the machine does besides meets both."""
+    models = {side: make(side, task, 0).learn(512) for side in SIDES}
+    took: dict[str, list[float]] = {side: [] for side in SIDES}
+    for _ in range(TURNS):
+        for side, model in models.items():
+            start = time.perf_counter()
+            model.train()
+            took[side].append(time.perf_counter() - start)
+    return took
+
+
+def run(side: str, task: str, seed: int) -> list[float]:
+    """Mean return of each quarter of a run."""
+    steps = TASKS[task][0]
+    model = make(side, task, seed)
     returns = Returns()
     model.learn(steps, callback=returns)
     quarters: list[list[float]] = [[] for _ in range(QUARTERS)]
     for step, value in returns.seen:
         quarters[min(QUARTERS - 1, step * QUARTERS // (steps + 1))].append(value)
-    return [statistics.fmean(values) for values in quarters], statistics.median(took)
+    return [statistics.fmean(values) for values in quarters]
 
 
 def main() -> None:
@@ -76,12 +86,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for task in args.env:
         curves: dict[str, list[list[float]]] = {side: [] for side in SIDES}
-        seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+        seconds = update_seconds(task)
         for seed in range(args.seeds):
             for side in SIDES:
-                curve, update = run(side, task, seed)
-                curves[side].append(curve)
-                seconds[side].append(update)
+                curves[side].append(run(side, task, seed))
         print(
             f"{task}, {TASKS[task][0]} steps, {args.seeds} seeds: mean return of training episodes by quarter"
         )
