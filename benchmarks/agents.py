@@ -64,7 +64,7 @@ def read_recipes(path: Path) -> list[AgentRecipe]:
 
 
 class Workshop:
-    """Runs the steps of one recipe in `folder`; `cost` gathers what each took."""
+    """Runs the steps of one recipe in a folder of its own under `folder`; `costs` tells what each took."""
 
     def __init__(self, recipe: AgentRecipe, folder: Path) -> None:
         self.recipe = recipe

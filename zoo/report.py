@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
-from zoo.run_page import run_page
+from zoo.run_page import write_run_page
 from zoo.runs import REPORT_FILE, find_run
 
 
@@ -25,14 +24,8 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
-    found = find_run(args.run)
-    output = Path(args.output) if args.output else found.path / REPORT_FILE
-    page = run_page(found)
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise BadValue(f"cannot write '{output}': {error.strerror}") from error
-    print(f"written to {output}")
+    output = Path(args.output) if args.output else None
+    print(f"written to {write_run_page(find_run(args.run), output)}")
     return 0
 
 

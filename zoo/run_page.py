@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vla_gym.errors import BadValue
 from zoo.config import RunConfig
 from zoo.curves import Episodes, moving_mean, read_episodes, read_evaluations, read_metrics
 from zoo.evaluation import Rate
@@ -77,10 +78,17 @@ def run_page(run: RunFolder) -> str:
     )
 
 
-def write_run_page(run: RunFolder) -> Path:
-    """Write `report.html` into the run folder; returns its path."""
-    path = run.path / REPORT_FILE
-    path.write_text(run_page(run), encoding="utf-8")
+def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
+    """Write the page to `output`, by default `report.html` in the run folder; returns where it is.
+
+    Raises `BadValue` for a file that cannot be written, and what `run_page` raises.
+    """
+    path = run.path / REPORT_FILE if output is None else output
+    page = run_page(run)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BadValue(f"cannot write '{path}': {error.strerror}") from error
     return path
 
 
