@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vla_gym.adapters.metaworld_tasks import MT10
 from vla_gym.specs import Task
 from zoo.evaluation import Rate
 
@@ -43,27 +44,13 @@ _LIBERO: dict[str, dict[str, int]] = {
 """Suite -> task, `THING` of "pick_up_the_THING_and_place_it_...", -> start states solved within the default horizon."""
 _MANISKILL = {"PickCube": 50, "PushCube": 50, "PullCube": 50, "StackCube": 49, "PlaceSphere": 50}
 """Task -> start states solved, the first of the training split, on CPU physics."""
-_META_WORLD: dict[int, dict[str, int]] = {
-    100: {
-        "reach": 50,
-        "push": 50,
-        "pick-place": 50,
-        "door-open": 43,
-        "drawer-open": 50,
-        "drawer-close": 50,
-        "button-press-topdown": 50,
-        "peg-insert-side": 25,
-        "window-open": 50,
-        "window-close": 50,
-    },
-    160: {"door-open": 47, "peg-insert-side": 43},
-    500: {"door-open": 47, "peg-insert-side": 45},
-}
-"""Horizon -> task -> start states solved within it."""
+_META_WORLD = dict.fromkeys(MT10, 50)
+"""Task -> start states solved within `_META_WORLD_HORIZON` steps."""
+_META_WORLD_HORIZON = 100
 
 
 def known_rate(tasks: Iterable[Task]) -> Rate | None:
-    """All the tasks together, within the longest measured horizon that is no longer than theirs; None if one is new."""
+    """All the tasks together; None where one is new, or has less time than it was measured with."""
     rates = [_rate(task) for task in tasks]
     known = [rate for rate in rates if rate is not None]
     if not rates or len(known) < len(rates):
@@ -89,9 +76,4 @@ def _solved(task: Task) -> int | None:
         return _LIBERO[task.suite].get(thing)
     if task.suite == "maniskill":
         return _MANISKILL.get(task.name)
-    within = [
-        table[task.name]
-        for horizon, table in sorted(_META_WORLD.items())
-        if horizon <= task.horizon and task.name in table
-    ]
-    return within[-1] if within else None
+    return _META_WORLD.get(task.name) if task.horizon >= _META_WORLD_HORIZON else None
