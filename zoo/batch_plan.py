@@ -121,8 +121,7 @@ def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size
     unit = num_ranks * num_stages * group_size
     if num_envs % unit == 0:
         return
-    below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
-    nearest = f"--num-envs {above}" if below == 0 else f"--num-envs {below} or {above}"
+    nearest = f"--num-envs {nearest_multiples(num_envs, unit)}"
     others = []
     groups = num_envs // group_size
     if num_envs % group_size == 0 and groups % num_ranks == 0:
@@ -135,6 +134,21 @@ def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size
         f"{group_size} = {unit}: every rank gets as many environments, every stage as many of those, and a group stays "
         f"together. Nearest allowed: {', or '.join([nearest, *others])}"
     )
+
+
+def check_dealing(batch_size: int, num_ranks: int) -> None:
+    """Raise `BadValue` unless every rank gets as many frames of an update."""
+    if batch_size % num_ranks:
+        raise BadValue(
+            f"--batch-size {batch_size} cannot be dealt evenly to {num_ranks} processes. Nearest allowed: "
+            f"--batch-size {nearest_multiples(batch_size, num_ranks)}"
+        )
+
+
+def nearest_multiples(wanted: int, unit: int) -> str:
+    """The multiples of `unit` on both sides of `wanted`, in words: "56 or 64"; without 0."""
+    below, above = wanted // unit * unit, -(-wanted // unit) * unit
+    return f"{below} or {above}" if below else f"{above}"
 
 
 def nearest_divisor(whole: int, wanted: int) -> int:

@@ -19,9 +19,10 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from zoo.checkpoint_callback import CheckpointCallback
-from zoo.evaluation import Episode, Rate, overall_rate
+from zoo.evaluation import Episode, overall_rate
 from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
 from zoo.progress import Progress
+from zoo.results import evaluated_line, evaluation_metrics
 
 
 class Stopped(Exception):
@@ -82,28 +83,12 @@ class EvaluationCallback(BaseCallback):
         self._acted_at = now
         self.last = episodes
         if self._file is not None:
-            self._file.add(
-                now,
-                [one.total_reward for one in episodes],
-                [one.length for one in episodes],
-                [one.success_once for one in episodes],
-            )
-        rate = overall_rate(episodes)
-        self._log(now, episodes, rate)
-        best = self._checkpoints.offer_best(rate.mean)
-        low, high = rate.interval
-        self._say(
-            f"{now:>10} evaluated: success {rate.mean:.1%} [{low:.1%}, {high:.1%}], "
-            f"{rate.successes} of {rate.episodes}{', kept as best/' if best else ''}"
-        )
-
-    def _log(self, now: int, episodes: list[Episode], rate: Rate) -> None:
-        self.logger.record("eval/success_once", rate.mean)
-        self.logger.record("eval/success_at_end", float(np.mean([one.success_at_end for one in episodes])))
-        self.logger.record("eval/return", float(np.mean([one.total_reward for one in episodes])))
-        self.logger.record("eval/episode_len", float(np.mean([one.length for one in episodes])))
-        self.logger.record("eval/num_trajectories", rate.episodes)
+            self._file.add_episodes(now, episodes)
+        for name, value in evaluation_metrics(episodes).items():
+            self.logger.record(name, value)
         self.logger.dump(now)
+        best = self._checkpoints.offer_best(overall_rate(episodes).mean)
+        self._say(evaluated_line(now, episodes, kept=best))
 
 
 class MonitorCallback(BaseCallback):

@@ -6,6 +6,7 @@ is a fault of ours and shows its traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -50,6 +51,12 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
     except Exception as error:
         leave_for_launcher(f"{type(error).__name__}: {error}")
         raise
+
+
+def hush_ranks() -> None:
+    """Before torch is imported in one of several processes: without its warning, in each, about a setting of ours."""
+    if "RANK" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _met() -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.specs import StartState, Task
 from zoo.callbacks import Stopped
 from zoo.checkpoint_callback import CheckpointCallback
 from zoo.config import RunConfig
 from zoo.evaluation import Episode, Frame, choose_cells, evaluate
 from zoo.ranks import Ranks
-from zoo.shares import evaluation_cells
+from zoo.shares import own_block
 from zoo.video import VideoRecorder
 
 _FILMED_EPISODES = 9
@@ -29,12 +31,11 @@ class Evaluator:
         ranks: Ranks,
     ) -> None:
         tasks = envs.benchmark.tasks
-        cells = choose_cells(tasks, config.eval_episodes)
         self._config = config
         self._policy = policy
         self._checkpoints = checkpoints
         self._ranks = ranks
-        self._cells = cells[evaluation_cells(len(cells), ranks)]
+        self._cells = own_cells(config, tasks, ranks)
         self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
         self._envs: VLAVectorEnv | None = None
         self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
@@ -49,8 +50,7 @@ class Evaluator:
             own, stopped = [], True
         if self._ranks.any(stopped):
             raise Stopped
-        told = self._ranks.everyones([asdict(episode) for episode in own])
-        return [Episode(**episode) for part in told for episode in part]
+        return of_all_ranks(own, self._ranks)
 
     def close(self) -> None:
         """End the evaluation's simulators."""
@@ -62,7 +62,7 @@ class Evaluator:
         if not self._cells:
             return []
         if self._envs is None:
-            self._envs = self._make()
+            self._envs = make_evaluation_envs(self._config, self._cells, self._ranks)
 
         def on_frame(frame: Frame) -> None:
             if self._checkpoints.stopping:
@@ -71,10 +71,24 @@ class Evaluator:
 
         return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
 
-    def _make(self) -> VLAVectorEnv:
-        num_envs = min(max(1, self._config.num_envs // self._ranks.size), len(self._cells))
-        # A lost episode is run again, so a restart leaves no hole in the evaluation.
-        options = {"on_worker_error": "restart", **self._config.env_options, "group_size": 1}
-        if "num_workers" in options:
-            options["num_workers"] = min(options["num_workers"], num_envs)
-        return make_vec(self._config.env, num_envs, autoreset_mode="disabled", **options)
+
+def own_cells(config: RunConfig, tasks: Sequence[Task], ranks: Ranks) -> list[StartState]:
+    """The start states that this rank evaluates; none where the run is not evaluated."""
+    cells = choose_cells(tasks, config.eval_episodes) if config.eval_episodes else []
+    return cells[own_block(len(cells), ranks)]
+
+
+def make_evaluation_envs(config: RunConfig, cells: Sequence[StartState], ranks: Ranks) -> VLAVectorEnv:
+    """The simulators of one rank that evaluates `cells`: its share of `num_envs`, but no more than it needs."""
+    num_envs = max(1, min(config.num_envs // ranks.size, len(cells)))
+    # A lost episode is run again, so a restart leaves no hole in the evaluation.
+    options = {"on_worker_error": "restart", **config.env_options, "group_size": 1}
+    if "num_workers" in options:
+        options["num_workers"] = min(options["num_workers"], num_envs)
+    return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
+
+
+def of_all_ranks(own: Sequence[Episode], ranks: Ranks) -> list[Episode]:
+    """The episodes of every rank, in the order of their start states; every rank must ask."""
+    told = ranks.everyones([asdict(episode) for episode in own])
+    return [Episode(**episode) for part in told for episode in part]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from vla_gym import text
 from vla_gym.errors import BadValue
-from vla_policies.flow import sample_matching_times
+from vla_policies.flow import matching_times
 from vla_policies.flow_backbone import FlowBackbone
+from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.sampling import Sampling
 from zoo.demonstrations import Demonstration
 from zoo.learner import Scorer
@@ -83,19 +84,19 @@ def batches(num_frames: int, batch_size: int, generator: torch.Generator) -> Ite
 class ImitationScorer(Scorer):
     """Loss of a batch of `Frames`, what a `Learner` differentiates."""
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: Any, noise: Noise) -> Any:
         """Cross-entropy of the expert's tokens, or flow matching's squared error: a scalar."""
-        return imitation_loss(self.policy, batch)
+        return imitation_loss(self.policy, batch, noise)
 
 
-def imitation_loss(policy: Any, batch: Frames) -> Tensor:
-    """Mean over the actions that were executed, and their dims."""
+def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Tensor:
+    """Mean over the actions that were executed, and their dims; `noise` is what flow matching draws from."""
     backbone = policy.backbone
     if isinstance(backbone, FlowBackbone):
         inputs = backbone.prepare(batch.obs)
         action_BHD = backbone.from_env(batch.action_BKA, inputs)
-        noise_BHD = torch.randn_like(action_BHD)
-        time_B = sample_matching_times(len(batch), action_BHD.device)
+        noise_BHD = noise.normal(*action_BHD.shape, device=action_BHD.device)
+        time_B = matching_times(noise.uniform(len(batch), device=action_BHD.device))
         error_BHD = backbone.matching_loss(inputs, action_BHD, noise_BHD, time_B)
         chunk, dims = batch.action_BKA.shape[1:]
         return _mean(error_BHD[:, :chunk, :dims], batch.mask_BK)

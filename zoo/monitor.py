@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from zoo.evaluation import Episode
+
 MONITOR_FILE = "monitor.csv"
 EVALUATIONS_FILE = "evaluations.npz"
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
@@ -105,6 +107,15 @@ class EvaluationFile:
                 self._results = list(old["results"][keep])
                 self._lengths = list(old["ep_lengths"][keep])
                 self._successes = list(old["successes"][keep])
+
+    def add_episodes(self, num_timesteps: int, episodes: Sequence[Episode]) -> None:
+        """Append one evaluation, as `add`."""
+        self.add(
+            num_timesteps,
+            [one.total_reward for one in episodes],
+            [one.length for one in episodes],
+            [one.success_once for one in episodes],
+        )
 
     def add(
         self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]

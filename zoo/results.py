@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,27 @@ def comparison_table(comparison: Comparison) -> str:
             f"{comparison.gained} start states gained, {comparison.lost} lost: p = {comparison.p_value:.2g} "
             f"(McNemar, exact, two-sided); the intervals {separated}",
         ]
+    )
+
+
+def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What an evaluation during training logs."""
+    return {
+        "eval/success_once": overall_rate(episodes).mean,
+        "eval/success_at_end": statistics.fmean(one.success_at_end for one in episodes),
+        "eval/return": statistics.fmean(one.total_reward for one in episodes),
+        "eval/episode_len": statistics.fmean(one.length for one in episodes),
+        "eval/num_trajectories": len(episodes),
+    }
+
+
+def evaluated_line(now: int, episodes: Sequence[Episode], *, kept: bool) -> str:
+    """An evaluation during training on the screen."""
+    rate = overall_rate(episodes)
+    low, high = rate.interval
+    return (
+        f"{now:>10} evaluated: success {rate.mean:.1%} [{low:.1%}, {high:.1%}], "
+        f"{rate.successes} of {rate.episodes}{', kept as best/' if kept else ''}"
     )
 
 

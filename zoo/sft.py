@@ -18,7 +18,7 @@ from zoo.arguments import (
     import_gym_packages,
     key_values,
 )
-from zoo.cli import guarded
+from zoo.cli import guarded, hush_ranks
 from zoo.config import DEFAULT_EVAL_EPISODES, RunConfig, check_arithmetic
 from zoo.hyperparams import load_hyperparams
 from zoo.lerobot_reader import check_dataset
@@ -45,7 +45,11 @@ def parser() -> OneLineParser:
     )
     p.add_argument("-n", "--n-updates", type=count, default=1000, metavar="N", help="updates (default: 1000)")
     p.add_argument(
-        "--batch-size", type=count, default=64, metavar="B", help="frames per update (default: 64)"
+        "--batch-size",
+        type=count,
+        default=64,
+        metavar="B",
+        help="frames per update, all processes together (default: 64)",
     )
     p.add_argument(
         "--micro-batch-size",
@@ -59,6 +63,11 @@ def parser() -> OneLineParser:
         default=1e-3,
         metavar="LR",
         help="at the start, then down to 0 (default: 1e-3)",
+    )
+    p.add_argument(
+        "--augment",
+        action="store_true",
+        help="shift the pictures at random and change their light and colours",
     )
     p.add_argument(
         "--seed", type=count_or_zero, metavar="S", help="seed of everything (default: drawn and stored)"
@@ -81,7 +90,14 @@ def parser() -> OneLineParser:
         "--num-envs", type=count, default=4, metavar="N", help="simulators of the evaluation (default: 4)"
     )
     p.add_argument(
-        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of the evaluation; 0: none"
+        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
+    )
+    p.add_argument(
+        "--eval-freq",
+        type=count_or_zero,
+        default=0,
+        metavar="UPDATES",
+        help="updates between evaluations; 0: at the end (default)",
     )
     p.add_argument(
         "--device", default="auto", metavar="D", help="torch device: auto, cpu, cuda (default: auto)"
@@ -100,6 +116,7 @@ def run(argv: Sequence[str]) -> int:
     config = resolve(args)
     dataset = Path(args.dataset).expanduser()
     check_dataset(dataset)
+    hush_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.finetuning import FinetuningRequest, finetune
 
@@ -111,6 +128,7 @@ def run(argv: Sequence[str]) -> int:
         micro_batch_size=args.micro_batch_size,
         learning_rate=args.learning_rate,
         max_grad_norm=1.0,
+        augment=args.augment,
         log_folder=Path(args.log_folder),
         command=("python", "-m", "zoo.sft", *argv),
         args=vars(args),
@@ -160,6 +178,7 @@ def resolve(args: argparse.Namespace) -> RunConfig:
         seed=args.seed if args.seed is not None else secrets.randbits(32),
         device=args.device,
         num_threads=args.num_threads,
+        eval_freq=args.eval_freq,
         eval_episodes=episodes,
         env_options={**values, **env_kwargs},
         policy_kwargs={**policy_kwargs, **given.get("policy_kwargs", {})},

@@ -1,4 +1,4 @@
-"""Which part of a run's environments each rank owns. `num_envs` of a `RunConfig` counts those of all ranks."""
+"""Which part of a run each rank owns. `num_envs` and batch sizes count those of all ranks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def training_share(config: RunConfig, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def evaluation_cells(count: int, ranks: Ranks) -> slice:
-    """Which of `count` start states this rank evaluates: a block of them, so that tasks change seldom."""
+def own_block(count: int, ranks: Ranks) -> slice:
+    """Which of `count` things (frames, start states) this rank takes: a block of them, so that tasks change seldom."""
     return slice(ranks.rank * count // ranks.size, (ranks.rank + 1) * count // ranks.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from zoo.arguments import (
     import_gym_packages,
     pipeline_stages,
 )
-from zoo.cli import guarded
+from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
 from zoo.dry_run import dry_run_text, memory_lines, plan_of
 from zoo.resolve import check_services, resolve_new_run, resolve_resumed_run
@@ -132,9 +131,7 @@ def _resume_point(name: str) -> ResumePoint:
 def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
-    if "RANK" in os.environ:
-        # One warning per process about a setting of ours, before torch is there to give it.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    hush_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.session import TrainingRequest
     from zoo.training import train

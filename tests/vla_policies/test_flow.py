@@ -15,7 +15,7 @@ from vla_policies.flow import (
     gaussian_velocity,
     join_steps,
     matching_pair,
-    sample_matching_times,
+    matching_times,
     step_law,
     step_mean,
     time_embedding,
@@ -147,12 +147,13 @@ def test_matching_pair_by_hand() -> None:
 
 
 def test_matching_times_lean_to_the_noise() -> None:
-    torch.manual_seed(0)
-    time = sample_matching_times(20_000, torch.device("cpu"))
+    # 0.125^(1 / 1.5) = 0.25: an eighth of the times lie in the first quarter.
+    by_hand = matching_times(torch.tensor([0.0, 0.125, 1.0], dtype=torch.float64))
+    assert by_hand.tolist() == pytest.approx([0.001, 0.999 * 0.25 + 0.001, 1.0])
+    assert by_hand.dtype == torch.float32
     # The mean of Beta(1.5, 1) is 0.6.
-    assert time.mean().item() == pytest.approx(0.999 * 0.6 + 0.001, abs=0.01)
-    assert time.min() >= 0.001
-    assert time.max() <= 1.0
+    time = matching_times((torch.arange(20_000) + 0.5) / 20_000)
+    assert time.mean().item() == pytest.approx(0.999 * 0.6 + 0.001, abs=1e-4)
 
 
 def test_time_embedding_by_hand() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vla_gym import BadValue
-from zoo.batch_plan import check_division, choose_stages, nearest_divisor, solve
+from zoo.batch_plan import check_dealing, check_division, choose_stages, nearest_divisor, solve
 from zoo.config import RunConfig
 
 
@@ -72,6 +72,13 @@ def test_misfits_name_the_nearest_numbers(numbers: tuple[int, int, int, int], sa
 
 def test_what_divides_passes():
     check_division(64, num_ranks=4, num_stages=2, group_size=8)
+
+
+@pytest.mark.parametrize(("size", "ranks", "nearest"), [(10, 4, "8 or 12"), (3, 4, "4")])
+def test_frames_are_dealt_evenly(size: int, ranks: int, nearest: str):
+    with pytest.raises(BadValue, match=f"Nearest allowed: --batch-size {nearest}$"):
+        check_dealing(size, ranks)
+    check_dealing(2 * ranks, ranks)
 
 
 def test_the_nearest_divisor():

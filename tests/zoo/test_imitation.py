@@ -13,7 +13,8 @@ import torch
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
-from vla_policies.flow import sample_matching_times
+from vla_policies.flow import matching_times
+from vla_policies.noise import SlotNoise
 from zoo.demonstrations import Demonstration
 from zoo.imitation import batches, chunk_targets, frames_of, imitation_loss
 
@@ -108,12 +109,26 @@ def test_the_flow_loss_is_the_velocitys_error_where_something_was_executed() -> 
     loss = imitation_loss(learner, frames).item()
     torch.manual_seed(5)
     noise_BHD = torch.randn(2, 2, 3)
-    time_B = sample_matching_times(2, noise_BHD.device)
+    time_B = matching_times(torch.rand(2, dtype=torch.float64))
     backbone: Any = learner.backbone
     inputs = backbone.prepare(frames.obs)
     error_BHD = backbone.matching_loss(inputs, frames.action_BKA, noise_BHD, time_B).detach()
     # Frame 1, the last, has nothing to learn in its second step.
     assert loss == pytest.approx((error_BHD[0].sum() + error_BHD[1, 0].sum()).item() / 9, rel=1e-5)
+
+
+def test_what_a_frame_draws_does_not_depend_on_its_company() -> None:
+    frames, learner = frames_of([shown(4)], 1), policy("nano-flow", 1)
+    # With chunks of one action every frame counts alike.
+    whole = imitation_loss(learner, frames, SlotNoise(3, (7, 0), np.arange(4))).item()
+    each = [
+        imitation_loss(
+            learner, frames.pick(torch.tensor([k]), torch.device("cpu")), SlotNoise(3, (7, 0), np.array([k]))
+        ).item()
+        for k in range(4)
+    ]
+    assert whole == pytest.approx(sum(each) / 4, rel=1e-5)
+    assert len(set(each)) == 4
 
 
 LORA = {"lora": {"rank": 8}}

@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.zoo.test_evaluation import episode, task
-from zoo.results import evaluation_record, evaluation_table, protocol_line
+from zoo.results import (
+    evaluated_line,
+    evaluation_metrics,
+    evaluation_record,
+    evaluation_table,
+    protocol_line,
+)
 
 TASKS = [task("a", suite="one"), task("b", suite="two")]
 EPISODES = [episode(0, 0, True), episode(0, 1, False), episode(1, 0, False)]
@@ -50,6 +58,16 @@ def test_the_record_is_json_and_keeps_every_episode() -> None:
     assert record["success"]["successes"] == 1
     assert [e["trial_id"] for e in record["episodes"]] == [0, 1, 0]
     assert record["tasks"][0]["low"] < 0.5 < record["tasks"][0]["high"]
+
+
+def test_an_evaluation_while_training_is_a_line_and_numbers() -> None:
+    assert evaluated_line(300, EPISODES[:2], kept=True) == (
+        "       300 evaluated: success 50.0% [9.5%, 90.5%], 1 of 2, kept as best/"
+    )
+    assert evaluated_line(300, EPISODES[:2], kept=False).endswith("1 of 2")
+    metrics = evaluation_metrics(EPISODES)
+    assert metrics["eval/success_once"] == pytest.approx(1 / 3)
+    assert metrics["eval/num_trajectories"] == 3
 
 
 def test_the_protocol_line_names_what_a_rate_depends_on() -> None:

@@ -22,8 +22,11 @@ FAMILIES = [("openvla", LORA), ("openvla-oft", LORA), ("pi0", {}), ("pi05", {"tr
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
+
+
+def collect_demos(folder: Path) -> Path:
     """Three episodes of a policy that knows nothing."""
-    folder = tmp_path_factory.mktemp("demos") / "toy"
     flags = ["--env", "Toy-Reach", "--policy", "nano", "--stochastic", "--device", "cpu", "--keep-failures"]
     assert collect.run([*flags, "-n", "3", "--num-envs", "1", "-o", str(folder)]) == 0
     return folder

@@ -7,7 +7,7 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
 from zoo.ranks import Ranks
-from zoo.shares import evaluation_cells, training_share
+from zoo.shares import own_block, training_share
 
 
 def config(num_envs: int, group_size: int = 1) -> RunConfig:
@@ -34,7 +34,5 @@ def test_a_group_is_never_cut():
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4)])
 def test_every_start_state_is_evaluated_once(count: int, size: int):
-    cells = [
-        cell for rank in range(size) for cell in range(count)[evaluation_cells(count, Ranks(rank, size))]
-    ]
+    cells = [cell for rank in range(size) for cell in range(count)[own_block(count, Ranks(rank, size))]]
     assert cells == list(range(count))
