@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vla_gym import find_benchmark, make_vec
-from vla_gym.specs import Benchmark
+from vla_gym.specs import Benchmark, StartState, Task
+from vla_gym.vector import VLAVectorEnv
 from zoo.demonstrations import demonstrate
 from zoo.evaluation import Rate, choose_cells
-from zoo.experts.base import expert_class
+from zoo.experts.base import Expert, expert_class
 from zoo.experts.known_rates import known_rate
+from zoo.misreadings import changed, misreadings
 
 MOST_ENVS = 4
 """Simulators side by side; without pictures each needs little."""
+MOST_REPLAYED = 8
+"""Failed episodes that are replayed to find out why."""
 HEADER = "success    95 % interval      k/n    task"
 ADVICE = (
     "worse than it should be: the environment does not take actions as declared (scale, gripper sign, frame), or its "
@@ -32,6 +36,8 @@ class Verdict:
     """All episodes."""
     known: Rate | None
     """The same tasks when they were measured; None where one was not."""
+    cause: str | None = None
+    """Which convention is wrong, where replaying failed episodes told."""
 
     @property
     def below(self) -> bool:
@@ -47,7 +53,7 @@ class Verdict:
             lines.append("nothing to compare with: this expert has not been measured on these tasks")
         else:
             lines.append(f"{_row(self.known)}: when it was measured")
-        lines.append(ADVICE if self.below else "as it should be")
+        lines.append((self.cause or ADVICE) if self.below else "as it should be")
         return "\n".join(lines)
 
 
@@ -67,16 +73,44 @@ def replay(
     cells = choose_cells(benchmark.tasks, episodes)
     num_envs = min(MOST_ENVS, len(cells))
     envs = make_vec(benchmark, num_envs, chunk=1, privileged=True, autoreset_mode="disabled")
-    solved: list[tuple[int, bool]] = []
     try:
-        for begin in range(0, len(cells), num_envs):
-            wave = [(cell, 0) for cell in cells[begin : begin + num_envs]]
-            shown = demonstrate(envs, make_expert, wave)
-            solved += [(one.start.task_id, one.success) for one in shown]
-            on_episodes(len(solved))
+        solved = _outcomes(envs, make_expert, cells, on_episodes)
+        verdict = judge(
+            benchmark, [(cell.task_id, success) for cell, success in zip(cells, solved, strict=True)]
+        )
+        if not verdict.below:
+            return verdict
+        failed = [cell for cell, success in zip(cells, solved, strict=True) if not success]
+        return replace(verdict, cause=_cause(envs, make_expert, failed[:MOST_REPLAYED]))
     finally:
         envs.close()
-    return judge(benchmark, solved)
+
+
+def _outcomes(
+    envs: VLAVectorEnv,
+    make_expert: Callable[[Task], Expert],
+    cells: Sequence[StartState],
+    on_episodes: Callable[[int], None] = lambda done: None,
+) -> list[bool]:
+    """Success from each cell."""
+    solved: list[bool] = []
+    for begin in range(0, len(cells), envs.num_envs):
+        wave = [(cell, 0) for cell in cells[begin : begin + envs.num_envs]]
+        solved += [one.success for one in demonstrate(envs, make_expert, wave)]
+        on_episodes(len(solved))
+    return solved
+
+
+def _cause(
+    envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], failed: Sequence[StartState]
+) -> str | None:
+    """The misreading of actions that, undone, lets most of the failed episodes succeed; None unless it is just one."""
+    found = []
+    for wrong, matrix_AA in misreadings(envs.benchmark).items():
+        solved = sum(_outcomes(envs, changed(make_expert, matrix_AA), failed))
+        if 2 * solved > len(failed):
+            found.append(f"{wrong}: with that undone, {solved} of {len(failed)} failed episodes succeed")
+    return found[0] if len(found) == 1 else None
 
 
 def judge(benchmark: Benchmark, solved: list[tuple[int, bool]]) -> Verdict:

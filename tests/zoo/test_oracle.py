@@ -108,4 +108,16 @@ def test_a_wrong_sign_is_found_out(
 ) -> None:
     monkeypatch.setattr(ToyExpert, "sign", -1.0)
     assert run(["--oracle", "--env", "Toy-Reach"]) == 1
+    assert (
+        "the movement's sign is inverted: with that undone, 8 of 8 failed episodes succeed"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_no_single_convention_explains_is_said_in_general(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ToyExpert, "sign", 0.0)
+    assert run(["--oracle", "--env", "Toy-Reach", "--episodes", "3"]) == 1
     assert "scale, gripper sign, frame" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""What an environment may wrongly take an action for, as matrices an expert's action is multiplied with beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vla_gym.specs import Benchmark, Task
+from zoo.experts.base import Expert
+
+
+def misreadings(benchmark: Benchmark) -> dict[str, np.ndarray]:
+    """What is wrong -> matrix `[A, A]` that undoes it; those that the benchmark's actions can suffer."""
+    spec, size = benchmark.action_spec, benchmark.action_dim
+    hands = size - (spec.gripper != "none")
+    level = 3 if spec.rotation != "none" else hands
+    found = {
+        "the movement's sign is inverted": _signs(size, range(level)),
+        "the movement's x and y are exchanged": np.eye(size)[[1, 0, *range(2, size)]],
+        "movements and turns are twice as large as declared": _scaled(size, range(hands), 0.5),
+    }
+    if spec.rotation != "none":
+        found["the rotation's sign is inverted"] = _signs(size, range(3, 6))
+        found["the rotation's axes are in reverse order"] = np.eye(size)[[0, 1, 2, 5, 4, 3, *range(6, size)]]
+    if spec.gripper != "none":
+        found["the gripper's sign is inverted"] = _signs(size, [size - 1])
+    return found
+
+
+def changed(make_expert: Callable[[Task], Expert], matrix_AA: np.ndarray) -> Callable[[Task], Expert]:
+    """The expert, its actions multiplied with the matrix."""
+    return lambda task: _Changed(make_expert(task), matrix_AA)
+
+
+class _Changed:
+    """See `changed`."""
+
+    def __init__(self, expert: Expert, matrix_AA: np.ndarray) -> None:
+        self._expert, self._matrix_AA = expert, matrix_AA
+
+    def action(self, privileged_P: np.ndarray) -> np.ndarray:
+        """Float32 `[A]`."""
+        return (self._matrix_AA @ self._expert.action(privileged_P)).astype(np.float32)
+
+
+def _signs(size: int, inverted: range | list[int]) -> np.ndarray:
+    return _scaled(size, inverted, -1.0)
+
+
+def _scaled(size: int, dims: range | list[int], factor: float) -> np.ndarray:
+    diagonal = np.ones(size)
+    diagonal[list(dims)] = factor
+    return np.diag(diagonal)
