@@ -90,5 +90,7 @@ class Benchmark:
     """True when a step costs so little that worker processes would only slow it down."""
     privileged_dim: int = 0
     """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
+    start_kind: str = "start states"
+    """What they are called beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the protocol with their sources, written to `protocol.json`."""

@@ -110,4 +110,11 @@ class BestKeeper:
 
     def _protocol_line(self) -> str:
         tasks = self.envs.benchmark.tasks
-        return protocol_line(self.config.env, self.best, tasks, chunk=self.envs.chunk, deterministic=True)
+        return protocol_line(
+            self.config.env,
+            self.best,
+            tasks,
+            chunk=self.envs.chunk,
+            deterministic=True,
+            start_kind=self.envs.benchmark.start_kind,
+        )

@@ -56,7 +56,14 @@ def run(argv: Sequence[str]) -> int:
         progress.close()
         envs.close()
     tasks = envs.benchmark.tasks
-    line = protocol_line(plan.env, episodes, tasks, chunk=envs.chunk, deterministic=not args.stochastic)
+    line = protocol_line(
+        plan.env,
+        episodes,
+        tasks,
+        chunk=envs.chunk,
+        deterministic=not args.stochastic,
+        start_kind=envs.benchmark.start_kind,
+    )
     print(evaluation_table(episodes, tasks, line))
     record = evaluation_record(
         episodes,

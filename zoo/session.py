@@ -164,7 +164,12 @@ class Session:
         if evaluation is not None and evaluation.last is not None:
             episodes = evaluation.last
             line = protocol_line(
-                self._config.env, episodes, tasks, chunk=self._config.chunk, deterministic=True
+                self._config.env,
+                episodes,
+                tasks,
+                chunk=self._config.chunk,
+                deterministic=True,
+                start_kind=self._envs.benchmark.start_kind,
             )
             self._say(evaluation_table(episodes, tasks, line))
             record = evaluation_record(

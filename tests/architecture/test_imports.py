@@ -40,6 +40,8 @@ LATE = {
     "vla_gym.adapters.libero": {"mujoco"},
     "vla_gym.adapters.libero_compile": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.libero_goals": {"mujoco"},
+    "vla_gym.adapters.libero_loaded": {"mujoco", "libero", "robosuite"},
+    "vla_gym.adapters.libero_samplers": {"mujoco"},
     "vla_gym.adapters.maniskill": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.maniskill_batch": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.maniskill_control": {"mani_skill", "sapien", "torch"},

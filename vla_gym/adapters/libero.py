@@ -10,26 +10,19 @@ upstream's bit for bit.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.libero_compile import CompiledTask, compiled_task, start_states
 from vla_gym.adapters.libero_goals import holds
+from vla_gym.adapters.libero_loaded import SHELF, Settled, Start
 from vla_gym.adapters.libero_scene import read_scene
-from vla_gym.adapters.mujoco_camera import Camera, NoCamera, forget_textures
-from vla_gym.adapters.osc import SUBSTEPS, Memory, OscPose
+from vla_gym.adapters.libero_tasks import PUBLISHED
+from vla_gym.adapters.osc import SUBSTEPS, OscPose
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
 
-CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
-COLLISION_GROUP = 0
-"""Geom group robosuite hides from pictures."""
-SPARE_MODELS = 1
-"""Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB each with their GL resources)."""
 INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
@@ -59,74 +52,6 @@ class SampleClock:
         return sample
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A start state one settle step before the policy takes over; restoring it replays that step."""
-
-    state: np.ndarray
-    memory: Memory
-    clock: tuple[float, bool]
-    lit: tuple[bool, ...]
-
-
-class LoadedTask:
-    """A compiled task in this process: model, GL resources, start states. Shared by the slots that play it."""
-
-    def __init__(self, task: Task, image_size: int, cameras: tuple[str, ...]) -> None:
-        self.compiled: CompiledTask = compiled_task(task.suite, task.name)
-        self.model = self.compiled.model
-        self.states = start_states(task.suite, task.name)
-        self.settled: dict[int, Settled] = {}
-        names = [CAMERA_NAMES[camera] for camera in cameras]
-        self.camera: Camera | NoCamera = NoCamera()
-        if cameras:
-            self.camera = Camera(
-                self.model,
-                names,
-                image_size,
-                hidden_groups=(COLLISION_GROUP,),
-                textures=self.compiled.textures,
-            )
-        self.first_pictures: dict[int, list[np.ndarray]] = {}
-        forget_textures(self.model)
-        self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
-        fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
-        self.fingerprint = self.compiled.key.encode() + fixed
-
-
-class TaskShelf:
-    """Loaded tasks of this process, least recently used first; those in use by a slot are never dropped."""
-
-    def __init__(self, spare: int) -> None:
-        self._spare = spare
-        self._loaded: OrderedDict[tuple[object, ...], LoadedTask] = OrderedDict()
-        self._users: dict[tuple[object, ...], int] = {}
-
-    def take(self, task: Task, image_size: int, cameras: tuple[str, ...]) -> LoadedTask:
-        """Load a task, or hand out the one loaded; pair with `give_back`."""
-        key = (task.suite, task.name, image_size, cameras)
-        self._users[key] = self._users.get(key, 0) + 1
-        if key not in self._loaded:
-            self._drop_unused(self._spare)
-            self._loaded[key] = LoadedTask(task, image_size, cameras)
-        self._loaded.move_to_end(key)
-        return self._loaded[key]
-
-    def give_back(self, task: Task, image_size: int, cameras: tuple[str, ...]) -> None:
-        """Say that a slot is done with a task; it stays loaded while there is room."""
-        key = (task.suite, task.name, image_size, cameras)
-        self._users[key] -= 1
-        self._drop_unused(self._spare)
-
-    def _drop_unused(self, spare: int) -> None:
-        unused = [key for key in self._loaded if not self._users.get(key)]
-        for key in unused[: max(0, len(unused) - spare)]:
-            self._loaded.pop(key).camera.close()
-
-
-SHELF = TaskShelf(SPARE_MODELS)
-
-
 class LiberoSimulator:
     """One LIBERO slot; see `vla_gym.simulator.Simulator`.
 
@@ -136,6 +61,7 @@ class LiberoSimulator:
         cameras: any of "image" (agentview) and "wrist_image" (robot0_eye_in_hand).
         settle_steps: policy steps between `set_init_state` and the first observation, at least 2.
         settle_gripper: gripper command while settling; the arm is commanded zeros.
+        starts: PUBLISHED, or the split that start states are drawn for.
     """
 
     def __init__(
@@ -146,22 +72,20 @@ class LiberoSimulator:
         *,
         settle_steps: int,
         settle_gripper: float,
+        starts: str = PUBLISHED,
     ) -> None:
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
-        self._settle_steps = settle_steps
+        self._settle_steps, self._starts = settle_steps, starts
         self._settle_action = np.array([0.0] * 6 + [settle_gripper])
         self._task: Task | None = None
 
     def reset(self, start: StartState) -> str:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
-        settled = self._loaded.settled.get(start.trial_id)
-        if settled is None:
-            settled = self._settle(start.trial_id)
-            self._loaded.settled[start.trial_id] = settled
-        self._restore(settled)
+        wanted = (self._starts, start.trial_id)
+        self._restore(self._loaded.settled.get(wanted, lambda: self._settle(wanted)))
         self._advance(self._settle_action)
-        self._untouched: int | None = start.trial_id
+        self._untouched: Start | None = wanted
         return self._fingerprint()
 
     def step(self, action_A: np.ndarray) -> SimStep:
@@ -189,10 +113,9 @@ class LiberoSimulator:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
             return self._loaded.camera.develop(self._film)
-        first = self._loaded.first_pictures
-        if self._untouched not in first:
-            first[self._untouched] = self._loaded.camera.develop(self._film)
-        return first[self._untouched]
+        return self._loaded.first_pictures.get(
+            self._untouched, lambda: self._loaded.camera.develop(self._film)
+        )
 
     def close(self) -> None:
         """Let go of the task."""
@@ -212,12 +135,12 @@ class LiberoSimulator:
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
         self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
-    def _settle(self, trial_id: int) -> Settled:
-        """From the published row to one step before the first observation."""
+    def _settle(self, start: Start) -> Settled:
+        """From a start state's row to one step before the first observation."""
         mujoco.mj_resetData(self._model, self._data)
         mujoco.mj_setState(self._model, self._data, self._compiled.reset_state, INTEGRATION)
         self._arm.rewind()
-        self._set_row(self._loaded.states[trial_id])
+        self._set_row(self._loaded.row(start))
         self._clock = SampleClock()
         self._lit = self._glowing()
         for _ in range(2):  # upstream forces a sample at reset and another at set_init_state

@@ -2,8 +2,8 @@
 
 Building a scene through robosuite takes 5-15 s and 2 GB; it happens in a child process, once per task and
 machine. What is kept: the compiled MuJoCo model (fixtures already placed), the simulator state right after
-the reset, where the arm sits, and the goal as plain numbers. Run as `python -m vla_gym.adapters.libero_compile
-SUITE TASK FOLDER`.
+the reset, where the arm sits, and, as plain numbers, the goal and what start states are drawn from. Run as
+`python -m vla_gym.adapters.libero_compile SUITE TASK FOLDER`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -28,13 +28,17 @@ import mujoco
 import numpy as np
 
 from vla_gym.adapters import model_store
-from vla_gym.adapters.libero_goals import COMPARE, Condition
+from vla_gym.adapters.libero_goals import Condition, as_comparison
+from vla_gym.adapters.libero_placements import StartRegions
+from vla_gym.adapters.libero_samplers import read_start_regions
 from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
 from vla_gym.cache import cache_dir
 
 FORMAT = 2
 """Raise when what is stored changes: older folders are then not found."""
+SCENE, REGIONS = "task.json", "start_regions.json"
+"""Files of a task's folder; a folder from before there were regions gets them when they are asked for."""
 logger = logging.getLogger(__name__)
 
 
@@ -73,13 +77,13 @@ def compiled_task(suite: str, task: str) -> CompiledTask:
     Raises:
         RuntimeError: if the child process that compiles fails; its last lines are in the message.
     """
-    key = task_key(suite, task)
-    folder = cache_dir() / "libero" / key
-    with _locked(folder.with_suffix(".lock")):
-        if not (folder / "task.json").is_file():
-            logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)
-            _compile_in_child(suite, task, folder)
-    return _read(folder, key)
+    return _read(_folder_with(SCENE, suite, task))
+
+
+def start_regions(suite: str, task: str) -> StartRegions:
+    """What start states are drawn from, from the cache as `compiled_task`."""
+    folder = _folder_with(REGIONS, suite, task)
+    return StartRegions.from_json(json.loads((folder / REGIONS).read_text()))
 
 
 def task_key(suite: str, task: str) -> str:
@@ -104,6 +108,15 @@ def start_states(suite: str, task: str) -> np.ndarray:
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
+def _folder_with(file: str, suite: str, task: str) -> Path:
+    folder = cache_dir() / "libero" / task_key(suite, task)
+    with _locked(folder.with_suffix(".lock")):
+        if not (folder / file).is_file():
+            logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)
+            _compile_in_child(suite, task, folder)
+    return folder
+
+
 def _compile_in_child(suite: str, task: str, folder: Path) -> None:
     result = subprocess.run(  # noqa: S603  our own module, names from our own table
         [sys.executable, "-m", __spec__.name, suite, task, str(folder)],
@@ -116,8 +129,8 @@ def _compile_in_child(suite: str, task: str, folder: Path) -> None:
         raise RuntimeError(f"compiling LIBERO task {suite}/{task} failed: {tail}")
 
 
-def _read(folder: Path, key: str) -> CompiledTask:
-    record = json.loads((folder / "task.json").read_text())
+def _read(folder: Path) -> CompiledTask:
+    record = json.loads((folder / SCENE).read_text())
     model, textures = model_store.load_unpainted(folder, _blobs())
     return CompiledTask(
         model=model,
@@ -127,7 +140,7 @@ def _read(folder: Path, key: str) -> CompiledTask:
         arm=ArmIndex.from_json(record["arm"]),
         goal=tuple(Condition.from_json(condition) for condition in record["goal"]),
         lamps=tuple(Lamp(**lamp) for lamp in record["lamps"]),
-        key=key,
+        key=folder.name,
     )
 
 
@@ -144,8 +157,16 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def compile_to(suite: str, task: str, folder: Path) -> None:
-    """Build the task with LIBERO and robosuite and write it to `folder`, whole or not at all."""
+    """Build the task with LIBERO and robosuite and write to `folder` what it lacks."""
     domain = _upstream_domain(bddl_file(suite, task))
+    regions = read_start_regions(domain).to_json()
+    if not (folder / SCENE).is_file():
+        _write_scene(domain, suite, task, folder)
+    model_store.write_atomic(folder / REGIONS, json.dumps(regions).encode())
+
+
+def _write_scene(domain: Any, suite: str, task: str, folder: Path) -> None:
+    """Whole or not at all; empties the model's textures."""
     model, data = domain.sim.model._model, domain.sim.data._data
     state = np.zeros(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
     mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -165,7 +186,7 @@ def compile_to(suite: str, task: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         draft = Path(temporary) / "draft"
         model_store.save(model, draft, _blobs())
-        model_store.write_atomic(draft / "task.json", json.dumps(record).encode())
+        model_store.write_atomic(draft / SCENE, json.dumps(record).encode())
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(draft, folder)
 
@@ -239,7 +260,7 @@ def _joint_condition(domain: Any, kind: str, state: Any) -> Condition:
         joints = owner.joints
     method = {"open": "is_open", "close": "is_close", "turnon": "turn_on", "turnoff": "turn_off"}[kind]
     ranges = owner.object_properties["articulation"]
-    compare, threshold = _as_comparison(getattr(owner, method), [x for span in ranges.values() for x in span])
+    compare, threshold = as_comparison(getattr(owner, method), [x for span in ranges.values() for x in span])
     addresses = [domain.sim.model.get_joint_qpos_addr(joint) for joint in joints]
     return Condition(
         kind="joint",
@@ -248,16 +269,6 @@ def _joint_condition(domain: Any, kind: str, state: Any) -> Condition:
         threshold=threshold,
         every=kind in ("close", "turnoff"),
     )
-
-
-def _as_comparison(predicate: Callable[[float], bool], candidates: list[float]) -> tuple[str, float]:
-    """Write a one-dimensional threshold test as (comparison, threshold), found by asking it around each candidate."""
-    around = [(x + step) for x in candidates for step in (-1e-9, 0.0, 1e-9)] + [-10.0, 10.0]
-    for threshold in candidates:
-        for name, compare in COMPARE.items():
-            if all(bool(predicate(x)) == compare(x, threshold) for x in around):
-                return name, float(threshold)
-    raise NotImplementedError(f"not a threshold test on any of {candidates}")
 
 
 def _lamps(domain: Any) -> Iterator[Lamp]:

@@ -60,6 +60,16 @@ class Condition:
         return cls(**tuples)
 
 
+def as_comparison(predicate: Callable[[float], bool], candidates: list[float]) -> tuple[str, float]:
+    """Write a one-dimensional threshold test as (comparison, threshold), found by asking it around each candidate."""
+    around = [(x + step) for x in candidates for step in (-1e-9, 0.0, 1e-9)] + [-10.0, 10.0]
+    for threshold in candidates:
+        for name, compare in COMPARE.items():
+            if all(bool(predicate(x)) == compare(x, threshold) for x in around):
+                return name, float(threshold)
+    raise NotImplementedError(f"not a threshold test on any of {candidates}")
+
+
 def holds(conditions: Sequence[Condition], model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     """Is the whole conjunction true in `data`?"""
     return all(CHECKS[condition.kind](condition, model, data) for condition in conditions)

@@ -31,6 +31,10 @@ SUITES = {
 because the installed package lists 82 suites."""
 TRIALS = 50
 """Start states per task: every LIBERO init file has exactly 50 rows."""
+PUBLISHED = "published"
+"""Where start states are from that are not drawn here."""
+MOST_STARTS = 1_000_000
+"""Start states per task that may be asked for."""
 LAYOUT_SEED = 0
 """NumPy seed before the one reset that samples fixture poses; openvla-oft's `env.seed(0)`."""
 SINGLE_PLACING = ("libero_spatial", "libero_object")
@@ -38,7 +42,8 @@ SINGLE_PLACING = ("libero_spatial", "libero_object")
 ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
 """Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
 SPLITS = ("train", "test")
-"""LIBERO publishes one set of 50 start states per task, used for training and for evaluation alike."""
+"""LIBERO publishes one set of 50 start states per task, used for training and for evaluation alike. Sampled ones
+differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +109,21 @@ def libero_ids() -> tuple[str, ...]:
     return tuple(SUITES)
 
 
-def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str = "train") -> Benchmark:
+def libero_benchmark(
+    env_id: str, *, protocol: str = "openvla-oft", split: str = "train", sampled_starts: int = 0
+) -> Benchmark:
     """Describe a LIBERO suite (`LIBERO-Spatial`) or one of its tasks (`LIBERO-Spatial/3`).
 
     Args:
         env_id: a key of `SUITES`, optionally with `/<task index>`.
         protocol: a key of `PROTOCOLS`; sets horizons and settling.
-        split: "train" or "test"; both hold all 50 published start states of each task.
+        split: "train" or "test"; both hold all 50 published start states of each task, but share no drawn one.
+        sampled_starts: start states per task that are drawn from the regions of its task file (`libero_placements`);
+            0 takes the published ones. Trial k is the same whatever the number.
 
     Raises:
         UnknownName: no such suite, protocol or split.
-        BadValue: the task index is outside the suite.
+        BadValue: the task index is outside the suite, or `sampled_starts` outside 0 .. `MOST_STARTS`.
         MissingDependency: the `libero` extra is not installed.
     """
     suite_id, _, index = env_id.partition("/")
@@ -124,13 +133,14 @@ def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str =
         raise unknown_name("LIBERO protocol", protocol, PROTOCOLS)
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
+    _check_starts(sampled_starts)
     rules = PROTOCOLS[protocol]
     tasks = tuple(
         Task(
             name=name,
             instruction=sentence(name),
             horizon=rules.horizons[suite],
-            num_trials=TRIALS,
+            num_trials=sampled_starts or TRIALS,
             suite=suite,
         )
         for suite in SUITES[suite_id]
@@ -151,10 +161,15 @@ def libero_benchmark(env_id: str, *, protocol: str = "openvla-oft", split: str =
         default_image_size=256,
         control_hz=20.0,
         simulator="vla_gym.adapters.libero:LiberoSimulator",
-        simulator_kwargs={"settle_steps": rules.settle_steps, "settle_gripper": rules.settle_gripper},
+        simulator_kwargs={
+            "settle_steps": rules.settle_steps,
+            "settle_gripper": rules.settle_gripper,
+            "starts": split if sampled_starts else PUBLISHED,
+        },
         extra="libero",
         requires=("libero", "robosuite", "mujoco"),
-        protocol=_protocol_record(protocol, rules),
+        start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
+        protocol=_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
     )
 
 
@@ -163,12 +178,24 @@ def sentence(task_name: str) -> str:
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
 
 
-def _protocol_record(name: str, rules: LiberoProtocol) -> dict[str, object]:
+def _check_starts(number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_STARTS:
+        raise BadValue(
+            f"sampled_starts must be an integer in 0 .. {MOST_STARTS}, got {number!r}: so many start states per task "
+            f"are drawn; 0 takes the {TRIALS} published ones"
+        )
+
+
+def _protocol_record(
+    name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int
+) -> dict[str, object]:
+    drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
     return {
         "name": name,
         **asdict(rules),
         "layout_seed": LAYOUT_SEED,
-        "trials_per_task": TRIALS,
+        "trials_per_task": sampled_starts or TRIALS,
+        "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
         "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
         "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
         "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",
