@@ -142,6 +142,14 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", metavar="NAME", help="start states of another split, e.g. test (default: as trained)"
     )
+    parser.add_argument(
+        "-params",
+        "--params",
+        nargs="+",
+        default=[],
+        metavar="KEY:VALUE",
+        help="environment settings over the run's or the recipe's, e.g. env_kwargs:{protocol: lerobot}",
+    )
     add_gym_packages_argument(parser)
     parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(

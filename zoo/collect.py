@@ -29,14 +29,6 @@ def parser() -> OneLineParser:
         "-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with"
     )
     p.add_argument(
-        "-params",
-        "--params",
-        nargs="+",
-        default=[],
-        metavar="KEY:VALUE",
-        help="environment settings over that recipe, e.g. image_size:64 env_kwargs:{protocol: lerobot}",
-    )
-    p.add_argument(
         "--noise",
         type=_deviation,
         default=0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
 from vla_gym.instructions import retold
 from vla_gym.specs import StartState
-from zoo.arguments import import_gym_packages
+from zoo.arguments import import_gym_packages, key_values
 from zoo.evaluation import choose_cells
 from zoo.hyperparams import load_hyperparams
 from zoo.resolve import resolve_policy
 from zoo.runs import find_run, policy_folder
-from zoo.settings import ENV_SETTINGS
+from zoo.settings import ENV_SETTINGS, check_settings
 from zoo.sharing import download_run, is_remote
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         options.update(values.get("env_kwargs", {}))
         env, output_folder = args.env, None
     options.update(policy.env_options)
+    options.update(_own_options(args.params))
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
     options["on_worker_error"] = args.on_worker_error
     if args.split is not None:
@@ -97,6 +98,19 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         cells=tuple(cells),
         output_folder=output_folder,
     )
+
+
+def _own_options(params: Sequence[str]) -> dict[str, Any]:
+    """The benchmark's own options in `-params`; all else about the environment is as the policy has learnt it."""
+    given = check_settings("ppo", key_values(params), "-params")
+    for name in given:
+        if name != "env_kwargs":
+            raise BadValue(
+                f"-params {name}: a policy that is rolled out takes the benchmark's own options only, such as "
+                "-params 'env_kwargs:{protocol: lerobot}'"
+            )
+    own: dict[str, Any] = given.get("env_kwargs", {})
+    return own
 
 
 def read_instructions(path: Path) -> dict[str, str]:

@@ -76,8 +76,8 @@ def expert_source(args: argparse.Namespace) -> Source:
 
 def policy_source(args: argparse.Namespace) -> Source:
     """A run's or another policy, in the pictures it was trained on."""
-    if args.noise or args.params:
-        raise BadValue("--noise and -params are for --expert; a policy's own sampling is --stochastic")
+    if args.noise:
+        raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
     plan = plan_rollout(args, episodes=None)
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 

@@ -32,7 +32,7 @@ PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
         (["--env", ENV, "--expert", "-i", "y", "-n", "2", "-o", "x"], "--run is for policies"),
         (
             ["--env", ENV, "--policy", "nano", "-n", "2", "-o", "x", "--noise", "0.1"],
-            "--noise and -params are for",
+            "--noise is for --expert",
         ),
         (["--env", ENV, "--policy", "nono", "-n", "2", "-o", "x"], "Did you mean 'nano'"),
         (["-i", "logs/ppo/x", "-n", "2", "-o", "x"], "no folder 'logs/ppo/x'"),

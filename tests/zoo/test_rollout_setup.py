@@ -85,6 +85,26 @@ def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         import_gym_packages(["needs_more"])
 
 
+def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--env", "LIBERO-Object", "--policy", "nano", "--split", "test", "-params"]
+    drawn = plan_rollout(evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 7}"]), episodes=None)
+    assert drawn.env_options["sampled_starts"] == 7
+    assert len(drawn.cells) == 10 * 7
+    published = evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 0}"])
+    assert len(plan_rollout(published, episodes=None).cells) == 10 * 50
+    for params, says in (
+        (
+            "image_size:64",
+            "-params image_size: a policy that is rolled out takes the benchmark's own options only",
+        ),
+        ("env_kwargs:{sampled_start: 7}", "Did you mean 'sampled_starts'"),
+        ("env_kwargs:{sampled_starts: -7}", "got -7"),
+    ):
+        assert guarded(evaluate.run, [*argv, params]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+
+
 def test_another_split_is_evaluated_and_a_wrong_one_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
