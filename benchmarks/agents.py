@@ -42,10 +42,14 @@ class AgentRecipe:
     """Episodes of the expert."""
     sft_updates: int
     """Updates of supervised fine-tuning."""
+    noise: float = 0.0
+    """Deviation of what disturbs the expert's actions."""
     sft_params: Sequence[str] = ()
     """`-params` of `zoo.sft` over the PPO recipe's environment and policy."""
     splits: Sequence[str] = ("train", "test")
     """Start states of the comparison."""
+    episodes: int | None = None
+    """Start states compared of each split; all of them by default."""
     num_envs: int = 16
     """Simulators of an evaluation."""
     seed: int = 1
@@ -75,7 +79,8 @@ class Workshop:
         """All steps."""
         recipe, demos = self.recipe, self.folder / "demonstrations"
         env = ("--env", recipe.env)
-        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, "-o", demos)
+        noise = ("--noise", recipe.noise) if recipe.noise else ()
+        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *noise, "-o", demos)
         params = ("-params", *recipe.sft_params) if recipe.sft_params else ()
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
@@ -107,8 +112,11 @@ class Workshop:
         for split in self.recipe.splits:
             target = ("--split", split, "-o", self.result(stage, split))
             how = ("--num-envs", self.recipe.num_envs, "--num-threads", 1)
+            some = ("--eval-episodes", self.recipe.episodes) if self.recipe.episodes else ()
             name = f"evaluate {stage} {split}"
-            self.step(name, "evaluate", "--env", self.recipe.env, "-i", self.policy(stage), *target, *how)
+            self.step(
+                name, "evaluate", "--env", self.recipe.env, "-i", self.policy(stage), *target, *some, *how
+            )
 
     def result(self, stage: str, split: str) -> Path:
         """JSON of `zoo.evaluate`."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_step_that_fails_ends_the_script_and_names_its_log(tmp_path: Path) -> 
     with pytest.raises(SystemExit, match=r"exit code 2; see .*bad\.log"):
         shop.step("bad", "plot", "--no-such-flag")
     assert "bad" not in shop.costs()
+
+
+def test_noise_and_a_choice_of_start_states_reach_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: dict[str, tuple[object, ...]] = {}
+    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
+    plain, some = (
+        replace(RECIPE, env=env, noise=noise, episodes=episodes)
+        for env, noise, episodes in (("Toy-Reach", 0.0, None), ("Toy-Other", 0.1, 40))
+    )
+    Workshop(plain, tmp_path).train()
+    assert "--noise" not in commands["collect"]
+    assert "--eval-episodes" not in commands["evaluate ppo train"]
+    Workshop(some, tmp_path).train()
+    assert commands["collect"][commands["collect"].index("--noise") + 1] == 0.1
+    evaluation = commands["evaluate ppo train"]
+    assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
 
 
 def test_every_agent_has_recipes_of_its_own_for_both_algorithms() -> None:
