@@ -46,6 +46,8 @@ class AgentRecipe:
     """Deviation of what disturbs the expert's actions."""
     sft_params: Sequence[str] = ()
     """`-params` of `zoo.sft` over the PPO recipe's environment and policy."""
+    algorithms: Sequence[str] = ALGORITHMS
+    """What goes on from the fine-tuned policy."""
     splits: Sequence[str] = ("train", "test")
     """Start states of the comparison."""
     episodes: int | None = None
@@ -97,7 +99,7 @@ class Workshop:
             *params,
         )
         self.evaluate("sft")
-        for algo in ALGORITHMS:
+        for algo in recipe.algorithms:
             self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
             self.evaluate(algo)
 
@@ -155,7 +157,7 @@ class Workshop:
 
     def ship(self, target: Path) -> None:
         """Copy each stage's policy and what describes its run to `target/<stage>/<env>/`."""
-        for stage in ("sft", *ALGORITHMS):
+        for stage in ("sft", *self.recipe.algorithms):
             folder = target / stage / folder_name(self.recipe.env)
             folder.mkdir(parents=True, exist_ok=True)
             policy = self.policy(stage)
@@ -181,7 +183,7 @@ def table(shops: Sequence[Workshop]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for shop in shops:
-        for algo in ALGORITHMS:
+        for algo in shop.recipe.algorithms:
             one, costs = shop.comparison(algo), shop.costs()
             lines.append(
                 f"| {shop.recipe.env} | {algo.upper()} | {shop.recipe.demonstrations} | {_rate(one.before)} | "

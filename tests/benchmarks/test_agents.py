@@ -52,27 +52,30 @@ def test_a_step_that_fails_ends_the_script_and_names_its_log(tmp_path: Path) -> 
     assert "bad" not in shop.costs()
 
 
-def test_noise_and_a_choice_of_start_states_reach_the_commands(
+def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: dict[str, tuple[object, ...]] = {}
     monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
     plain, some = (
-        replace(RECIPE, env=env, noise=noise, episodes=episodes)
-        for env, noise, episodes in (("Toy-Reach", 0.0, None), ("Toy-Other", 0.1, 40))
+        replace(RECIPE, noise=noise, episodes=episodes, algorithms=algorithms)
+        for noise, episodes, algorithms in ((0.0, None, ("ppo", "grpo")), (0.1, 40, ("ppo",)))
     )
     Workshop(plain, tmp_path).train()
     assert "--noise" not in commands["collect"]
     assert "--eval-episodes" not in commands["evaluate ppo train"]
+    assert "evaluate grpo train" in commands
+    commands.clear()
     Workshop(some, tmp_path).train()
     assert commands["collect"][commands["collect"].index("--noise") + 1] == 0.1
+    assert "grpo" not in commands
     evaluation = commands["evaluate ppo train"]
     assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
 
 
-def test_every_agent_has_recipes_of_its_own_for_both_algorithms() -> None:
+def test_every_agent_has_recipes_of_its_own_for_its_algorithms() -> None:
     for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
-        for algo in ("ppo", "grpo"):
+        for algo in recipe.algorithms:
             assert load_hyperparams(algo, recipe.env, "nano").entry == f"{recipe.env}/nano"
 
 
