@@ -93,8 +93,9 @@ def test_a_killed_rank_takes_the_run_down(demos: Path, tmp_path: Path) -> None:
     output, seconds = end_of(run, 60.0)
     assert run.returncode not in (0, None)
     assert seconds < 60
-    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
-    assert line == "error: another process of the run ended; its own message says why"
+    # The launcher may end the surviving rank before it has noticed.
+    errors = {line for line in output.splitlines() if line.startswith("error:")}
+    assert errors <= {"error: another process of the run ended; its own message says why"}
     assert "Signal 9 (SIGKILL)" in output
 
 
