@@ -34,11 +34,12 @@ from vla_gym.adapters.libero_samplers import read_start_regions
 from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
 from vla_gym.cache import cache_dir
+from vla_gym.errors import BadValue
 
 FORMAT = 2
 """Raise when what is stored changes: older folders are then not found."""
 SCENE, REGIONS = "task.json", "start_regions.json"
-"""Files of a task's folder; a folder from before there were regions gets them when they are asked for."""
+"""Files of a task's folder."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,9 +82,13 @@ def compiled_task(suite: str, task: str) -> CompiledTask:
 
 
 def start_regions(suite: str, task: str) -> StartRegions:
-    """What start states are drawn from, from the cache as `compiled_task`."""
-    folder = _folder_with(REGIONS, suite, task)
-    return StartRegions.from_json(json.loads((folder / REGIONS).read_text()))
+    """What start states are drawn from, from the cache as `compiled_task`; `BadValue` for a task they cannot be."""
+    record = json.loads((_folder_with(REGIONS, suite, task) / REGIONS).read_text())
+    if "refused" in record:
+        raise BadValue(
+            f"{record['refused']}: {suite}/{task} has published start states only (sampled_starts: 0)"
+        )
+    return StartRegions.from_json(record)
 
 
 def task_key(suite: str, task: str) -> str:
@@ -159,7 +164,10 @@ def _locked(path: Path) -> Iterator[None]:
 def compile_to(suite: str, task: str, folder: Path) -> None:
     """Build the task with LIBERO and robosuite and write to `folder` what it lacks."""
     domain = _upstream_domain(bddl_file(suite, task))
-    regions = read_start_regions(domain).to_json()
+    try:
+        regions = read_start_regions(domain).to_json()
+    except NotImplementedError as error:  # the published start states need none of it
+        regions = {"refused": str(error)}
     if not (folder / SCENE).is_file():
         _write_scene(domain, suite, task, folder)
     model_store.write_atomic(folder / REGIONS, json.dumps(regions).encode())
