@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
+from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import unknown_name
 from zoo.packaged import packaged_folder
 
@@ -30,13 +33,33 @@ def local_or_shipped(name: str) -> Path:
     return shipped
 
 
-def find_agents(env_folder: str | None = None) -> list[str]:
-    """Names of the shipped agents (`agents/<algo>/<env>`), of one environment or of all; the further trained first."""
+def find_agents() -> list[str]:
+    """Names of the shipped agents (`agents/<algo>/<env>`); the further trained first."""
     root = packaged_folder(PREFIX)
-    found = [
+    return [
         f"{PREFIX}/{stage}/{folder.name}"
         for stage in STAGES
         for folder in sorted((root / stage).glob("*"))
         if (folder / "config.json").is_file()
     ]
-    return [one for one in found if env_folder is None or one.rpartition("/")[2] == env_folder]
+
+
+def agents_for(env_id: str) -> list[str]:
+    """Shipped agents that were trained on every task of `env_id`.
+
+    Those of that very environment come first, then those of a suite it is a part of (`MetaWorld/reach` is a task
+    of `MetaWorld-MT10`); among either the further trained.
+    """
+    wanted = _tasks(env_id)
+    trained_on = {agent: _tasks(_environment_of(agent)) for agent in find_agents()}
+    able = [agent for agent, tasks in trained_on.items() if wanted <= tasks]
+    return sorted(able, key=lambda agent: len(trained_on[agent]))
+
+
+def _environment_of(agent: str) -> str:
+    """The environment id in its run's configuration."""
+    return str(yaml.safe_load((local_or_shipped(agent) / "config.yml").read_text(encoding="utf-8"))["env"])
+
+
+def _tasks(env_id: str) -> frozenset[tuple[str, str]]:
+    return frozenset((task.suite, task.name) for task in find_benchmark(env_id).tasks)

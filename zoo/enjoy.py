@@ -12,11 +12,11 @@ import numpy as np
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
 from vla_gym.film import caption
-from zoo.agents import find_agents
+from zoo.agents import agents_for
 from zoo.arguments import OneLineParser, add_policy_arguments, count, import_gym_packages
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
-from zoo.runs import folder_name, newest_run
+from zoo.runs import newest_run
 from zoo.settings import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def chosen_agent(args: argparse.Namespace) -> str:
     found = newest_run(Path(args.log_folder), algos, args.env)
     if found is not None:
         return str(found.path)
-    for agent in find_agents(folder_name(args.env)):
+    for agent in agents_for(args.env):
         if agent.split("/")[1] in algos:
             return agent
     raise BadValue(

@@ -6,16 +6,23 @@ import pytest
 
 from vla_gym.errors import UnknownName
 from zoo import agents
-from zoo.agents import find_agents, local_or_shipped
+from zoo.agents import agents_for, find_agents, local_or_shipped
 
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with three agents, seen from an empty folder."""
+    """A package with four agents, seen from an empty folder."""
     root = tmp_path / "package" / "agents"
-    for name in ("sft/Toy-Reach", "ppo/Toy-Reach", "sft/MetaWorld-reach"):
-        (root / name).mkdir(parents=True)
-        (root / name / "config.json").write_text("{}")
+    for stage, env in [
+        ("sft", "Toy-Reach"),
+        ("ppo", "Toy-Reach"),
+        ("sft", "Toy-Reach/1"),
+        ("sft", "MetaWorld/reach"),
+    ]:
+        folder = root / stage / env.replace("/", "-")
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "config.yml").write_text(f"env: {env}\n")
     monkeypatch.setattr(agents, "packaged_folder", lambda name: tmp_path / "package" / name)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -38,5 +45,15 @@ def test_an_agent_that_does_not_exist_gets_the_nearest_name(shipped: Path) -> No
 
 
 def test_agents_of_an_environment_come_with_the_further_trained_first(shipped: Path) -> None:
-    assert find_agents("Toy-Reach") == ["agents/ppo/Toy-Reach", "agents/sft/Toy-Reach"]
-    assert len(find_agents()) == 3
+    assert agents_for("Toy-Reach") == ["agents/ppo/Toy-Reach", "agents/sft/Toy-Reach"]
+    assert len(find_agents()) == 4
+
+
+def test_a_task_of_a_suite_is_played_by_its_own_agents_then_by_the_suites(shipped: Path) -> None:
+    suites = ["agents/ppo/Toy-Reach", "agents/sft/Toy-Reach"]
+    assert agents_for("Toy-Reach/1") == ["agents/sft/Toy-Reach-1", *suites]
+    assert agents_for("Toy-Reach/2") == suites
+
+
+def test_an_agent_of_some_tasks_is_none_of_a_suite_with_more(shipped: Path) -> None:
+    assert agents_for("MetaWorld-MT10") == []

@@ -117,7 +117,7 @@ def test_what_cannot_be_watched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(enjoy, "find_agents", lambda env_folder: [])
+    monkeypatch.setattr(enjoy, "agents_for", lambda env_id: [])
     assert guarded(enjoy.run, argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -127,7 +127,7 @@ def test_without_a_run_an_agent_of_the_package_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = ["agents/grpo/Toy-Reach", "agents/sft/Toy-Reach"]
-    monkeypatch.setattr(enjoy, "find_agents", lambda env_folder: shipped)
+    monkeypatch.setattr(enjoy, "agents_for", lambda env_id: shipped)
     asked = ["--env", "Toy-Reach", "-f", str(tmp_path)]
     assert enjoy.chosen_agent(enjoy.parser().parse(asked)) == "agents/grpo/Toy-Reach"
     assert enjoy.chosen_agent(enjoy.parser().parse([*asked, "--algo", "sft"])) == "agents/sft/Toy-Reach"
