@@ -10,10 +10,10 @@ from typing import Any
 from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
-from zoo.paired import compare, outcomes_of
-from zoo.results import comparison_table
+from zoo.paired import compare, compare_tasks, outcomes_of
+from zoo.results import comparison_table, task_comparison_table
 
-_NEEDED = {"env", "episodes", "summary", "deterministic"}
+_NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
 
 
 def parser() -> OneLineParser:
@@ -39,10 +39,26 @@ def run(argv: Sequence[str]) -> int:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (--stochastic)"
         )
-    print(comparison_table(compare(outcomes_of(before), outcomes_of(after))))
+    outcomes = outcomes_of(before), outcomes_of(after)
+    print(comparison_table(compare(*outcomes)))
+    tasks, names = compare_tasks(*outcomes), task_names(before)
+    if len(tasks) > 1:
+        print(task_comparison_table({names[task]: one for task, one in tasks.items()}))
     for line in dict.fromkeys(record["summary"] for record in (*before, *after)):
         print(f"protocol: {line}")
     return 0
+
+
+def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """<environment>/<task id> -> the task's name, with the environment where there are several."""
+    several = len({record["env"] for record in records}) > 1
+    found = {}
+    for record in records:
+        played = sorted({episode["task_id"] for episode in record["episodes"]})
+        for task_id, task in zip(played, record["tasks"], strict=True):
+            name = f"{record['env']} {task['name']}" if several else task["name"]
+            found[f"{record['env']}/{task_id}"] = name
+    return found
 
 
 def read_record(path: Path) -> Mapping[str, Any]:

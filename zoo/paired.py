@@ -11,7 +11,7 @@ from vla_gym.errors import BadValue
 from zoo.evaluation import Rate
 
 Outcomes = Mapping[tuple[str, str], bool]
-"""(environment, fingerprint of the start state) -> was the episode solved?"""
+"""(<environment>/<task id>, fingerprint of the start state) -> was the episode solved?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,29 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     coins = gained + lost
     tail = sum(math.comb(coins, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**coins)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values raised for being several, in the order given (Holm 1979, "A simple sequentially rejective ...").
+
+    The k-th smallest of m, k from 0, times m - k; at most 1, and never below a smaller one's.
+    """
+    raised, floor = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        floor = max(floor, min(1.0, p_values[index] * (len(p_values) - rank)))
+        raised[index] = floor
+    return raised
+
+
+def compare_tasks(before: Outcomes, after: Outcomes) -> dict[str, Comparison]:
+    """`compare` for each task by itself, in the order of `before`."""
+    compare(before, after)
+    return {
+        task: compare(
+            *({key: one for key, one in side.items() if key[0] == task} for side in (before, after))
+        )
+        for task in dict.fromkeys(key[0] for key in before)
+    }
 
 
 def compare(before: Outcomes, after: Outcomes) -> Comparison:

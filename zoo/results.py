@@ -19,7 +19,7 @@ from zoo.evaluation import (
     suite_weighted_mean,
     task_weighted_mean,
 )
-from zoo.paired import Comparison
+from zoo.paired import Comparison, holm
 from zoo.runs import REPORT_FILE
 
 _LABEL_WIDTH = 60
@@ -84,6 +84,26 @@ def comparison_table(comparison: Comparison) -> str:
             f"(McNemar, exact, two-sided); the intervals {separated}",
         ]
     )
+
+
+def task_comparison_table(comparisons: Mapping[str, Comparison]) -> str:
+    """A line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
+    widest = max(len(name) for name in ("task", *comparisons))
+    raised = holm([one.p_value for one in comparisons.values()])
+    return "\n".join(
+        [
+            f"{'task':<{widest}}   before    after  gained   lost  p (Holm)",
+            *(
+                f"{name:<{widest}}  {_fraction(one.before):>7}  {_fraction(one.after):>7}  {one.gained:>6}"
+                f"  {one.lost:>5}  {p:.2g}"
+                for (name, one), p in zip(comparisons.items(), raised, strict=True)
+            ),
+        ]
+    )
+
+
+def _fraction(rate: Rate) -> str:
+    return f"{rate.successes}/{rate.episodes}"
 
 
 def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,31 @@ def write(path: Path, solved: str, *, deterministic: bool = True) -> str:
         for k, letter in enumerate(solved)
     ]
     facts = {"env": "Toy-Reach/0", "summary": "Toy-Reach/0, as it was", "deterministic": deterministic}
-    path.write_text(json.dumps({**facts, "episodes": episodes}))
+    path.write_text(json.dumps({**facts, "episodes": episodes, "tasks": [{"name": "reach-red"}]}))
     return str(path)
+
+
+def write_tasks(path: Path, solved: Mapping[int, str]) -> str:
+    """Several tasks: id -> outcomes."""
+    episodes = [
+        {"task_id": task, "start_state": f"{task}{k}", "success_once": letter == "x"}
+        for task, letters in solved.items()
+        for k, letter in enumerate(letters)
+    ]
+    facts = {"env": "Toy-Reach", "summary": "Toy-Reach, as it was", "deterministic": True}
+    tasks = [{"name": f"task-{task}"} for task in solved]
+    path.write_text(json.dumps({**facts, "episodes": episodes, "tasks": tasks}))
+    return str(path)
+
+
+def test_several_tasks_get_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write_tasks(tmp_path / "sft.json", {0: "------", 2: "xx"})
+    after = write_tasks(tmp_path / "ppo.json", {0: "xxxxxx", 2: "x-"})
+    assert run(["--before", before, "--after", after]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[4:-1]]
+    assert lines[0][:3] == ["task", "before", "after"]
+    # Six coins: p = 2 / 64, twice that for being one of two.
+    assert lines[1:] == [["task-0", "0/6", "6/6", "6", "0", "0.062"], ["task-2", "2/2", "1/2", "0", "1", "1"]]
 
 
 def test_two_splits_of_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

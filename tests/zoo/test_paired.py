@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.paired import compare, mcnemar_exact, outcomes_of
+from zoo.paired import compare, compare_tasks, holm, mcnemar_exact, outcomes_of
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,23 @@ def test_splits_count_together_and_none_counts_twice() -> None:
     }
     with pytest.raises(BadValue, match="start state aa of Reach"):
         outcomes_of([train, train])
+
+
+def test_holm_raises_the_smallest_most() -> None:
+    # 0.01 * 3, 0.03 * 2, then 0.04 * 1, which may not be below the 0.06 before it.
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_tasks_are_compared_each_by_itself() -> None:
+    before = {("Reach/0", "a"): True, ("Reach/1", "b"): False, ("Reach/1", "c"): False}
+    after = {("Reach/1", "c"): False, ("Reach/1", "b"): True, ("Reach/0", "a"): False}
+    found = compare_tasks(before, after)
+    assert {task: (one.gained, one.lost) for task, one in found.items()} == {
+        "Reach/0": (0, 1),
+        "Reach/1": (1, 0),
+    }
+    assert found["Reach/1"].after.episodes == 2
+    with pytest.raises(BadValue, match="2 in common"):
+        compare_tasks(before, dict.fromkeys(list(after)[:2], True))
