@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from stable_baselines3.common.logger import Logger
@@ -12,10 +12,10 @@ from stable_baselines3.common.logger import Logger
 from vla_gym import VLAVectorEnv
 from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
-from zoo.callbacks import untouched_generators
-from zoo.checkpoint import save_best
+from zoo.callbacks import Stopped, untouched_generators
+from zoo.checkpoint import best_success, save_best
 from zoo.config import RunConfig
-from zoo.evaluation import Episode, evaluate, overall_rate
+from zoo.evaluation import Episode, Frame, evaluate, overall_rate
 from zoo.evaluator import of_all_ranks
 from zoo.monitor import EvaluationFile
 from zoo.ranks import Ranks
@@ -51,68 +51,88 @@ class BestKeeper:
     run: RunFolder
     """Where rank 0 writes."""
     logger: Logger
-    """Gets `eval/*`, to be dumped with the update's numbers."""
+    """Gets `eval/*`."""
     say: Callable[[str], None]
     """Gets each line for the screen."""
-    best: list[Episode] = field(default_factory=list)
-    """The evaluation of the policy in `best/`."""
+    keep_until: int | None = None
+    """Updates that a run which goes on had made: evaluations after more are forgotten, but not what is in `best/`."""
 
     def __post_init__(self) -> None:
-        self._file = EvaluationFile(self.run.path)
+        self._file = EvaluationFile(self.run.path, keep_until=self.keep_until)
+        self._looked_at = self.ranks.firsts(self._file.timesteps[-1] if self._file.timesteps else 0)
+        self._best = best_success(self.run.best)
 
-    def is_due(self, updates: int) -> bool:
-        """Is the policy looked at after so many updates?"""
+    def owes(self, updates: int) -> bool:
+        """Is the policy looked at after so many updates, and was not yet?"""
         every = self.config.eval_freq if self.config.eval_episodes else 0
-        return updates == self.config.n_timesteps or (every > 0 and updates % every == 0)
+        due = updates == self.config.n_timesteps or (every > 0 and updates % every == 0)
+        return due and updates != self._looked_at
 
-    def look(self, updates: int) -> None:
-        """Evaluate the policy, and keep it unless an earlier one was better; every rank must call it."""
+    def look(self, updates: int, *, stopping: Callable[[], bool]) -> None:
+        """Evaluate the policy, and keep it unless an earlier one was better; every rank must call it.
+
+        Raises `Stopped` where a rank was asked to stop (`stopping` tells of this one); the look is then owed still.
+        """
+
+        def on_frame(frame: Frame) -> None:
+            if stopping():
+                raise Stopped
+
         self.policy.set_training_mode(False)
-        episodes = self._evaluate()
+        with untouched_generators():
+            episodes = of_all_ranks(lambda: self._evaluate_own(on_frame), self.ranks)
+        self._looked_at = updates
         if not self.ranks.is_first:
             return
         if not episodes:
             save_best(self.policy, self.run.best, success=0.0, num_timesteps=0)
             return
+        success = overall_rate(episodes).mean
+        kept = self._best is None or success >= self._best
+        if kept:
+            self._best = success
+            save_best(self.policy, self.run.best, success=success, num_timesteps=0)
+            self._write_record(episodes, updates)
+        # Last: what is in this file is not looked at again.
         self._file.add_episodes(updates, episodes)
         for name, value in evaluation_metrics(episodes).items():
             self.logger.record(name, value)
-        success = overall_rate(episodes).mean
-        kept = not self.best or success >= overall_rate(self.best).mean
-        if kept:
-            self.best = episodes
-            save_best(self.policy, self.run.best, success=success, num_timesteps=0)
-            self._write_record(updates)
+        self.logger.dump(updates)
         self.say(evaluated_line(updates, episodes, kept=kept))
 
     def table(self) -> str:
         """The evaluation of the policy in `best/`."""
-        return evaluation_table(self.best, self.envs.benchmark.tasks, self._protocol_line())
+        episodes = self._recorded()
+        return evaluation_table(episodes, self.envs.benchmark.tasks, self._protocol_line(episodes))
 
-    def _evaluate(self) -> list[Episode]:
-        with untouched_generators():
-            own = evaluate(self.policy, self.envs, self.cells) if self.cells else []
-        return of_all_ranks(own, self.ranks)
+    def _evaluate_own(self, on_frame: Callable[[Frame], None]) -> list[Episode]:
+        if not self.cells:
+            return []
+        return evaluate(self.policy, self.envs, self.cells, on_frame=on_frame)
 
-    def _write_record(self, updates: int) -> None:
+    def _recorded(self) -> list[Episode]:
+        record = json.loads((self.run.path / EVALUATION_FILE).read_text(encoding="utf-8"))
+        return [Episode(**one) for one in record["episodes"]]
+
+    def _write_record(self, episodes: Sequence[Episode], updates: int) -> None:
         record = evaluation_record(
-            self.best,
+            episodes,
             self.envs.benchmark.tasks,
             env_id=self.config.env,
             protocol=self.envs.protocol(),
             updates=updates,
             dataset=str(self.dataset),
             deterministic=True,
-            summary=self._protocol_line(),
+            summary=self._protocol_line(episodes),
         )
         path = self.run.path / EVALUATION_FILE
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    def _protocol_line(self) -> str:
+    def _protocol_line(self, episodes: Sequence[Episode]) -> str:
         tasks = self.envs.benchmark.tasks
         return protocol_line(
             self.config.env,
-            self.best,
+            episodes,
             tasks,
             chunk=self.envs.chunk,
             deterministic=True,

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
@@ -87,15 +88,24 @@ def _write_checkpoint(
     )
     if algorithm.kl_coef:
         algorithm.reference.save(folder)
+    write_state(
+        folder,
+        type(algorithm).__name__,
+        counters=boundary.counters,
+        episodes=boundary.episodes,
+        successes=boundary.successes,
+        param_groups=optimizer_groups(algorithm.policy.optimizer),
+        env=boundary.env,
+        rng=boundary.rng,
+    )
+
+
+def write_state(folder: Path, algorithm: str, **facts: Any) -> None:
+    """Write `STATE_FILE`, after all else: whose checkpoint it is, `facts`, and the size of every other file."""
     state = {
         "format_version": FORMAT_VERSION,
-        "algorithm": type(algorithm).__name__,
-        "counters": boundary.counters,
-        "episodes": boundary.episodes,
-        "successes": boundary.successes,
-        "param_groups": optimizer_groups(algorithm.policy.optimizer),
-        "env": boundary.env,
-        "rng": boundary.rng,
+        "algorithm": algorithm,
+        **facts,
         "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
     }
     (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
@@ -185,7 +195,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
     """
-    state = _read_state(algorithm, folder)
+    state = read_state(folder, type(algorithm).__name__)
     if algorithm._learner is not None and algorithm._learner.sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
     backbone = getattr(algorithm.policy, "backbone", None)
@@ -195,8 +205,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         backbone.restore(folder)
     if algorithm.kl_coef:
         algorithm.reference.load(folder)
-    path = folder / OPTIMIZER_FILE
-    load_optimizer(algorithm.policy.optimizer, _load_tensors(path, load_file), state["param_groups"], path)
+    load_moments(algorithm.policy.optimizer, folder, state)
     arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
     own = _restore_env(algorithm, state["env"])
     arrays = {key: one[own] for key, one in arrays.items()}
@@ -220,7 +229,14 @@ def boundary_of(folder: Path) -> Mapping[str, Any]:
     return counters
 
 
-def _read_state(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> dict[str, Any]:
+def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
+    """Let `optimizer` go on from a checkpoint's `OPTIMIZER_FILE`; `state` is what `read_state` gave."""
+    path = folder / OPTIMIZER_FILE
+    load_optimizer(optimizer, _load_tensors(path, load_file), state["param_groups"], path)
+
+
+def read_state(folder: Path, algorithm: str) -> dict[str, Any]:
+    """What `write_state` wrote; raises `BadValue` for a file that is missing or cut, and another's checkpoint."""
     path = folder / STATE_FILE
     if not path.is_file():
         raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
@@ -230,7 +246,7 @@ def _read_state(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> dict[str, Any]
             raise BadValue(
                 f"checkpoint '{folder}' is damaged: {name} should have {size} bytes, has {_size(folder / name)}"
             )
-    expected = {"format_version": FORMAT_VERSION, "algorithm": type(algorithm).__name__}
+    expected = {"format_version": FORMAT_VERSION, "algorithm": algorithm}
     for key, value in expected.items():
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,13 +44,7 @@ class Evaluator:
     def __call__(self) -> list[Episode]:
         """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
         self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
-        try:
-            own, stopped = self._evaluate_own(), False
-        except Stopped:
-            own, stopped = [], True
-        if self._ranks.any(stopped):
-            raise Stopped
-        return of_all_ranks(own, self._ranks)
+        return of_all_ranks(self._evaluate_own, self._ranks)
 
     def close(self) -> None:
         """End the evaluation's simulators."""
@@ -88,7 +82,18 @@ def make_evaluation_envs(config: RunConfig, cells: Sequence[StartState], ranks: 
     return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
 
 
-def of_all_ranks(own: Sequence[Episode], ranks: Ranks) -> list[Episode]:
-    """The episodes of every rank, in the order of their start states; every rank must ask."""
+def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], ranks: Ranks) -> list[Episode]:
+    """The episodes of every rank, in the order of their start states; every rank must ask.
+
+    Raises `Stopped` where `evaluate_own` did on some rank.
+    """
+    own: Sequence[Episode] = ()
+    stopped = False
+    try:
+        own = evaluate_own()
+    except Stopped:
+        stopped = True
+    if ranks.any(stopped):
+        raise Stopped
     told = ranks.everyones([asdict(episode) for episode in own])
     return [Episode(**episode) for part in told for episode in part]

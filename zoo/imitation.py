@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,10 @@ class Frames:
 
     def __len__(self) -> int:
         return len(self.action_BKA)
+
+    def digest(self) -> str:
+        """Tells one set of demonstrations from another: SHA-256 of their actions, in hexadecimal."""
+        return hashlib.sha256(self.action_BKA.contiguous().numpy().data).hexdigest()
 
     def pick(self, index_B: Tensor, device: torch.device) -> Frames:
         """The frames of `index_B`, on `device`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from zoo.agents import local_or_shipped
 from zoo.arguments import key_values
 from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
-from zoo.runs import ResumePoint
+from zoo.runs import ResumePoint, RunFolder
 from zoo.settings import check_algorithm, check_settings
 from zoo.sharing import check_repo
 from zoo.trackers import check_tracker
@@ -39,7 +39,8 @@ _RESUME_FLAGS = (
     *_SPREAD_FLAGS,
 )
 """What may change when a run goes on; anything else would make it another run."""
-_NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
+NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
+"""What no run may change when it goes on."""
 
 
 def check_services(args: argparse.Namespace) -> None:
@@ -66,15 +67,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         settings=overrides.get("policy_kwargs", {}),
     )
     hyperparams = load_hyperparams(algo, args.env, policy.family, conf_file)
-    tuned = dict(hyperparams.values)
-    if policy.env_options:
-        tuned.update(policy.env_options)
-    if not policy.takes_options:
-        # A checkpoint of ours has its own size; options of fresh weights are not for it.
-        fresh = dict(tuned.get("policy_kwargs", {}))
-        fresh.pop("backbone_kwargs", None)
-        tuned["policy_kwargs"] = fresh
-    values = _merge(tuned, overrides)
+    values = over_recipe(hyperparams.values, policy, overrides)
     flags = {name: getattr(args, name) for name in _RUN_FLAGS if getattr(args, name) is not None}
     if args.on_worker_error is not None:
         flags["on_worker_error"] = args.on_worker_error
@@ -96,18 +89,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
 def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
     """The stored configuration with the few flags that may change; raises `BadValue` for the others."""
     config = point.run.config()
-    for name in ("algo", "env"):
-        given = getattr(args, name)
-        if given is not None and given != getattr(config, name):
-            raise BadValue(
-                f"--{name} {given} does not fit the run: '{point.run.path}' is {getattr(config, name)}"
-            )
-    for name in _NEW_RUN_FLAGS:
-        if getattr(args, name):
-            allowed = ", ".join(f"--{flag.replace('_', '-')}" for flag in _RESUME_FLAGS)
-            raise BadValue(
-                f"--{name.replace('_', '-')} cannot change when a run goes on with -i; allowed: {allowed}"
-            )
+    check_same_run(args, point.run, same=("algo", "env"), fixed=NEW_RUN_FLAGS, allowed=_RESUME_FLAGS)
     changed = {name: getattr(args, name) for name in _RESUME_FLAGS if getattr(args, name) is not None}
     on_worker_error = changed.pop("on_worker_error", None)
     if on_worker_error is not None:
@@ -120,6 +102,32 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
             f"give a larger total with -n, e.g. -n {2 * point.step}"
         )
     return config
+
+
+def check_same_run(
+    args: argparse.Namespace,
+    run: RunFolder,
+    *,
+    same: Sequence[str],
+    fixed: Sequence[str],
+    allowed: Sequence[str],
+) -> None:
+    """Raise `BadValue` for a flag of `same` that is not as in the run, and for any of `fixed`; name the `allowed`."""
+    config = run.config()
+    for name in same:
+        given = getattr(args, name)
+        if given is not None and given != getattr(config, name):
+            raise BadValue(f"--{name} {given} does not fit the run: '{run.path}' is {getattr(config, name)}")
+    for name in fixed:
+        if getattr(args, name) not in (None, []):
+            raise BadValue(
+                f"{_flag(name)} cannot change when a run goes on with -i; allowed: "
+                f"{', '.join(map(_flag, allowed))}"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +219,19 @@ def check_benchmark_options(config: RunConfig) -> None:
             f"eval_episodes={config.eval_episodes} is more than the {grid} start states of {config.env}; "
             f"at most --eval-episodes {grid}"
         )
+
+
+def over_recipe(
+    recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A recipe's settings as they fit the policy, with the user's over them."""
+    tuned = {**recipe, **policy.env_options}
+    if not policy.takes_options:
+        # A checkpoint of ours has its own size; options of fresh weights are not for it.
+        fresh = dict(tuned.get("policy_kwargs", {}))
+        fresh.pop("backbone_kwargs", None)
+        tuned["policy_kwargs"] = fresh
+    return _merge(tuned, overrides)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

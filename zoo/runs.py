@@ -28,6 +28,8 @@ from zoo.config import RunConfig, from_plain, to_plain
 CONFIG_FILE = "config.yml"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
+TRAINING, FINETUNING = "zoo.train", "zoo.sft"
+"""The commands that make runs."""
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -161,9 +163,24 @@ def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder
     return None
 
 
-def find_resume_point(path: str) -> ResumePoint:
-    """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named."""
+def check_command(run: RunFolder, command: str) -> None:
+    """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
+    made_by = FINETUNING if run.config().algo == "sft" else TRAINING
+    if made_by != command:
+        policy = run.path if holds_policy(run.path) else run.best
+        raise BadValue(
+            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}, or start a new run "
+            f"from its policy with --policy {policy}"
+        )
+
+
+def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
+    """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named.
+
+    Raises `BadValue` for a run of another command.
+    """
     run = find_run(path)
+    check_command(run, command)
     wanted = Path(path).expanduser().resolve()
     if wanted != run.path.resolve():
         match = _STEP.fullmatch(wanted.name)

@@ -23,7 +23,16 @@ from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
 from zoo.evaluation import Rate
 from zoo.model_card import CardFacts, model_card
 from zoo.results import rate_values
-from zoo.runs import ResumePoint, RunFolder, create_run_folder, find_run, folder_name, policy_folder
+from zoo.runs import (
+    TRAINING,
+    ResumePoint,
+    RunFolder,
+    check_command,
+    create_run_folder,
+    find_run,
+    folder_name,
+    policy_folder,
+)
 
 CARD, REPLAY = "README.md", "replay.mp4"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -184,6 +193,7 @@ def download_run(name: str) -> RunFolder:
 def remote_resume_point(name: str) -> ResumePoint:
     """What `-i name` means for training where `name` is a Hub id: its checkpoint, going on in a new run folder."""
     run = download_run(name)
+    check_command(run, TRAINING)
     steps = run.saved_steps()
     if not steps:
         raise BadValue(

@@ -94,22 +94,12 @@ def make_model(
         name: build_schedule(value, name) if kinds[name].name == "schedule" and value is not None else value
         for name, value in config.algo_kwargs.items()
     }
-    options = dict(config.policy_kwargs)
-    if weights is not None:
-        # A run goes on even when the folder its first weights came from is gone.
-        options.pop("backbone_kwargs", None)
-    suites = {task.suite for task in envs.benchmark.tasks}
     model: VLAOnPolicyAlgorithm = algorithm(
         "VLAPolicy",
         envs,
         seed=config.seed,
         device=device,
-        policy_kwargs={
-            "backbone": config.policy if weights is None else str(weights),
-            "action_spec": envs.benchmark.action_spec,
-            "suite": suites.pop() if len(suites) == 1 else None,
-            **options,
-        },
+        policy_kwargs=policy_arguments(config, envs, weights),
         **settings,
     )
     if config.offload_idle and sharding_asked():
@@ -118,6 +108,21 @@ def make_model(
         )
     model.offload_idle = config.offload_idle
     return model
+
+
+def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None) -> dict[str, Any]:
+    """Keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
+    options = dict(config.policy_kwargs)
+    if weights is not None:
+        # A run goes on even when the folder its first weights came from is gone.
+        options.pop("backbone_kwargs", None)
+    suites = {task.suite for task in envs.benchmark.tasks}
+    return {
+        "backbone": config.policy if weights is None else str(weights),
+        "action_spec": envs.benchmark.action_spec,
+        "suite": suites.pop() if len(suites) == 1 else None,
+        **options,
+    }
 
 
 def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv, ranks: Ranks) -> RunFolder:

@@ -170,6 +170,7 @@ def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:
         ("--num-envs 2", "--num-envs cannot change"),
         ("-params gamma:1", "--params cannot change"),
         ("--seed 5", "--seed cannot change"),
+        ("--seed 0", "--seed cannot change"),
         ("--policy nano", "--policy cannot change"),
     ],
 )

@@ -6,7 +6,15 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
-from zoo.runs import RunFolder, create_run_folder, describe_run, find_resume_point, find_run, policy_folder
+from zoo.runs import (
+    FINETUNING,
+    RunFolder,
+    create_run_folder,
+    describe_run,
+    find_resume_point,
+    find_run,
+    policy_folder,
+)
 
 CONFIG = RunConfig(
     algo="ppo",
@@ -100,6 +108,14 @@ def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
     run.best.mkdir()
     with pytest.raises(BadValue, match="weights only"):
         find_resume_point(str(run.best))
+
+
+def test_a_run_of_another_command_names_it(run: RunFolder) -> None:
+    run.checkpoint(20).mkdir(parents=True)
+    with pytest.raises(
+        BadValue, match=r"is a run of zoo\.train: go on with python -m zoo\.train -i .*--policy .*best"
+    ):
+        find_resume_point(str(run.path), FINETUNING)
 
 
 def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None:

@@ -39,7 +39,8 @@ def same_runs(folder: Path, asked: list[str], processes: int, weights: str, conf
     said = finish(several)
     alone, shared = only_run(folder / "alone"), only_run(folder / "several")
     ours, theirs = metrics(alone), metrics(shared)
-    assert len(ours) == len(theirs) == 4
+    # Four updates, two evaluations.
+    assert len(ours) == len(theirs) == 6
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
     same_tensors(alone / "best", shared / "best", weights, 1e-5)
@@ -77,6 +78,31 @@ def test_an_adapter_is_the_same_on_two_processes(demos: Path, tmp_path: Path) ->
     policy = ("--policy", str(base("openvla-oft", tmp_path / "base")), "-params", LORA)
     asked = [*SEEDED, *SIZE, "--dataset", str(demos), *policy]
     same_runs(tmp_path, asked, 2, "adapter_model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["cpu.yaml", "one_node_fsdp2.yaml"])
+def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_path: Path) -> None:
+    asked = [
+        *SEEDED,
+        *SIZE,
+        "--dataset",
+        str(demos),
+        "-params",
+        "policy_kwargs:{backbone_kwargs: {size: tiny}}",
+    ]
+    assert sft.run([*asked, "-f", str(tmp_path / "whole")]) == 0
+    flags = [*asked, "-f", str(tmp_path / "stopped")]
+    said = finish(start(2, flags, config=config, module="tests.zoo.stopped_sft"))
+    assert said.count("stopped and saved") == 1
+    whole, run = only_run(tmp_path / "whole"), only_run(tmp_path / "stopped")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_2"]
+    assert sft.run(["-i", str(run), "--num-threads", "1"]) == 0
+    for one, other in zip(metrics(run), metrics(whole), strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    same_tensors(run / "best", whole / "best", "model.safetensors", 1e-5)
+    assert _outcomes(run) == _outcomes(whole)
 
 
 @pytest.mark.slow
