@@ -20,10 +20,10 @@ from tests.zoo.stopped_sft import during_update, send
 from tests.zoo.test_evaluation import episode
 from tests.zoo.test_sft_families import LORA, base, collect_demos
 from vla_gym.errors import WorkerFailed
-from zoo import best_keeper, sft, train
+from zoo import best_keeper, sft
 from zoo.cli import guarded
 from zoo.finetuning_loop import FinetuningLoop
-from zoo.runs import RunFolder, create_run_folder, describe_run
+from zoo.runs import RunFolder
 
 pytest.importorskip("pyarrow")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
@@ -218,65 +218,12 @@ def stopped(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(folder)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (
-            ["-n", "9"],
-            "-n cannot change when a run goes on with -i: its learning rate falls to 0 over 7 updates",
-        ),
-        (["--env", "MetaWorld/reach"], "--env MetaWorld/reach does not fit the run"),
-        (
-            ["--batch-size", "8"],
-            "--batch-size cannot change when a run goes on with -i; allowed: --eval-freq,",
-        ),
-        (["--seed", "0"], "--seed cannot change"),
-        (["--augment"], "--augment cannot change"),
-        (["--dataset", "elsewhere"], "is not in 'elsewhere' (any more); if it was moved, say where it is"),
-    ],
-)
-def test_flags_that_would_make_it_another_run_are_refused(
-    flags: list[str], says: str, stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in complaint(capsys, stopped, *flags)
-    assert steps(stopped) == [5]
-
-
 def complaint(capsys: pytest.CaptureFixture[str], run: Path, *flags: str) -> str:
     """The one line that `zoo.sft -i` ends with."""
     capsys.readouterr()
     assert go_on(run, *flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
-
-
-def test_only_runs_that_were_stopped_go_on(
-    stopped: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    best = f"--policy {whole / 'best'}"
-    assert f"has made all its 7 updates; to learn more, start from its policy with {best}" in complaint(
-        capsys, whole
-    )
-    assert f"in its own run folder only: -i {stopped}" in complaint(
-        capsys, stopped / "checkpoints" / "step_5"
-    )
-    run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
-    config = train.resolve_new_run(train.parser().parse(["--env", "Toy-Reach", "--seed", "0"]))
-    describe_run(run, config=config, args={}, command=["python"], protocol={})
-    assert f"is a run of zoo.train: go on with python -m zoo.train -i {run.path}" in complaint(
-        capsys, run.path
-    )
-    assert guarded(train.run, ["-i", str(stopped)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"is a run of zoo.sft: go on with python -m zoo.sft -i {stopped}" in line
-
-
-def test_a_run_without_a_checkpoint_is_told_from_one_that_ended(
-    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = shutil.copytree(stopped, tmp_path / "run")
-    shutil.rmtree(copy / "checkpoints")
-    assert "has no checkpoint to resume from" in complaint(capsys, copy)
 
 
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "model.safetensors", "training_state.json"])
