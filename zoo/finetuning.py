@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue
+from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from zoo.batch_plan import benchmark_of, check_dealing
 from zoo.best_keeper import BestKeeper
@@ -86,20 +87,9 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         check_fits(shown, policy, settings.folder)
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
-        run = _open_run_folder(request, envs, ranks)
-        keeper = BestKeeper(
-            config=config,
-            dataset=settings.folder,
-            policy=policy,
-            envs=envs,
-            cells=cells,
-            ranks=ranks,
-            run=run,
-            logger=_logger(request, run, ranks),
-            say=say,
-            keep_until=request.done,
-        )
+        keeper = _keeper(request, policy, envs, cells, ranks, say)
         cleanup.callback(keeper.logger.close)
+        run = keeper.run
         say(_headline(request, run, len(shown), frames))
         checkpoints = FinetuningCheckpoints(run, policy, ranks, frames)
         _learn(FinetuningLoop(frames, keeper, checkpoints, done=request.done or 0))
@@ -158,6 +148,32 @@ def _make_policy(request: FinetuningRequest, envs: VLAVectorEnv) -> VLAPolicy:
     )
 
 
+def _keeper(
+    request: FinetuningRequest,
+    policy: VLAPolicy,
+    envs: VLAVectorEnv,
+    cells: Sequence[StartState],
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> BestKeeper:
+    """What evaluates and writes, with its run folder."""
+    run = _open_run_folder(request, envs, ranks)
+    outputs = [JsonLines, TensorBoard] if ranks.is_first else []
+    formats = [one(run.path, keep_until=request.done) for one in outputs]
+    return BestKeeper(
+        config=request.config,
+        dataset=request.settings.folder,
+        policy=policy,
+        envs=envs,
+        cells=cells,
+        ranks=ranks,
+        run=run,
+        logger=Logger(folder=None, output_formats=formats),
+        say=say,
+        keep_until=request.done,
+    )
+
+
 def _headline(request: FinetuningRequest, run: RunFolder, num_episodes: int, frames: Frames) -> str:
     config, chunk = request.config, frames.action_BKA.shape[1]
     start = f", going on at {request.done}" if request.done else ""
@@ -165,11 +181,6 @@ def _headline(request: FinetuningRequest, run: RunFolder, num_episodes: int, fra
         f"SFT on {config.env} with {config.policy}: {num_episodes} episodes, {len(frames)} frames, chunks of {chunk}, "
         f"{config.n_timesteps} updates of {request.settings.batch_size}{start}, seed {config.seed} -> {run.path}"
     )
-
-
-def _logger(request: FinetuningRequest, run: RunFolder, ranks: Ranks) -> Logger:
-    outputs = [JsonLines, TensorBoard] if ranks.is_first else []
-    return Logger(folder=None, output_formats=[one(run.path, keep_until=request.done) for one in outputs])
 
 
 def _open_run_folder(request: FinetuningRequest, envs: VLAVectorEnv, ranks: Ranks) -> RunFolder:

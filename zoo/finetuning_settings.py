@@ -78,18 +78,8 @@ def settings_of(config: RunConfig) -> FinetuningSettings:
 
 def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     """What to learn and where: `-params` over the PPO recipe's environment and policy settings."""
-    for name in ("env", "dataset"):
-        if getattr(args, name) is None:
-            raise BadValue(
-                f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach"
-            )
+    given = _asked_settings(args)
     suites = {task.suite for task in find_benchmark(args.env).tasks}
-    given = check_settings("ppo", key_values(args.params), "-params")
-    for name in given:
-        if name not in _SETTINGS:
-            raise BadValue(
-                f"-params {name}: fine-tuning takes settings of the environment and policy_kwargs only"
-            )
     policy = resolve_policy(
         args.policy or "nano",
         suite=suites.pop() if len(suites) == 1 else None,
@@ -120,6 +110,23 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     check_arithmetic(config)
     check_benchmark_options(config)
     return config
+
+
+def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """`-params`; raises `BadValue` or `UnknownName` where they, or the flags that every run needs, are wrong."""
+    for name in ("env", "dataset"):
+        if getattr(args, name) is None:
+            raise BadValue(
+                f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach"
+            )
+    find_benchmark(args.env)
+    given = check_settings("ppo", key_values(args.params), "-params")
+    for name in given:
+        if name not in _SETTINGS:
+            raise BadValue(
+                f"-params {name}: fine-tuning takes settings of the environment and policy_kwargs only"
+            )
+    return given
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
