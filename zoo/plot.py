@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
 Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
 _POINTS = 200
+_ONE_COLUMN = 3
+"""Panels that stand below each other; more go two in a row."""
 
 
 def parser() -> OneLineParser:
@@ -95,12 +98,16 @@ def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, ou
     for one in runs:
         config = one.config()
         groups.setdefault(config.env, {}).setdefault(config.algo, []).append(one)
-    figure = Figure(figsize=(6.4, 0.6 + 3.2 * len(groups)), layout="constrained")
-    for axes, (env, by_algo) in zip(
-        figure.subplots(len(groups), squeeze=False)[:, 0], groups.items(), strict=True
-    ):
-        for colour, (algo, members) in enumerate(by_algo.items()):
-            _draw_group(axes, members, f"C{colour}", algo, x_axis=x_axis, y_axis=y_axis, window=window)
+    columns = 1 if len(groups) <= _ONE_COLUMN else 2
+    rows = math.ceil(len(groups) / columns)
+    figure = Figure(figsize=(6.4 * columns, 0.6 + 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in panels[len(groups) :]:
+        unused.set_axis_off()
+    for axes, (env, by_algo) in zip(panels, groups.items(), strict=False):
+        for algo, members in by_algo.items():
+            colour = f"C{list(ALGORITHMS).index(algo)}"
+            _draw_group(axes, members, colour, algo, x_axis=x_axis, y_axis=y_axis, window=window)
         axes.set(title=env, xlabel=X_LABELS[x_axis], ylabel=Y_LABELS[y_axis])
         if y_axis == "success":
             axes.set_ylim(-0.02, 1.02)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,25 @@ def test_runs_are_chosen_by_algorithm_and_environment(
     assert "2 runs drawn" in capsys.readouterr().out
     assert run([str(logs / "grpo" / "Toy-Reach_1"), "-o", picture]) == 0
     assert "1 run drawn" in capsys.readouterr().out
+
+
+def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
+    def width(picture: Path) -> float:
+        first = re.search(r'<svg [^>]*width="([\d.]+)pt"', picture.read_text(encoding="utf-8"))
+        assert first is not None
+        return float(first[1])
+
+    for number in range(3):
+        env = f"Toy-Reach/{number}"
+        folder = logs / "ppo" / f"Toy-Reach-{number}_1"
+        shutil.copytree(logs / "ppo" / "Toy-Reach_1", folder)
+        config = RunConfig(algo="ppo", env=env, policy="nano", n_timesteps=100, num_envs=2, seed=0)
+        (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
+    three, four = tmp_path / "three.svg", tmp_path / "four.svg"
+    assert run(["-f", str(logs), "-e", *(f"Toy-Reach/{k}" for k in range(3)), "-o", str(three)]) == 0
+    assert run(["-f", str(logs), "-o", str(four)]) == 0
+    assert width(four) == 2 * width(three)
+    assert "Toy-Reach/2" in four.read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_said_in_one_line(
