@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from zoo.packaged import packaged_folder
-from zoo.paired import Comparison, compare, outcomes_of
+from zoo.paired import Comparison, Outcomes, compare, outcomes_of
 from zoo.runs import folder_name
 
 ALGORITHMS = ("ppo", "grpo")
@@ -124,13 +124,14 @@ class Workshop:
         """JSON of `zoo.evaluate`."""
         return self.folder / f"{stage}-{split}.json"
 
-    def comparison(self, algo: str) -> Comparison:
-        """SFT against what an algorithm made of it."""
-        before, after = (
+    def comparison(self, stage: str) -> Comparison:
+        """SFT against what came of it."""
+        return compare(self._outcomes("sft"), self._outcomes(stage))
+
+    def _outcomes(self, stage: str) -> Outcomes:
+        return outcomes_of(
             [json.loads(self.result(stage, split).read_text()) for split in self.recipe.splits]
-            for stage in ("sft", algo)
         )
-        return compare(outcomes_of(before), outcomes_of(after))
 
     def step(self, name: str, command: str, *arguments: object) -> None:
         """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`."""
@@ -183,12 +184,16 @@ def table(shops: Sequence[Workshop]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for shop in shops:
+        costs = shop.costs()
+        start, taught = shop.comparison("sft").before, (costs["collect"] + costs["sft"]) / 60
+        shown = f"{shop.recipe.demonstrations} | {_rate(start)}"
+        if not shop.recipe.algorithms:
+            lines.append(f"| {shop.recipe.env} | SFT alone | {shown} | | | | {taught:.1f} |")
         for algo in shop.recipe.algorithms:
-            one, costs = shop.comparison(algo), shop.costs()
+            one = shop.comparison(algo)
             lines.append(
-                f"| {shop.recipe.env} | {algo.upper()} | {shop.recipe.demonstrations} | {_rate(one.before)} | "
-                f"{_rate(one.after)} | {one.gained} / {one.lost} | {one.p_value:.1g} | "
-                f"{(costs['collect'] + costs['sft']) / 60:.1f} + {costs[algo] / 60:.1f} |"
+                f"| {shop.recipe.env} | {algo.upper()} | {shown} | {_rate(one.after)} | {one.gained} / {one.lost} | "
+                f"{one.p_value:.1g} | {taught:.1f} + {costs[algo] / 60:.1f} |"
             )
     return "\n".join(lines)
 

@@ -35,6 +35,15 @@ def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
     assert "| 50% [15%, 85%] of 4 | 2 / 1 | 1 | 2.0 + 1.0 |" in grpo
 
 
+def test_an_agent_of_demonstrations_alone_has_a_row(tmp_path: Path) -> None:
+    shop = Workshop(replace(RECIPE, algorithms=()), tmp_path)
+    write_result(shop, "sft", [True, False])
+    (shop.folder / "cpu_seconds.json").write_text(json.dumps({"collect": 30, "sft": 90}))
+    assert table([shop]).splitlines()[2:] == [
+        "| Toy-Reach | SFT alone | 3 | 50% [9%, 91%] of 2 | | | | 2.0 |"
+    ]
+
+
 def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
     shop = Workshop(RECIPE, tmp_path)
     shop.step("help", "plot", "--help")
