@@ -52,7 +52,7 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values raised for being several, in the order given (Holm 1979, "A simple sequentially rejective ...").
+    """p-values raised for being several, in the order given (Holm 1979).
 
     The k-th smallest of m, k from 0, times m - k; at most 1, and never below a smaller one's.
     """
@@ -64,7 +64,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare_tasks(before: Outcomes, after: Outcomes) -> dict[str, Comparison]:
-    """`compare` for each task by itself, in the order of `before`."""
+    """`compare` for each task by itself, <environment>/<task id> -> its comparison, in the order of `before`.
+
+    Raises `BadValue` where the start states are not the same.
+    """
     compare(before, after)
     return {
         task: compare(

@@ -56,6 +56,15 @@ def test_runs_are_chosen_by_algorithm_and_environment(
     assert "1 run drawn" in capsys.readouterr().out
 
 
+def test_an_algorithm_has_its_colour_also_where_it_is_alone(logs: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "grpo.svg"
+    assert run(["-f", str(logs), "-a", "grpo", "-o", str(picture)]) == 0
+    text = picture.read_text(encoding="utf-8")
+    # The second of matplotlib's colours, as beside PPO, which has the first.
+    assert "#ff7f0e" in text
+    assert "#1f77b4" not in text
+
+
 def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
     def width(picture: Path) -> float:
         first = re.search(r'<svg [^>]*width="([\d.]+)pt"', picture.read_text(encoding="utf-8"))
