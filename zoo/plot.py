@@ -89,11 +89,14 @@ def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, ou
     Raises `MissingDependency` without matplotlib and `BadValue` for a file that cannot be written.
     """
     try:
+        from matplotlib.colors import TABLEAU_COLORS
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependency(
             "zoo.plot needs matplotlib. Install it: pip install 'vla-zoo[plots]'"
         ) from error
+    # By name: `C0` and `C1` would be whatever another library has made of matplotlib's cycle.
+    colours = dict(zip(ALGORITHMS, TABLEAU_COLORS, strict=False))
     groups: dict[str, dict[str, list[RunFolder]]] = {}
     for one in runs:
         config = one.config()
@@ -106,8 +109,7 @@ def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, ou
         unused.set_axis_off()
     for axes, (env, by_algo) in zip(panels, groups.items(), strict=False):
         for algo, members in by_algo.items():
-            colour = f"C{list(ALGORITHMS).index(algo)}"
-            _draw_group(axes, members, colour, algo, x_axis=x_axis, y_axis=y_axis, window=window)
+            _draw_group(axes, members, colours[algo], algo, x_axis=x_axis, y_axis=y_axis, window=window)
         axes.set(title=env, xlabel=X_LABELS[x_axis], ylabel=Y_LABELS[y_axis])
         if y_axis == "success":
             axes.set_ylim(-0.02, 1.02)

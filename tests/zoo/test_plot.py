@@ -57,10 +57,14 @@ def test_runs_are_chosen_by_algorithm_and_environment(
 
 
 def test_an_algorithm_has_its_colour_also_where_it_is_alone(logs: Path, tmp_path: Path) -> None:
+    import matplotlib
+
     picture = tmp_path / "grpo.svg"
-    assert run(["-f", str(logs), "-a", "grpo", "-o", str(picture)]) == 0
+    # Another library may have set its own cycle of colours: seaborn does.
+    with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=["#000000", "#123456"])}):
+        assert run(["-f", str(logs), "-a", "grpo", "-o", str(picture)]) == 0
     text = picture.read_text(encoding="utf-8")
-    # The second of matplotlib's colours, as beside PPO, which has the first.
+    # matplotlib's orange, as beside PPO, which has its blue.
     assert "#ff7f0e" in text
     assert "#1f77b4" not in text
 
