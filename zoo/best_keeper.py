@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from stable_baselines3.common.logger import Logger
 
@@ -38,7 +37,7 @@ class BestKeeper:
 
     config: RunConfig
     """The run; `eval_freq` and `n_timesteps` count updates."""
-    dataset: Path
+    dataset: str
     """What is learned, for the record."""
     policy: VLAPolicy
     """The policy that acts."""
@@ -121,7 +120,7 @@ class BestKeeper:
             env_id=self.config.env,
             protocol=self.envs.protocol(),
             updates=updates,
-            dataset=str(self.dataset),
+            dataset=self.dataset,
             deterministic=True,
             summary=self._protocol_line(episodes),
         )

@@ -75,7 +75,9 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
     config = replace(request.config, seed=ranks.firsts(request.config.seed))
     request = replace(request, config=config)
     say = say if ranks.is_first else say_nothing
-    shown = read_dataset(settings.folder, settings.episodes)
+    groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
+    check_alike(groups)
+    shown = [one for group in groups.values() for one in group]
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
@@ -84,7 +86,8 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         cleanup.callback(envs.close)
         policy = _make_policy(request, envs).to(device)
         frames = frames_of(shown, envs.chunk)
-        check_fits(shown, policy, settings.folder)
+        for folder, group in groups.items():
+            check_fits(group, policy, folder)
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
         keeper = _keeper(request, policy, envs, cells, ranks, say)
@@ -115,6 +118,25 @@ def _learn(loop: FinetuningLoop) -> None:
         f"  python -m zoo.train --algo ppo --env {env} --policy {run.best}\n"
         f"  python -m zoo.evaluate -i {run.path}"
     )
+
+
+def check_alike(groups: Mapping[Path, Sequence[Demonstration]]) -> None:
+    """Raise `BadValue` unless all datasets have the same cameras, picture sizes, and numbers in states and actions."""
+
+    def shapes(group: Sequence[Demonstration]) -> dict[str, tuple[int, ...]]:
+        columns = {**group[0].images, "state": group[0].state_TS, "action": group[0].action_TA}
+        return {name: column.shape[1:] for name, column in columns.items()}
+
+    (first, wanted), *others = ((folder, shapes(group)) for folder, group in groups.items())
+    for folder, got in others:
+        if got != wanted:
+            raise BadValue(
+                f"'{folder}' and '{first}' cannot be learned together: one has {_said(got)}, the other {_said(wanted)}"
+            )
+
+
+def _said(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def check_fits(shown: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
@@ -162,7 +184,7 @@ def _keeper(
     formats = [one(run.path, keep_until=request.done) for one in outputs]
     return BestKeeper(
         config=request.config,
-        dataset=request.settings.folder,
+        dataset=", ".join(map(str, request.settings.folders)),
         policy=policy,
         envs=envs,
         cells=cells,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ _LEARNING_FLAGS = ("episodes", "batch_size", "learning_rate", "augment")
 class FinetuningSettings:
     """What fine-tuning is told beyond what every run is; `RunConfig.algo_kwargs` of its `config.yml`."""
 
-    dataset: str
-    """LeRobotDataset folder."""
+    dataset: str | Sequence[str]
+    """LeRobotDataset folder, or several, which are learned together."""
     episodes: int | None = None
-    """How many of its episodes; None = all."""
+    """How many episodes of each; None = all."""
     batch_size: int = 64
     """Frames per update, all ranks together."""
     micro_batch_size: int | None = None
@@ -57,9 +58,10 @@ class FinetuningSettings:
     """Change pictures at random, see `zoo.augmentation`?"""
 
     @property
-    def folder(self) -> Path:
-        """Where the dataset is."""
-        return Path(self.dataset).expanduser()
+    def folders(self) -> tuple[Path, ...]:
+        """Where the datasets are."""
+        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        return tuple(Path(name).expanduser() for name in names)
 
 
 def settings_of(config: RunConfig) -> FinetuningSettings:
@@ -130,8 +132,11 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The flags among `names` that were given."""
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    """The flags among `names` that were given; of one dataset its name alone."""
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if len(given.get("dataset", ())) == 1:
+        (given["dataset"],) = given["dataset"]
+    return given
 
 
 # A run that goes on ---------------------------------------------------------------------------------
@@ -181,11 +186,12 @@ def resolve_resumed_finetuning(args: argparse.Namespace, point: ResumePoint) -> 
         allowed=(*_RUN_FLAGS, *_PLACE_FLAGS),
     )
     learning = replace(settings_of(config), **_given(args, *_PLACE_FLAGS))
-    if not learning.folder.is_dir():
-        raise BadValue(
-            f"the dataset of '{point.run.path}' is not in '{learning.dataset}' (any more); if it was moved, say where "
-            "it is with --dataset FOLDER"
-        )
+    for folder in learning.folders:
+        if not folder.is_dir():
+            raise BadValue(
+                f"the dataset of '{point.run.path}' is not in '{folder}' (any more); if it was moved, say where "
+                "it is with --dataset FOLDER, all of them if it learns from several"
+            )
     config = replace(config, algo_kwargs=asdict(learning), **_given(args, *_RUN_FLAGS))
     check_arithmetic(config)
     return config

@@ -30,9 +30,14 @@ def parser() -> OneLineParser:
     """The flags of `zoo.sft`."""
     p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     p.add_argument("--env", metavar="ID", help="environment the policy is for, e.g. MetaWorld/reach")
-    p.add_argument("--dataset", metavar="FOLDER", help="LeRobotDataset v3.0, e.g. of zoo.collect")
     p.add_argument(
-        "--episodes", type=count, metavar="N", help="learn its first N episodes only (default: all)"
+        "--dataset",
+        nargs="+",
+        metavar="FOLDER",
+        help="LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together",
+    )
+    p.add_argument(
+        "--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)"
     )
     p.add_argument(
         "--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)"
@@ -115,7 +120,8 @@ def run(argv: Sequence[str]) -> int:
     import_gym_packages(args.gym_packages)
     point = find_stopped_run(args.resume) if args.resume else None
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
-    check_dataset(settings_of(config).folder)
+    for folder in settings_of(config).folders:
+        check_dataset(folder)
     hush_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.finetuning import FinetuningRequest, finetune

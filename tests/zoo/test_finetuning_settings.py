@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_is_the_stored_one_but_for_what_may_change(run: RunFo
     config = resolve_resumed_finetuning(sft.parser().parse(flags), point)
     assert (config.save_freq, config.eval_freq, config.seed) == (3, 2, 3)
     learning = settings_of(config)
-    assert (learning.folder, learning.micro_batch_size, learning.batch_size) == (tmp_path, 2, 4)
+    assert (learning.folders, learning.micro_batch_size, learning.batch_size) == ((tmp_path,), 2, 4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from vla_gym.adapters import model_store
-from vla_gym.adapters.metaworld_tasks import TRIALS
 from vla_gym.cache import cache_dir
 
 READS_QUATERNIONS = ("assembly", "box-close", "disassemble", "hammer")
@@ -151,8 +150,10 @@ def make_env(task: str) -> LeanEnv:
     return env
 
 
-def start_vectors(env: LeanEnv, seed: int) -> np.ndarray:
-    """The vectors that `metaworld.MT1(task, seed).train_tasks` hold for the task of `env`, float64 `[50, 3 or 6]`.
+def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:
+    """The vectors of the first `number` start states of `env`'s task, float64 `[number, 3 or 6]`.
+
+    The first 50 are those of `metaworld.MT1(task, seed).train_tasks`; more are drawn on from the same stream.
 
     A vector is drawn inside a reset, twice per reset, after rejection rules that read nothing but it. So the
     resets are run as upstream runs them, but without simulating: 60 ms instead of 0.6 s. `env` must be reset
@@ -166,7 +167,7 @@ def start_vectors(env: LeanEnv, seed: int) -> np.ndarray:
     np.random.seed(seed)
     vectors = []
     try:
-        for _ in range(TRIALS):
+        for _ in range(number):
             upstream.reset()
             vectors.append(np.array(upstream._last_rand_vec))
     finally:

@@ -46,10 +46,11 @@ def check_task(task: str) -> None:
 
     env: Any = make_env(task)
     generator_before = np.random.get_state()[1].tolist()
-    vectors = start_vectors(env, 42)
+    vectors = start_vectors(env, 42, 60)
     assert np.random.get_state()[1].tolist() == generator_before
     benchmark = metaworld.MT1(f"{task}-v3", seed=42)
-    for vector, upstream_task in zip(vectors, benchmark.train_tasks, strict=True):
+    assert len(np.unique(vectors, axis=0)) == 60  # those after the 50th are drawn on, not repeated
+    for vector, upstream_task in zip(vectors[:50], benchmark.train_tasks, strict=True):
         np.testing.assert_array_equal(vector, pickle.loads(upstream_task.data)["rand_vec"])  # noqa: S301
     upstream = benchmark.train_classes[f"{task}-v3"]()
     scripted = expert(task)

@@ -91,6 +91,29 @@ def test_the_test_split_has_the_seed_after_the_training_one() -> None:
     assert seeds == [42, 43]
 
 
+def test_more_start_states_are_said_in_the_record() -> None:
+    usual, more = (
+        metaworld_benchmark("MetaWorld/reach"),
+        metaworld_benchmark("MetaWorld/reach", sampled_starts=200),
+    )
+    assert usual == metaworld_benchmark("MetaWorld/reach", sampled_starts=0)
+    assert (usual.tasks[0].num_trials, usual.simulator_kwargs["trials"], usual.start_kind) == (
+        50,
+        50,
+        "start states",
+    )
+    assert (more.tasks[0].num_trials, more.simulator_kwargs["trials"]) == (200, 200)
+    assert more.start_kind == "sampled start states (split train)"
+    assert "drawn on to 200 per task" in str(more.protocol["start_states"])
+    assert "drawn on" not in str(usual.protocol["start_states"])
+
+
+@pytest.mark.parametrize("number", [-1, 10_001, 1.5, True, "50"])
+def test_a_wrong_number_of_start_states_is_refused(number: object) -> None:
+    with pytest.raises(BadValue, match=r"sampled_starts must be an integer in 0 \.\. 10000, got"):
+        find_benchmark("MetaWorld-MT10", sampled_starts=number)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
