@@ -3,6 +3,7 @@
     python -m benchmarks.agents                                  # every agent of hyperparams/agents.yml
     python -m benchmarks.agents MetaWorld/window-close -o work   # one environment, files under work/
     python -m benchmarks.agents --ship agents                    # and copy the policies to agents/<algo>/<env>/
+    python -m benchmarks.agents --jobs 4                         # four environments at a time, a core each
 
 Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, so the
 script can be stopped and started again. The table says what every step cost in seconds of CPU, workers included.
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ class AgentRecipe:
     """Deviation of what disturbs the expert's actions."""
     sft_params: Sequence[str] = ()
     """`-params` of `zoo.sft` over the PPO recipe's environment and policy."""
+    evaluation_params: Sequence[str] = ()
+    """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
     """What goes on from the fine-tuned policy."""
     splits: Sequence[str] = ("train", "test")
@@ -115,10 +119,9 @@ class Workshop:
             target = ("--split", split, "-o", self.result(stage, split))
             how = ("--num-envs", self.recipe.num_envs, "--num-threads", 1)
             some = ("--eval-episodes", self.recipe.episodes) if self.recipe.episodes else ()
-            name = f"evaluate {stage} {split}"
-            self.step(
-                name, "evaluate", "--env", self.recipe.env, "-i", self.policy(stage), *target, *some, *how
-            )
+            params = ("-params", *self.recipe.evaluation_params) if self.recipe.evaluation_params else ()
+            policy = ("--env", self.recipe.env, "-i", self.policy(stage))
+            self.step(f"evaluate {stage} {split}", "evaluate", *policy, *target, *some, *how, *params)
 
     def result(self, stage: str, split: str) -> Path:
         """JSON of `zoo.evaluate`."""
@@ -139,13 +142,16 @@ class Workshop:
             return
         argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
         print(" ".join(["python", *argv[1:]]), flush=True)
-        before = os.times()
-        with (self.folder / f"{name}.log").open("w") as log:
-            code = subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-        if code:
-            raise SystemExit(f"exit code {code}; see {self.folder / f'{name}.log'}")
-        after = os.times()
-        seconds = after.children_user + after.children_system - before.children_user - before.children_system
+        with (
+            (self.folder / f"{name}.log").open("w") as log,
+            subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT) as process,
+        ):
+            # Of this process and its workers alone, whatever else runs beside it.
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"exit code {process.returncode}; see {self.folder / f'{name}.log'}")
+        seconds = usage.ru_utime + usage.ru_stime
         self._costs_file.write_text(json.dumps({**self.costs(), name: round(seconds, 1)}, indent=1) + "\n")
 
     @property
@@ -213,15 +219,18 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("agents-work"), help="where everything goes"
     )
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="environments at a time")
     parser.add_argument("--ship", type=Path, metavar="DIR", help="copy the policies there")
     args = parser.parse_args()
     known = {one.env: one for one in recipes}
     if unknown := set(args.envs) - known.keys():
         raise SystemExit(f"no recipe for {sorted(unknown)}, known: {sorted(known)}")
     shops = [Workshop(known[env], args.output) for env in args.envs or known]
-    for shop in shops:
-        shop.train()
-        if args.ship:
+    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
+        for trained in [pool.submit(shop.train) for shop in shops]:
+            trained.result()
+    if args.ship:
+        for shop in shops:
             shop.ship(args.ship)
     print(table(shops))
     total = sum(sum(shop.costs().values()) for shop in shops)
