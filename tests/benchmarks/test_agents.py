@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,13 +68,12 @@ def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
 ) -> None:
     commands: dict[str, tuple[object, ...]] = {}
     monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
-    plain, some = (
-        replace(RECIPE, noise=noise, episodes=episodes, algorithms=algorithms)
-        for noise, episodes, algorithms in ((0.0, None, ("ppo", "grpo")), (0.1, 40, ("ppo",)))
-    )
+    usual = "env_kwargs:{sampled_starts: 0}"
+    plain = replace(RECIPE, noise=0.0, episodes=None, algorithms=("ppo", "grpo"))
+    some = replace(RECIPE, noise=0.1, episodes=40, algorithms=("ppo",), evaluation_params=(usual,))
     Workshop(plain, tmp_path).train()
     assert "--noise" not in commands["collect"]
-    assert "--eval-episodes" not in commands["evaluate ppo train"]
+    assert not {"--eval-episodes", "-params"} & set(commands["evaluate ppo train"])
     assert "evaluate grpo train" in commands
     commands.clear()
     Workshop(some, tmp_path).train()
@@ -80,6 +81,39 @@ def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
     assert "grpo" not in commands
     evaluation = commands["evaluate ppo train"]
     assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
+    assert evaluation[evaluation.index("-params") + 1 :] == (usual,)
+    assert "-params" not in commands["ppo"]
+
+
+def test_environments_side_by_side_have_files_and_costs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import agents
+
+    def train(shop: Workshop) -> None:
+        for stage in ("collect", "sft", "ppo", "grpo"):
+            shop.step(stage, "plot", "--help")
+        for stage in ("sft", "ppo", "grpo"):
+            for split in shop.recipe.splits:
+                shutil.copy(results[stage], shop.result(stage, split))
+
+    monkeypatch.setattr(Workshop, "train", train)
+    results = {}
+    for stage, solved in (("sft", [False, False]), ("ppo", [True, True]), ("grpo", [True, False])):
+        shop = Workshop(RECIPE, tmp_path / stage)
+        write_result(shop, stage, solved)
+        results[stage] = shop.result(stage, "train")
+    envs = ["MetaWorld/window-close", "MetaWorld/window-open"]
+    monkeypatch.setattr(agents, "read_recipes", lambda path: [replace(RECIPE, env=env) for env in envs])
+    monkeypatch.setattr(sys, "argv", ["agents", *envs, "-o", str(tmp_path / "work"), "--jobs", "2"])
+    agents.main()
+    printed = capsys.readouterr().out
+    assert [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("| MetaWorld")] == [
+        f"| {env}" for env in envs for _ in ("ppo", "grpo")
+    ]
+    costs = [json.loads(file.read_text()) for file in sorted((tmp_path / "work").glob("*/cpu_seconds.json"))]
+    assert [list(one) for one in costs] == [["collect", "sft", "ppo", "grpo"]] * 2
+    assert all(seconds > 0.0 for one in costs for seconds in one.values())
 
 
 def test_every_agent_has_recipes_of_its_own_for_its_algorithms() -> None:
