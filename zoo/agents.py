@@ -33,6 +33,11 @@ def local_or_shipped(name: str) -> Path:
     return shipped
 
 
+def is_shipped(path: Path) -> bool:
+    """Does it lie among the package's own agents, in a checkout too? Nothing is written there."""
+    return packaged_folder(PREFIX).resolve() in path.expanduser().resolve().parents
+
+
 def find_agents() -> list[str]:
     """Names of the shipped agents (`agents/<algo>/<env>`); the further trained first."""
     root = packaged_folder(PREFIX)

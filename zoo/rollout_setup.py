@@ -14,6 +14,7 @@ from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
 from vla_gym.instructions import retold
 from vla_gym.specs import StartState
+from zoo.agents import is_shipped
 from zoo.arguments import import_gym_packages, key_values
 from zoo.evaluation import choose_cells
 from zoo.hyperparams import load_hyperparams
@@ -64,7 +65,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         run = download_run(args.run) if remote else find_run(args.run)
         config = run.config()
         env, options = args.env or config.env, dict(config.env_options)
-        output_folder = run.path if Path(args.run).expanduser().exists() else None  # not into the package
+        output_folder = None if remote or is_shipped(run.path) else run.path
         policy = resolve_policy(str(policy_folder(str(run.path) if remote else args.run)))
     else:
         if args.env is None:

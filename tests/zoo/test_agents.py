@@ -6,7 +6,7 @@ import pytest
 
 from vla_gym.errors import UnknownName
 from zoo import agents
-from zoo.agents import agents_for, find_agents, local_or_shipped
+from zoo.agents import agents_for, find_agents, is_shipped, local_or_shipped
 
 
 @pytest.fixture
@@ -57,3 +57,8 @@ def test_a_task_of_a_suite_is_played_by_its_own_agents_then_by_the_suites(shippe
 
 def test_an_agent_of_some_tasks_is_none_of_a_suite_with_more(shipped: Path) -> None:
     assert agents_for("MetaWorld-MT10") == []
+
+
+def test_a_shipped_agent_is_told_from_a_run_of_ones_own(shipped: Path, tmp_path: Path) -> None:
+    assert is_shipped(shipped / "ppo" / "Toy-Reach")
+    assert not is_shipped(tmp_path / "logs" / "ppo" / "Toy-Reach_1")

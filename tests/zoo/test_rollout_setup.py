@@ -114,3 +114,15 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(
     assert guarded(evaluate.run, [*argv, "tset", "-o", str(tmp_path / "r.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "split 'tset'" in line
+
+
+@pytest.mark.sim
+def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zoo.packaged import packaged_folder
+
+    pytest.importorskip("metaworld")
+    monkeypatch.chdir(packaged_folder("agents").parent)
+    plan = plan_rollout(evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open"]), episodes=None)
+    assert plan.output_folder is None
