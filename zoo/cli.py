@@ -1,12 +1,13 @@
 """The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
 
-Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted. Anything else
-is a fault of ours and shows its traceback.
+Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted, 141 nobody reads the output
+any more (`| head`). Anything else is a fault of ours and shows its traceback.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -36,7 +37,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`; a user's mistake becomes one line on stderr and exit code 2."""
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        code = run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except LostRank as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         wait_for_the_launcher()
@@ -49,6 +52,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 141
         leave_for_launcher(f"{type(error).__name__}: {error}")
         raise
 
@@ -57,6 +62,16 @@ def hush_ranks() -> None:
     """Before torch is imported in one of several processes: without its warning, in each, about a setting of ours."""
     if "RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _nobody_reads() -> bool:
+    """Has the reader of our output gone? Then the rest of it goes nowhere, at Python's own last flush too."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in output.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _met() -> bool:

@@ -78,3 +78,25 @@ def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.C
     assert guarded(interrupted, []) == 130
     with pytest.raises(ZeroDivisionError):
         guarded(fault, [])
+
+
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_leaves_early_is_no_fault(
+    buffering: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, *buffering, "-m", "zoo.cli", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_broken_pipe_of_ours_stays_visible() -> None:
+    def fail(argv: Sequence[str]) -> int:
+        raise BrokenPipeError("a worker's")
+
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        guarded(fail, [])
