@@ -148,7 +148,7 @@ def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps
 
 def test_both_algorithms_are_tuned_for_meta_world() -> None:
     for algo in ("ppo", "grpo"):
-        for env in ("MetaWorld-MT50", "MetaWorld/reach"):
+        for env in ("MetaWorld-MT50", "MetaWorld/hammer"):
             config = resolve_new_run(parser().parse(["--algo", algo, "--env", env]))
             assert config.entry == "MetaWorld/nano"
             assert config.env_options["render_quality"] == "fast"
