@@ -226,12 +226,14 @@ def main() -> None:
     if unknown := set(args.envs) - known.keys():
         raise SystemExit(f"no recipe for {sorted(unknown)}, known: {sorted(known)}")
     shops = [Workshop(known[env], args.output) for env in args.envs or known]
-    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        for trained in [pool.submit(shop.train) for shop in shops]:
-            trained.result()
-    if args.ship:
-        for shop in shops:
+
+    def make(shop: Workshop) -> None:
+        shop.train()
+        if args.ship:
             shop.ship(args.ship)
+
+    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
+        list(pool.map(make, shops))
     print(table(shops))
     total = sum(sum(shop.costs().values()) for shop in shops)
     print(f"\nCPU time of everything, evaluations included: {total / 60:.0f} minutes")

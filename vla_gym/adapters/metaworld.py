@@ -111,7 +111,6 @@ class MetaWorldSimulator:
         image_size: side of the picture, pixels.
         cameras: ("image",).
         task_seed: seed of the frozen start states; trial k is `MT1(task, task_seed).train_tasks[k]`.
-        trials: start states of a task, 50 or as many as are drawn on in the same way.
         settle_steps: zero actions between the reset and the first observation.
         render_quality: "full", or "fast" without shadows and reflections.
         task_reward: "success" (0 or 1) or "dense" (Meta-World's own, 0 .. 10).
@@ -124,23 +123,22 @@ class MetaWorldSimulator:
         cameras: tuple[str, ...],
         *,
         task_seed: int,
-        trials: int,
         settle_steps: int,
         render_quality: RenderQuality = "full",
         task_reward: TaskReward = "success",
     ) -> None:
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
-        self._task_seed, self._trials, self._settle_steps = task_seed, trials, settle_steps
+        self._task_seed, self._settle_steps = task_seed, settle_steps
         self._quality, self._task_reward = render_quality, task_reward
         self._task: str | None = None
 
     def reset(self, start: StartState) -> str:
         """Restore a start state as upstream's `set_task` and `reset` do, then settle; nothing is drawn."""
-        task = self._tasks[start.task_id].name
+        task, trials = self._tasks[start.task_id].name, self._tasks[start.task_id].num_trials
         self._switch_to(task)
-        key = (task, self._task_seed, self._trials)
+        key = (task, self._task_seed, trials)
         if key not in START_VECTORS:
-            START_VECTORS[key] = start_vectors(self._env, self._task_seed, self._trials)
+            START_VECTORS[key] = start_vectors(self._env, self._task_seed, trials)
         self._env.freeze(START_VECTORS[key][start.trial_id])
         self._env.reset()  # type: ignore[attr-defined]
         for _ in range(self._settle_steps):

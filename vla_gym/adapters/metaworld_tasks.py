@@ -213,7 +213,6 @@ def metaworld_benchmark(
         simulator="vla_gym.adapters.metaworld:MetaWorldSimulator",
         simulator_kwargs={
             "task_seed": task_seed + SPLITS[split],
-            "trials": trials,
             "settle_steps": rules.settle_steps,
             "render_quality": render_quality,
             "task_reward": task_reward,

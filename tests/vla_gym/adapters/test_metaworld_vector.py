@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -75,3 +77,19 @@ def test_success_ends_the_episode_and_time_truncates_it() -> None:
         assert infos["episode"]["success_once"][0]
     finally:
         envs.close()
+
+
+def test_more_start_states_are_played_and_the_usual_ones_stay() -> None:
+    def played(trials: list[int], **options: Any) -> list[str]:
+        envs = vla_gym.make_vec(
+            "MetaWorld/reach", image_size=32, num_workers=1, render_quality="fast", **options
+        )
+        try:
+            return [envs.reset(options={"task_id": 0, "trial_id": k})[1]["start_state"][0] for k in trials]
+        finally:
+            envs.close()
+
+    usual, more = played([0, 49]), played([0, 49, 50, 59], sampled_starts=60)
+    assert more[:2] == usual
+    unseen = played([0, 49, 50, 59], sampled_starts=60, split="test")
+    assert len({*more, *unseen}) == 8
