@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vla_gym.adapters import libero_pro_tasks, maniskill_tasks, metaworld_tasks, plate25_tasks
-from vla_gym.errors import BadValue, UnknownName, unknown_name
+from vla_gym.errors import BadValue, UnknownName, check_integer, unknown_name
 from vla_gym.specs import Benchmark
 
 
@@ -94,8 +94,7 @@ def register_benchmark(
         if _is_listed(name):
             raise BadValue(f"environment id '{name}' is taken; choose another one")
     for name, count in family.num_tasks.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadValue(f"num_tasks of '{name}' must be an integer >= 1, got {count!r}")
+        check_integer(f"num_tasks of '{name}'", count, 1)
     for name, listed in family.aliases.items():
         if listed not in family.num_tasks:
             raise unknown_name(f"id for the alias '{name}'", listed, family.num_tasks)

@@ -52,3 +52,15 @@ def unknown_name(kind: str, got: str, known: Iterable[str], *, show: int = 12) -
     listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
     hint = f" Did you mean '{by_fold[near[0]]}'?" if near else ""
     return UnknownName(f"no {kind} '{got}'. Known: {listed}.{hint}")
+
+
+def check_integer(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
+    """`value` if it is an `int` in `low` .. `high` (None: no end), else `BadValue`; `note` says what the number is."""
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and low <= value <= (value if high is None else high)
+    ):
+        return value
+    allowed = f">= {low}" if high is None else f"in {low} .. {high}"
+    raise BadValue(f"{name} must be an integer {allowed}{note and f' ({note})'}, got {value!r}")

@@ -13,7 +13,7 @@ from vla_gym import text
 from vla_gym.batch_pool import BatchPool
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.env_config import EnvConfig
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.instructions import Instructions, changed_instructions, retold
 from vla_gym.observation import ObservationLayout
 from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
@@ -108,7 +108,7 @@ def make_vec(
     if render_mode not in (None, "rgb_array"):
         raise unknown_name("render mode", str(render_mode), ("rgb_array",))
     for name, value in (("num_envs", num_envs), ("chunk", chunk)):
-        _check_count(name, value)
+        check_integer(name, value, 1)
     own = _benchmark(env_id, split, family_options)
     benchmark = own if instructions is None else retold(own, instructions)
     if not _flag("state", state):
@@ -212,11 +212,6 @@ def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) 
     return env_id
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadValue(f"{name} must be an integer >= 1, got {value!r}")
-
-
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise BadValue(f"{name} must be True or False, got {value!r}")
@@ -225,7 +220,7 @@ def _flag(name: str, value: object) -> bool:
 
 def check_stages(stages: int, *, num_envs: int, group_size: int, together: bool = False) -> int:
     """`stages` if the slots can be cut into so many equal parts without cutting a group, else `BadValue`."""
-    _check_count("pipeline_stages", stages)
+    check_integer("pipeline_stages", stages, 1)
     if stages > 1 and together:
         raise BadValue(f"these slots are simulated in one batch; pipeline_stages must be 1, got {stages}")
     part = stages * group_size
@@ -245,9 +240,7 @@ def check_stages(stages: int, *, num_envs: int, group_size: int, together: bool 
 def _image_size(benchmark: Benchmark, image_size: int | None) -> int:
     if image_size is None:
         return benchmark.default_image_size
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or not 8 <= image_size <= 2048:
-        raise BadValue(f"image_size must be an integer in 8 .. 2048 (pixels), got {image_size!r}")
-    return image_size
+    return check_integer("image_size", image_size, 8, 2048, note="pixels")
 
 
 def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
@@ -259,9 +252,7 @@ def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
 def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:
     if num_workers is None:
         return 0 if benchmark.in_process else min(num_envs, num_cores())
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-        raise BadValue(f"num_workers must be an integer >= 0 (0: no processes), got {num_workers!r}")
-    return min(num_workers, num_envs)
+    return min(check_integer("num_workers", num_workers, 0, note="0: no processes"), num_envs)
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:

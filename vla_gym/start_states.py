@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.specs import StartState, Task
 
 ScheduleKind = Literal["random", "grid"]
@@ -106,6 +106,4 @@ def make_schedule(
 
 def check_seed(seed: object) -> int:
     """A seed as an int >= 0, else `BadValue`."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise BadValue(f"seed must be an integer >= 0, got {seed!r}")
-    return int(seed)
+    return check_integer("seed", int(seed) if isinstance(seed, np.integer) else seed, 0)

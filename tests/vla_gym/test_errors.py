@@ -9,6 +9,7 @@ from vla_gym.errors import (
     UnknownName,
     VLAZooError,
     WorkerFailed,
+    check_integer,
     unknown_name,
 )
 
@@ -38,3 +39,20 @@ def test_nothing_near_nothing_offered() -> None:
 def test_long_lists_are_cut(count: int) -> None:
     message = str(unknown_name("number", "?", [f"{index:02}" for index in range(count)]))
     assert ("in all" in message) == (count > 12)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(0, 0, None), (9, 0, None), (2, 2, 4), (4, 2, 4)])
+def test_a_whole_number_within_its_ends_is_given_back(value: int, low: int, high: int | None) -> None:
+    assert check_integer("n", value, low, high) == value
+
+
+@pytest.mark.parametrize("value", [1, 5, 3.0, True, "3", None])
+def test_other_numbers_are_refused_with_what_is_allowed(value: object) -> None:
+    with pytest.raises(BadValue) as refused:
+        check_integer("n", value, 2, 4, note="pixels")
+    assert str(refused.value) == f"n must be an integer in 2 .. 4 (pixels), got {value!r}"
+
+
+def test_a_number_without_an_upper_end_is_refused_below_the_lower_one() -> None:
+    with pytest.raises(BadValue, match=r"^n must be an integer >= 0, got -1$"):
+        check_integer("n", -1, 0)

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import version
 
 from vla_gym.adapters.libero_scene import Scene
-from vla_gym.errors import BadValue, MissingDependency, unknown_name
+from vla_gym.errors import BadValue, MissingDependency, check_integer, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 SUITES = {
@@ -133,7 +133,13 @@ def libero_benchmark(
         raise unknown_name("LIBERO protocol", protocol, PROTOCOLS)
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    _check_starts(sampled_starts)
+    check_integer(
+        "sampled_starts",
+        sampled_starts,
+        0,
+        MOST_STARTS,
+        note=f"per task; 0 takes the {TRIALS} published ones",
+    )
     rules = PROTOCOLS[protocol]
     tasks = tuple(
         Task(
@@ -176,14 +182,6 @@ def libero_benchmark(
 def sentence(task_name: str) -> str:
     """The instruction published results use: the file name without its scene prefix."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
-
-
-def _check_starts(number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_STARTS:
-        raise BadValue(
-            f"sampled_starts must be an integer in 0 .. {MOST_STARTS}, got {number!r}: so many start states per task "
-            f"are drawn; 0 takes the {TRIALS} published ones"
-        )
 
 
 def _protocol_record(

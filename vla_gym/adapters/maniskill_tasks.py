@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 TaskReward = Literal["success", "dense"]
@@ -135,12 +135,7 @@ def maniskill_benchmark(
     ):
         if got not in known:
             raise unknown_name(kind, str(got), known)
-    if (
-        isinstance(task_seed, bool)
-        or not isinstance(task_seed, int)
-        or not 0 <= task_seed < 2**31 - 2 * TRIALS
-    ):
-        raise BadValue(f"task_seed must be an integer in 0 .. {2**31 - 2 * TRIALS - 1}, got {task_seed!r}")
+    check_integer("task_seed", task_seed, 0, 2**31 - 2 * TRIALS - 1)
     name = env_id.rpartition("/")[2]
     task = TASKS[name]
     if task_reward == "dense" and not task.dense:

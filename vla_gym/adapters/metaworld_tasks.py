@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import check_integer, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 RenderQuality = Literal["full", "fast"]
@@ -195,9 +195,10 @@ def metaworld_benchmark(
     ):
         if got not in known:
             raise unknown_name(kind, str(got), known)
-    if isinstance(task_seed, bool) or not isinstance(task_seed, int) or task_seed < 0:
-        raise BadValue(f"task_seed must be an integer >= 0, got {task_seed!r}")
-    _check_starts(sampled_starts)
+    check_integer("task_seed", task_seed, 0)
+    check_integer(
+        "sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones"
+    )
     trials = sampled_starts or TRIALS
     rules = PROTOCOLS[protocol]
     return Benchmark(
@@ -230,14 +231,6 @@ def expert_name(task: str) -> str:
         raise unknown_name("Meta-World task", task, TASKS)
     stem = {"peg-insert-side": "peg-insertion-side"}.get(task, task)
     return "Sawyer" + "".join(word.capitalize() for word in stem.split("-")) + "V3Policy"
-
-
-def _check_starts(number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_STARTS:
-        raise BadValue(
-            f"sampled_starts must be an integer in 0 .. {MOST_STARTS}, got {number!r}: so many start states per task "
-            f"are drawn; 0 takes the {TRIALS} frozen ones"
-        )
 
 
 def _task(name: str, horizon: int, trials: int) -> Task:

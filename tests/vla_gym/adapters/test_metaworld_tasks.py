@@ -106,7 +106,9 @@ def test_more_start_states_are_said_in_the_record() -> None:
 
 @pytest.mark.parametrize("number", [-1, 10_001, 1.5, True, "50"])
 def test_a_wrong_number_of_start_states_is_refused(number: object) -> None:
-    with pytest.raises(BadValue, match=r"sampled_starts must be an integer in 0 \.\. 10000, got"):
+    with pytest.raises(
+        BadValue, match=r"sampled_starts must be an integer in 0 \.\. 10000 \(per task; .*, got"
+    ):
         find_benchmark("MetaWorld-MT10", sampled_starts=number)
 
 
