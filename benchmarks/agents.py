@@ -5,9 +5,10 @@
     python -m benchmarks.agents --ship agents                    # and copy the policies to agents/<algo>/<env>/
     python -m benchmarks.agents --jobs 4                         # four environments at a time, a core each
 
-Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, so the
-script can be stopped and started again. The table says what every step cost in seconds of CPU, workers included.
-Settings of the environments and algorithms are the recipes of `hyperparams/{ppo,grpo}.yml`.
+Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, and
+one that was cut off starts anew, so the script can be stopped and started again. The table says what every step cost
+in seconds of CPU, workers included. Settings of the environments and algorithms are the recipes of
+`hyperparams/{ppo,grpo}.yml`.
 """
 
 from __future__ import annotations
@@ -137,9 +138,13 @@ class Workshop:
         )
 
     def step(self, name: str, command: str, *arguments: object) -> None:
-        """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`."""
+        """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`.
+
+        A training that was cut off starts anew: what it left in `<name>/` would be taken for the whole of it.
+        """
         if name in self.costs():
             return
+        shutil.rmtree(self.folder / name, ignore_errors=True)
         argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
         print(" ".join(["python", *argv[1:]]), flush=True)
         with (

@@ -56,6 +56,16 @@ def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
     assert shop.costs()["help"] > 0
 
 
+def test_a_training_that_was_cut_off_starts_anew_and_a_whole_one_stays(tmp_path: Path) -> None:
+    shop = Workshop(RECIPE, tmp_path)
+    (shop.folder / "help" / "Toy-Reach_1").mkdir(parents=True)
+    shop.step("help", "plot", "--help")
+    assert not (shop.folder / "help").exists()
+    (shop.folder / "help" / "Toy-Reach_1").mkdir(parents=True)
+    shop.step("help", "plot", "--help")
+    assert (shop.folder / "help" / "Toy-Reach_1").exists()
+
+
 def test_a_step_that_fails_ends_the_script_and_names_its_log(tmp_path: Path) -> None:
     shop = Workshop(RECIPE, tmp_path)
     with pytest.raises(SystemExit, match=r"exit code 2; see .*bad\.log"):
