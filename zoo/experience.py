@@ -164,7 +164,9 @@ class ChunkExperience(Experience):
         ):
             return False
         cut_off = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        truncated = cut_off & row.done_n & algorithm.bootstrap_time_limit
+        # An episode lost with its simulator has not failed: its last decision is worth what was expected of it.
+        lost = np.array([bool(info.get("lost", False)) for info in infos])
+        truncated = cut_off & row.done_n & (algorithm.bootstrap_time_limit | lost)
         buffer.write(
             number,
             row.slots,

@@ -152,7 +152,8 @@ class Learner:
         with lost_ranks():
             norm = whole(self._clip(self._parameters, self.max_grad_norm))
         finite = math.isfinite(norm)
-        if finite:
+        if finite or self.accelerator.scaler is not None:
+            # A loss scaler sees for itself what is not finite, steps over it and lowers its scale: it must be asked.
             self._optimizer.step()
         else:
             self._optimizer.zero_grad()

@@ -85,7 +85,8 @@ class ScriptedVecEnv(VecEnv):
         for slot, script in enumerate(self.scripts):
             reward, executed, end = script[self.at[slot]]
             self.at[slot] += 1
-            info: dict[str, Any] = {"executed": executed, "TimeLimit.truncated": end == "truncated"}
+            cut_off, lost = end in ("truncated", "lost"), end == "lost"
+            info: dict[str, Any] = {"executed": executed, "TimeLimit.truncated": cut_off, "lost": lost}
             rewards[slot], dones[slot] = reward, end != "on"
             if dones[slot]:
                 info["terminal_observation"] = {key: value[slot] for key, value in self._obs().items()}

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
 from zoo.learner import Learner, Scorer, leave_frozen_alone
@@ -46,6 +47,26 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum_alone(poison:
     # And the next good step is not spoilt by what was left of the bad one.
     learner.step(weight.sum())
     assert weight.tolist() == pytest.approx((before - 0.1 * (1 + 0.9)).tolist())
+
+
+def test_a_loss_scale_that_was_too_large_shrinks_and_training_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """What Accelerate sets up for float16, with the scaler that torch has for the CPU."""
+    learner, weight = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    monkeypatch.setattr(type(learner.accelerator), "mixed_precision", property(lambda _: "fp16"))
+    optimizer = AcceleratedOptimizer(learner.raw_optimizer, device_placement=False, scaler=scaler)
+    learner.accelerator.scaler, learner.accelerator.native_amp = scaler, True
+    learner.accelerator._optimizers = [optimizer]
+    learner._optimizer, learner._clip = optimizer, learner.accelerator.clip_grad_norm_
+    # 4 * 1e38 is more than a float32 holds.
+    _, stepped = learner.step((weight * 1e38).sum())
+    assert not stepped
+    assert weight.tolist() == [1.0, 2.0]
+    assert scaler.get_scale() == 2.0
+    norm, stepped = learner.step((weight * 0.5).sum())
+    assert stepped
+    assert norm.item() == pytest.approx(0.5 * math.sqrt(2))
+    assert weight.tolist() == pytest.approx([0.95, 1.95])
 
 
 def test_a_loss_in_parts_steps_as_a_whole_does():

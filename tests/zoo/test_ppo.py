@@ -26,7 +26,7 @@ SCRIPTS = [
 ]
 
 
-def scripted(**kwargs: Any) -> PPO:
+def scripted(scripts: list[Any] = SCRIPTS, **kwargs: Any) -> PPO:
     settings = {
         "n_steps": 3,
         "batch_size": 4,
@@ -38,7 +38,7 @@ def scripted(**kwargs: Any) -> PPO:
         "seed": 0,
         **kwargs,
     }
-    model = PPO(StandInPolicy, ScriptedVecEnv(SCRIPTS), **settings)
+    model = PPO(StandInPolicy, ScriptedVecEnv(scripts), **settings)
     model.set_logger(Logger(None, [Rows()]))
     return model
 
@@ -62,6 +62,16 @@ def test_a_time_limit_can_be_an_end_like_any_other():
     # Slot 0 gets its reward of 1 and nothing for what it would have seen next; the rollout's own end still counts.
     assert buffer.return_TN.tolist() == [[0.5, 0.5], [1, 1], [0.5, 2]]
     assert buffer.terminated_TN.tolist() == [[False, False], [True, False], [False, True]]
+
+
+def test_an_episode_lost_with_its_simulator_has_not_failed():
+    scripts = [[(0.0, 3, "on"), (0.0, 0, "lost")], SCRIPTS[1]]
+    model = scripted(scripts, normalize_advantage=False, bootstrap_time_limit=False)
+    model.learn(1)
+    buffer = model.chunk_buffer
+    assert buffer.executed_TN.tolist() == [[3, 3], [0, 3], [3, 2]]
+    # The lost decision is worth what was seen last, 0.5 * 2, and the one before it 0.5 * 1; failed, both were worth 0.
+    assert buffer.return_TN.tolist() == [[0.5, 0.5], [1, 1], [0.5, 2]]
 
 
 def test_advantages_are_normalised_over_the_whole_rollout():
