@@ -27,6 +27,7 @@ from zoo.settings import check_algorithm
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
 
@@ -122,14 +123,21 @@ def run(argv: Sequence[str]) -> int:
         flags=tuple(args.train),
     )
     study = _open_study(search)
-    done = len([one for one in study.trials if one.state.is_finished()])
+    done = len(_completed(study))
     # A sampler that went on from the same seed would draw the first trials again.
-    study.sampler = _sampler(args.seed + done)
+    study.sampler = _sampler(args.seed + len(study.trials))
     if done:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
     study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_say])
     _write_best(search, study)
     return 0
+
+
+def _completed(study: Study) -> list[FrozenTrial]:
+    """The trials that came to a success; one that failed is none, and its place is taken by another."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
 
 
 def _sampler(seed: int) -> BaseSampler:
@@ -161,18 +169,20 @@ def _say(study: Study, trial: Any) -> None:
 
 def _write_best(search: Search, study: Study) -> None:
     """`trials.csv`, and the best trial as settings for `-params` and `hyperparams/*.yml`."""
+    completed = _completed(study)
+    if not completed:
+        raise BadValue(f"no trial of {search.folder / STUDY_FILE} was completed; repeat the command")
     names = list(search.space)
     rows = [",".join(["trial", "success", *names])]
-    for one in study.trials:
-        if one.value is not None:
-            rows.append(
-                ",".join(map(str, [one.number, one.value, *(one.params.get(name, "") for name in names)]))
-            )
+    for one in completed:
+        rows.append(
+            ",".join(map(str, [one.number, one.value, *(one.params.get(name, "") for name in names)]))
+        )
     (search.folder / TRIALS_FILE).write_text("\n".join(rows) + "\n", encoding="utf-8")
     best = search.folder / BEST_FILE
     best.write_text(yaml.safe_dump(dict(study.best_params), sort_keys=False), encoding="utf-8")
     settings = " ".join(f"{name}:{value}" for name, value in study.best_params.items())
-    print(f"best of {len(rows) - 1} trials: {study.best_value:.1%} success, settings in {best}")
+    print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
     print(f"next:\n  python -m zoo.train --algo {search.algo} --env {search.env} -params {settings}")
 
 

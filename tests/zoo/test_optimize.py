@@ -51,6 +51,22 @@ def test_a_search_goes_on_with_fresh_draws(
     assert len({rate for rate, _ in judged}) == 4
 
 
+def test_a_trial_that_failed_is_tried_again(
+    tmp_path: Path, judged: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Search, drawn: dict[str, Any], seed: int, folder: Path) -> float:
+        raise BadValue("zoo.train failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_run", fail)
+        with pytest.raises(BadValue, match="failed"):
+            run(flags(tmp_path, 1))
+    assert run(flags(tmp_path, 1)) == 0
+    assert len(judged) == 1
+    folder = tmp_path / "ppo" / "Toy-Reach_optimize"
+    assert len((folder / "trials.csv").read_text().splitlines()) == 2
+
+
 def test_a_run_that_fails_says_its_own_last_line(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"failed: error: .*nano"):
         run(flags(tmp_path, 1, "--", "--policy", "nanoo"))
