@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.arguments import OneLineParser, count, count_or_zero
+from zoo.arguments import OneLineParser, count, count_or_zero, import_gym_packages
 from zoo.cli import guarded
+from zoo.dry_run import plan_of
+from zoo.resolve import check_services, resolve_new_run
 from zoo.runs import RunFolder, folder_name
 from zoo.search_space import SPACES, Space, draw, read_space
 from zoo.settings import check_algorithm
+from zoo.train import parser as train_parser
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -30,6 +33,15 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
+_NOT_TRAINS = {
+    **{name: "give it before --" for name in ("algo", "env", "n_timesteps", "log_folder")},
+    "seed": "give --seed and --n-seeds before --",
+    "resume": "a trial is a new run",
+    "dry_run": "nothing would be trained",
+    "push_to_hub": "publish the best run with zoo.push_to_hub",
+    "params": "a trial draws them; settings that stay as they are go into a file: -- -conf FILE",
+}
+"""Flags of `zoo.train` that no trial takes, and what to do instead."""
 
 
 def parser() -> OneLineParser:
@@ -83,12 +95,31 @@ class Search:
         reached = [self._run(drawn, seed, self.folder / f"trial_{trial.number}") for seed in self.seeds]
         return statistics.mean(reached)
 
+    def check(self) -> None:
+        """Raise for what no run could start with, as `zoo.train` would; nothing is written for it."""
+        own = train_parser().parse(self.flags)
+        for name, instead in _NOT_TRAINS.items():
+            if getattr(own, name) != train_parser().get_default(name):
+                flag = f"--{name.replace('_', '-')}"
+                raise BadValue(f"{flag} after -- is not for trials: {instead}")
+        import_gym_packages(own.gym_packages)
+        args = train_parser().parse(self._argv(self.seeds[0], self.folder))
+        check_services(args)
+        config = resolve_new_run(args)
+        plan_of(config)
+        if not config.eval_episodes:
+            raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
+
+    def _argv(self, seed: int, folder: Path) -> list[str]:
+        """A run's flags, the drawn settings excepted."""
+        argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
+        return [*argv, "-f", str(folder), *self.flags]
+
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
         from zoo.curves import read_evaluations
 
         before = set(folder.glob(f"{self.algo}/*"))
-        argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
-        argv += ["-f", str(folder), *self.flags, "-params"]
+        argv = [*self._argv(seed, folder), "-params"]
         argv += [f"{name}:{yaml.safe_dump(value).splitlines()[0]}" for name, value in drawn.items()]
         command = [sys.executable, "-m", "zoo.train", *argv]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -96,10 +127,7 @@ class Search:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise BadValue(f"zoo.train {shlex.join(argv)} failed: {last}")
         (run,) = set(folder.glob(f"{self.algo}/*")) - before
-        points = read_evaluations(RunFolder(run))
-        if not points:
-            raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
-        return points[-1].rate.mean
+        return read_evaluations(RunFolder(run))[-1].rate.mean
 
 
 def run(argv: Sequence[str]) -> int:
@@ -109,10 +137,6 @@ def run(argv: Sequence[str]) -> int:
         if getattr(args, name) is None:
             raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
     algo = check_algorithm(args.algo)
-    if {"-params", "--params"} & set(args.train):
-        raise BadValue(
-            "-params is what a trial draws; settings that stay as they are go into a file: -- -conf FILE"
-        )
     search = Search(
         algo=algo,
         env=args.env,
@@ -122,6 +146,7 @@ def run(argv: Sequence[str]) -> int:
         folder=Path(args.log_folder) / algo / f"{folder_name(args.env)}_optimize",
         flags=tuple(args.train),
     )
+    search.check()
     study = _open_study(search)
     done = len(_completed(study))
     # A sampler that went on from the same seed would draw the first trials again.
@@ -149,7 +174,8 @@ def _sampler(seed: int) -> BaseSampler:
 def _open_study(search: Search) -> Study:
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Its warning of a trial that failed is a traceback; the error itself is ours to say, in one line.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     search.folder.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
         storage=f"sqlite:///{search.folder / STUDY_FILE}",

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from vla_gym.errors import BadValue
+from zoo.cli import guarded
 from zoo.optimize import Search, run
 
 
@@ -67,13 +68,39 @@ def test_a_trial_that_failed_is_tried_again(
     assert len((folder / "trials.csv").read_text().splitlines()) == 2
 
 
-def test_a_run_that_fails_says_its_own_last_line(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"failed: error: .*nano"):
-        run(flags(tmp_path, 1, "--", "--policy", "nanoo"))
+def test_a_run_that_fails_says_its_own_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # What only the run itself can find out.
+    monkeypatch.setattr(Search, "check", lambda self: None)
+    assert guarded(run, flags(tmp_path, 1, "--", "--policy", "nanoo")) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "failed: error: " in line
+    assert "Did you mean 'nano'" in line
 
 
-def test_what_is_missing_or_fixed_twice_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
+        (["--", "--bogus"], "unknown argument '--bogus'"),
+        (["--", "--policy", "nanoo"], "Did you mean 'nano'"),
+        (["--", "--num-envs", "1", "-conf", "no.yml"], "cannot read no.yml"),
+        (["--", "--eval-episodes", "0"], "do not pass --eval-episodes 0"),
+        (["--", "-f", "elsewhere"], "--log-folder after -- is not for trials: give it before --"),
+        (["--", "--seed", "0"], "--seed after -- is not for trials: give --seed and --n-seeds before --"),
+        (["--", "-params", "n_epochs:1"], "-conf FILE"),
+    ],
+)
+def test_what_no_run_could_start_with_is_said_before_anything_is_written(
+    tmp_path: Path, argv: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(run, flags(tmp_path, 1, *argv)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert says in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="give --env and -n"):
         run(["--env", "Toy-Reach"])
-    with pytest.raises(BadValue, match="-conf FILE"):
-        run(flags(tmp_path, 1, "--", "-params", "n_epochs:1"))
