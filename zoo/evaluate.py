@@ -9,7 +9,10 @@ from pathlib import Path
 from zoo.arguments import OneLineParser, add_policy_arguments, count
 from zoo.cli import guarded
 from zoo.progress import Progress
-from zoo.rollout_setup import plan_rollout
+from zoo.rollout_setup import RolloutPlan, plan_rollout
+from zoo.sharing import RESULTS_FILE, is_of_policy
+
+_OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
 
 
 def parser() -> OneLineParser:
@@ -23,7 +26,8 @@ def parser() -> OneLineParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="JSON result (default: results.json in the run folder, or here)",
+        help="JSON result (default: results.json in the run folder, or here; another name, results_test.json for "
+        "--split test, where it is not by the run's own protocol)",
     )
     return p
 
@@ -32,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     plan = plan_rollout(args, episodes=args.eval_episodes)
-    output = Path(args.output) if args.output else (plan.output_folder or Path()) / "results.json"
+    output = Path(args.output) if args.output else results_file(plan)
 
     from zoo.evaluation import Episode, evaluate
     from zoo.results import evaluation_record, evaluation_table, protocol_line
@@ -62,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         tasks,
         chunk=envs.chunk,
         deterministic=not args.stochastic,
-        start_kind=envs.benchmark.start_kind,
+        start_kind=_starts(envs.benchmark.start_kind, protocol["split"]),
     )
     print(evaluation_table(episodes, tasks, line))
     record = evaluation_record(
@@ -77,8 +81,34 @@ def run(argv: Sequence[str]) -> int:
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {output}")
+    kept = output.name != RESULTS_FILE and not args.output
+    print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
     return 0
+
+
+def results_file(plan: RolloutPlan) -> Path:
+    """Where results go: `results.json` where they are by the run's own protocol, else named by what is other.
+
+    An evaluation on more start states of the same weights is not replaced by one on fewer.
+    """
+    folder, stem = plan.output_folder or Path(), "_".join(["results", *plan.departures])
+    file = folder / f"{stem}.json"
+    if plan.output_folder is not None and _episodes_in(file, plan.policy) > len(plan.cells):
+        return folder / f"{stem}_{len(plan.cells)}-episodes.json"
+    return file
+
+
+def _episodes_in(file: Path, policy: str) -> int:
+    """Episodes of an evaluation of these very weights; 0 where the file has none."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return len(record["episodes"]) if is_of_policy(record, file, Path(policy)) else 0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _starts(kind: str, split: str) -> str:
+    return kind if "split" in kind else f"{kind} (split {split})"
 
 
 def main() -> int:

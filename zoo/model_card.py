@@ -127,8 +127,14 @@ def _results(facts: CardFacts) -> str:
     if len(tasks) > _MOST_ROWS:
         lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
     if "summary" in record:
-        lines += ["", f"Protocol: {record['summary']}. Details are in `protocol.json`."]
+        lines += ["", f"Protocol: {_with_split(record)}. Details are in `protocol.json`."]
     return "\n".join(lines)
+
+
+def _with_split(record: Mapping[str, Any]) -> str:
+    """The evaluation's protocol in one line, which split its start states are of included."""
+    line, split = str(record["summary"]), record.get("protocol", {}).get("split")
+    return line if split is None or f"split {split}" in line else f"{line}, split {split}"
 
 
 def _usage(facts: CardFacts) -> str:

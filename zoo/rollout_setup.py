@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from zoo.arguments import import_gym_packages, key_values
 from zoo.evaluation import choose_cells
 from zoo.hyperparams import load_hyperparams
 from zoo.resolve import resolve_policy
-from zoo.runs import find_run, policy_folder
+from zoo.runs import find_run, folder_name, policy_folder
 from zoo.settings import ENV_SETTINGS, check_settings
 from zoo.sharing import download_run, is_remote
 
@@ -51,6 +52,8 @@ class RolloutPlan:
     """Start states, task-major."""
     output_folder: Path | None
     """Run folder the policy comes from, if it comes from one here; results belong there."""
+    departures: tuple[str, ...] = ()
+    """In what this is not the run's own protocol and policy, as words for a file name; empty without a run."""
 
 
 def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPlan:
@@ -66,7 +69,11 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         config = run.config()
         env, options = args.env or config.env, dict(config.env_options)
         output_folder = None if remote or is_shipped(run.path) else run.path
-        policy = resolve_policy(str(policy_folder(str(run.path) if remote else args.run)))
+        folder = policy_folder(str(run.path) if remote else args.run)
+        policy = resolve_policy(str(folder))
+        departures = [] if env == config.env else [folder_name(env)]
+        if folder.resolve() != policy_folder(str(run.path)).resolve():
+            departures.append(folder.name)
     else:
         if args.env is None:
             raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
@@ -74,8 +81,9 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         values = load_hyperparams("ppo", args.env, policy.family).values
         options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
         options.update(values.get("env_kwargs", {}))
-        env, output_folder = args.env, None
+        env, output_folder, departures = args.env, None, []
     options.update(policy.env_options)
+    own = dict(options)
     options.update(_own_options(args.params))
     options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
     options["on_worker_error"] = args.on_worker_error
@@ -83,6 +91,8 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         options["split"] = args.split
     if args.instructions is not None:
         options["instructions"] = read_instructions(Path(args.instructions))
+    if args.run is not None:
+        departures += _changes(own, options, args)
     family_options = {
         name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"
     }
@@ -98,7 +108,23 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
         num_envs=min(args.num_envs or _DEFAULT_NUM_ENVS, len(cells)),
         cells=tuple(cells),
         output_folder=output_folder,
+        departures=tuple(departures),
     )
+
+
+def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
+    """What the flags changed of the run's `own` options, and sampled actions; each as a word for a file name."""
+    own = {"split": "train", "instructions": {}, **own}
+    words = []
+    for name, value in options.items():
+        if name == "on_worker_error" or value == own.get(name):
+            continue
+        if name == "instructions":
+            words.append(Path(args.instructions).stem)
+        else:
+            words.append(str(value) if name == "split" else f"{name}-{value}")
+    words += ["stochastic"] if args.stochastic else []
+    return [re.sub(r"[^\w.-]+", "-", word).strip("-") for word in words]
 
 
 def _own_options(params: Sequence[str]) -> dict[str, Any]:

@@ -35,11 +35,14 @@ from zoo.runs import (
 )
 
 CARD, REPLAY = "README.md", "replay.mp4"
+RESULTS_FILE, PROTOCOL_FILE = "results.json", "protocol.json"
+_PROTOCOL = ("split", "tasks", "own_instructions", "constants", "options")
+"""What an evaluation and its run must have in common."""
 ADAPTER_CONFIG = "adapter_config.json"
 STATE_FILE = "training_state.json"
 _TRAINING_ONLY = ("optimizer.safetensors", "rollout.safetensors", "reference.safetensors", STATE_FILE)
 _RUN_RECORDS = (
-    *("config.yml", "args.yml", "command.txt", "protocol.json", "results.json", "evaluation.json"),
+    *("config.yml", "args.yml", "command.txt", PROTOCOL_FILE, RESULTS_FILE, "evaluation.json"),
     *("evaluations.npz", "monitor.csv", "metrics.jsonl"),
 )
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -134,7 +137,7 @@ def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]
     else:
         base = config.policy.partition("@")[0] if "/" in config.policy else None
     step = _step_of(policy)
-    protocol = files.get("protocol.json")
+    protocol = files.get(PROTOCOL_FILE)
     return CardFacts(
         repo=publication.repo,
         config=config,
@@ -149,14 +152,14 @@ def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]
 
 
 def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[str, Any] | None:
-    """The evaluation of exactly these weights: zoo.evaluate's, else training's last, else its success rate alone."""
-    results, last = run.path / "results.json", run.path / "evaluation.json"
+    """The evaluation of exactly these weights, by the run's protocol and with the likeliest actions.
+
+    zoo.evaluate's, else training's last, else its success rate alone.
+    """
+    results, last = run.path / RESULTS_FILE, run.path / "evaluation.json"
     if results.is_file():
         record = _read_json(results)
-        if (
-            Path(str(record.get("policy"))).resolve() == policy.resolve()
-            and record["env"] == run.config().env
-        ):
+        if is_of_policy(record, results, policy) and _is_by_protocol(record, run):
             return record
     if last.is_file() and step is not None:
         record = _read_json(last)
@@ -169,6 +172,22 @@ def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[s
             rate = Rate(label=run.config().env, successes=int(rows[-1].sum()), episodes=rows.shape[1])
             return {"success": rate_values(rate)}
     return None
+
+
+def is_of_policy(record: Mapping[str, Any], file: Path, policy: Path) -> bool:
+    """Is `record`, read from `file`, of the weights that are in this folder now?"""
+    if Path(str(record.get("policy"))).resolve() != policy.resolve():
+        return False
+    written = file.stat().st_mtime
+    return all(one.stat().st_mtime <= written for one in policy.glob("*.safetensors"))
+
+
+def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
+    """Is it of deterministic actions, on the run's start states, told in its words?"""
+    own = _read_json(run.path / PROTOCOL_FILE) if (run.path / PROTOCOL_FILE).is_file() else {}
+    evaluated = record.get("protocol", {})
+    same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
+    return bool(record.get("deterministic")) and record.get("env") == run.config().env and same
 
 
 def base_is_local(publication: Publication) -> str | None:

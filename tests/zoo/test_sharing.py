@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peft
@@ -21,6 +22,8 @@ from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, train
 from zoo.cli import guarded
+from zoo.runs import RunFolder
+from zoo.sharing import find_evaluation
 
 from .loopback_hub import TOKEN, LoopbackHub
 
@@ -172,10 +175,51 @@ def test_the_card_says_what_was_measured(run: Path, hub: LoopbackHub) -> None:
     assert result.metric_value == round(record["success"]["success"], 4)
     assert result.metric_args["episodes"] == 3
     text = card.text
-    assert f"Protocol: {record['summary']}" in text
+    assert f"Protocol: {record['summary']}, split train." in text
     assert f'VLAPolicy.from_pretrained("{RUN}")' in text
     assert f"python -m zoo.train -i {RUN} -n 200" in text
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + len(record["tasks"])
+
+
+def test_the_card_quotes_the_runs_own_protocol_alone(
+    run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quoted() -> Mapping[str, Any]:
+        record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
+        assert record is not None
+        return record
+
+    def named(*flags: str) -> str:
+        capsys.readouterr()
+        assert evaluate.run(["-i", str(run), "--num-threads", "1", "--device", "cpu", *flags]) == 0
+        return capsys.readouterr().out.split("written to ")[1].strip()
+
+    assert named("--eval-episodes", "6") == f"{run}/results.json"
+    assert len(quoted()["episodes"]) == 6
+    # Neither another protocol nor fewer start states take its place.
+    asked = ["--eval-episodes", "3", "--stochastic", "--split", "test"]
+    assert named(*asked).startswith(f"{run}/results_test_stochastic.json (results.json is for the run's")
+    assert named("--eval-episodes", "3").startswith(f"{run}/results_3-episodes.json (results.json is for")
+    assert len(quoted()["episodes"]) == 6
+    # A file that got the name all the same is not quoted; the evaluation of the training is.
+    assert named(*asked, "-o", str(run / "results.json")) == f"{run}/results.json"
+    assert "num_timesteps" in quoted()
+    assert named("--eval-episodes", "3", "--split", "test", "-o", str(run / "results.json"))
+    assert "num_timesteps" in quoted()
+    assert push_to_hub.run(["-i", str(run), RUN]) == 0
+    assert ", split train. Details are in `protocol.json`." in hub.repos[RUN].files["README.md"].decode()
+
+
+def test_results_of_weights_that_were_trained_on_are_not_quoted(run: Path) -> None:
+    assert evaluate.run(["-i", str(run), "--eval-episodes", "6", "--device", "cpu"]) == 0
+    weights, results = run / "best" / "model.safetensors", run / "results.json"
+    record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
+    assert record is not None
+    assert len(record["episodes"]) == 6
+    os.utime(weights, (results.stat().st_mtime + 1,) * 2)
+    record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
+    assert record is not None
+    assert "num_timesteps" in record
 
 
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
