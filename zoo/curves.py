@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -51,8 +52,11 @@ def read_episodes(run: RunFolder) -> Episodes:
         with path.open(newline="", encoding="utf-8") as file:
             file.readline()
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {reason}") from error
+    if rows and None in rows[-1].values():  # a kill can leave half a line at the end
+        rows.pop()
 
     def column(name: str, kind: type[np.generic]) -> np.ndarray:
         try:
@@ -71,12 +75,15 @@ def read_episodes(run: RunFolder) -> Episodes:
 
 
 def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
-    """From `evaluations.npz`; empty when the run was never evaluated."""
+    """From `evaluations.npz`; empty when the run was never evaluated, `BadValue` when the file is broken."""
     path = run.path / EVALUATIONS_FILE
     if not path.is_file():
         return []
-    with np.load(path) as file:
-        steps_P, success_PE = file["timesteps"], file["successes"]
+    try:
+        with np.load(path) as file:
+            steps_P, success_PE = file["timesteps"], file["successes"]
+    except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
+        raise BadValue(f"'{path}' cannot be read as evaluations: {error}") from error
     return [
         EvaluationPoint(
             steps=int(steps),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.errors import BadValue, MissingDependency, VLAZooError
 from zoo.arguments import OneLineParser, count
 from zoo.cli import guarded
 from zoo.runs import RunFolder, find_run, folder_name
 from zoo.settings import ALGORITHMS
 
 if TYPE_CHECKING:
-    from zoo.curves import Episodes
+    from zoo.config import RunConfig
+    from zoo.curves import Episodes, EvaluationPoint
 
 X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
 Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
@@ -59,15 +62,52 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
-    runs = _chosen_runs(args)
+    runs = [read(one) for one in _named_runs(args)] if args.runs else _readable(_found_runs(args))
     draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=Path(args.output))
     print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {args.output}")
     return 0
 
 
-def _chosen_runs(args: Any) -> list[RunFolder]:
-    if args.runs:
-        return [find_run(path) for path in args.runs]
+@dataclass(frozen=True, kw_only=True)
+class RunCurves:
+    """A run with what is drawn of it."""
+
+    config: RunConfig
+    """The run."""
+    episodes: Episodes
+    """Its training episodes."""
+    evaluations: Sequence[EvaluationPoint]
+    """Its evaluations."""
+
+
+def read(run: RunFolder) -> RunCurves:
+    """All of a run that is drawn; raises `BadValue` when it cannot be read."""
+    from zoo.curves import read_episodes, read_evaluations
+
+    return RunCurves(
+        config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run)
+    )
+
+
+def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
+    """Those that can be read, with a warning for each of the others; raises `BadValue` when none can."""
+    read_runs, reason = [], ""
+    for one in found:
+        try:
+            read_runs.append(read(one))
+        except VLAZooError as error:
+            reason = " ".join(str(error).split())
+            print(f"warning: left out: {reason}", file=sys.stderr)
+    if not read_runs:
+        raise BadValue(f"none of {len(found)} runs can be read; the last one: {reason}")
+    return read_runs
+
+
+def _named_runs(args: Any) -> list[RunFolder]:
+    return [find_run(path) for path in args.runs]
+
+
+def _found_runs(args: Any) -> list[RunFolder]:
     folders = [
         RunFolder(path) for algo in args.algo for path in sorted(Path(args.log_folder, algo).glob("*_*"))
     ]
@@ -83,7 +123,7 @@ def _chosen_runs(args: Any) -> list[RunFolder]:
     return fitting
 
 
-def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
+def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
     """Write the picture: per environment and algorithm the mean over its runs, the range of the runs, evaluations.
 
     Raises `MissingDependency` without matplotlib and `BadValue` for a file that cannot be written.
@@ -97,10 +137,9 @@ def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, ou
         ) from error
     # By name: `C0` and `C1` would be whatever another library has made of matplotlib's cycle.
     colours = dict(zip(ALGORITHMS, TABLEAU_COLORS, strict=False))
-    groups: dict[str, dict[str, list[RunFolder]]] = {}
+    groups: dict[str, dict[str, list[RunCurves]]] = {}
     for one in runs:
-        config = one.config()
-        groups.setdefault(config.env, {}).setdefault(config.algo, []).append(one)
+        groups.setdefault(one.config.env, {}).setdefault(one.config.algo, []).append(one)
     columns = 1 if len(groups) <= _ONE_COLUMN else 2
     rows = math.ceil(len(groups) / columns)
     figure = Figure(figsize=(6.4 * columns, 0.6 + 3.2 * rows), layout="constrained")
@@ -122,14 +161,13 @@ def draw(runs: Sequence[RunFolder], *, x_axis: str, y_axis: str, window: int, ou
 
 
 def _draw_group(
-    axes: Any, runs: Sequence[RunFolder], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
+    axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
 ) -> None:
-    from zoo.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations
+    from zoo.curves import at_points, moving_mean, pooled
 
-    curves = []
-    for one in runs:
-        episodes = read_episodes(one)
-        curves.append((_x_values(episodes, x_axis), moving_mean(getattr(episodes, y_axis), window)))
+    curves = [
+        (_x_values(one.episodes, x_axis), moving_mean(getattr(one.episodes, y_axis), window)) for one in runs
+    ]
     longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
     point_P = np.linspace(0, longest, _POINTS)
     y_RP = np.ma.masked_invalid([at_points(x_E, y_E, point_P) for x_E, y_E in curves])
@@ -138,7 +176,7 @@ def _draw_group(
     if len(runs) > 1:
         axes.fill_between(point_P, y_RP.min(axis=0), y_RP.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     if (x_axis, y_axis) == ("steps", "success"):
-        for point in pooled([read_evaluations(one) for one in runs]):
+        for point in pooled([one.evaluations for one in runs]):
             low, high = point.rate.interval
             bars = [[point.rate.mean - low], [high - point.rate.mean]]
             axes.errorbar(point.steps, point.rate.mean, yerr=bars, color=colour, fmt="o", capsize=3)

@@ -12,6 +12,7 @@ from zoo.cli import guarded
 from zoo.config import RunConfig, to_plain
 from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
 from zoo.plot import run
+from zoo.runs import RunFolder
 
 pytest.importorskip("matplotlib")
 
@@ -86,6 +87,34 @@ def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
     assert run(["-f", str(logs), "-o", str(four)]) == 0
     assert width(four) == 2 * width(three)
     assert "Toy-Reach/2" in four.read_text(encoding="utf-8")
+
+
+def test_a_found_run_that_cannot_be_read_is_left_out(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["-f", str(logs), "-o", str(tmp_path / "curves.svg")]
+    (logs / "ppo" / "Toy-Reach_1" / "monitor.csv").unlink()
+    (logs / "ppo" / "Toy-Reach_2" / "evaluations.npz").write_bytes(b"PK half")
+    assert guarded(run, asked) == 0
+    said = capsys.readouterr()
+    assert "1 run drawn" in said.out
+    first, second = said.err.splitlines()
+    assert "Toy-Reach_1' has no readable monitor.csv" in first
+    assert "cannot be read as evaluations" in second
+    # One that was named is wanted.
+    assert guarded(run, [str(logs / "ppo" / "Toy-Reach_1"), *asked]) == 2
+    capsys.readouterr()
+    assert guarded(run, [*asked, "-a", "ppo"]) == 2
+    assert "error: none of 2 runs can be read" in capsys.readouterr().err
+
+
+def test_a_monitor_that_was_cut_off_loses_its_last_line_alone(logs: Path) -> None:
+    from zoo.curves import read_episodes
+
+    folder = logs / "grpo" / "Toy-Reach_1"
+    with (folder / "monitor.csv").open("a", encoding="utf-8") as file:
+        file.write("0.0,30")
+    assert read_episodes(RunFolder(folder)).steps.tolist() == [30, 39]
 
 
 def test_what_is_not_there_is_said_in_one_line(
