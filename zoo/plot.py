@@ -34,9 +34,7 @@ def parser() -> OneLineParser:
     p.add_argument(
         "runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)"
     )
-    p.add_argument(
-        "-a", "--algo", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="algorithms"
-    )
+    p.add_argument("-a", "--algo", nargs="+", choices=list(ALGORITHMS), help="algorithms (default: all)")
     p.add_argument("-e", "--env", nargs="+", metavar="ID", help="environment ids (default: all)")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
     p.add_argument("-x", "--x-axis", choices=list(X_LABELS), default="steps", help="default: steps")
@@ -54,7 +52,7 @@ def parser() -> OneLineParser:
         "--output",
         default="learning_curves.png",
         metavar="FILE",
-        help="png, svg or pdf (default: %(default)s)",
+        help="png (also without an ending), svg or pdf (default: %(default)s)",
     )
     return p
 
@@ -63,8 +61,10 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     runs = [read(one) for one in _named_runs(args)] if args.runs else _readable(_found_runs(args))
-    draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=Path(args.output))
-    print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {args.output}")
+    output = Path(args.output)
+    output = output if output.suffix else output.with_suffix(".png")  # matplotlib would, and not say so
+    draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
+    print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}")
     return 0
 
 
@@ -84,9 +84,7 @@ def read(run: RunFolder) -> RunCurves:
     """All of a run that is drawn; raises `BadValue` when it cannot be read."""
     from zoo.curves import read_episodes, read_evaluations
 
-    return RunCurves(
-        config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run)
-    )
+    return RunCurves(config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run))
 
 
 def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
@@ -104,20 +102,25 @@ def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
 
 
 def _named_runs(args: Any) -> list[RunFolder]:
+    for flag, given in (("-a", args.algo), ("-e", args.env)):
+        if given is not None:
+            raise BadValue(
+                f"{flag} {' '.join(given)} chooses among the runs under -f, but runs are named: {' '.join(args.runs)}; "
+                f"leave out {flag} or the runs"
+            )
     return [find_run(path) for path in args.runs]
 
 
 def _found_runs(args: Any) -> list[RunFolder]:
-    folders = [
-        RunFolder(path) for algo in args.algo for path in sorted(Path(args.log_folder, algo).glob("*_*"))
-    ]
+    algos = args.algo or list(ALGORITHMS)
+    folders = [RunFolder(path) for algo in algos for path in sorted(Path(args.log_folder, algo).glob("*_*"))]
     found = [one for one in folders if (one.path / "config.yml").is_file()]
     names = None if args.env is None else [folder_name(env) for env in args.env]
     fitting = [one for one in found if names is None or one.path.name.rpartition("_")[0] in names]
     if not fitting:
         there = ", ".join(sorted({f"{one.path.parent.name}/{one.path.name}" for one in found})) or "no runs"
         raise BadValue(
-            f"no run of {' or '.join(args.algo)} on {' or '.join(args.env or ['any environment'])} under "
+            f"no run of {' or '.join(algos)} on {' or '.join(args.env or ['any environment'])} under "
             f"'{args.log_folder}'; there: {there}"
         )
     return fitting

@@ -89,6 +89,20 @@ def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
     assert "Toy-Reach/2" in four.read_text(encoding="utf-8")
 
 
+def test_the_picture_is_where_it_is_said_to_be(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["-f", str(logs), "-o", str(tmp_path / "curves")]) == 0
+    assert capsys.readouterr().out.endswith(f"drawn into {tmp_path / 'curves.png'}\n")
+    assert (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.parametrize("choice", [["-e", "Toy-Reech"], ["-a", "ppo"]])
+def test_named_runs_are_not_chosen_from(logs: Path, choice: list[str]) -> None:
+    with pytest.raises(BadValue, match=f"{' '.join(choice)} chooses among the runs under -f"):
+        run([str(logs / "grpo" / "Toy-Reach_1"), *choice])
+
+
 def test_a_found_run_that_cannot_be_read_is_left_out(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
