@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     runs = [read(one) for one in _named_runs(args)] if args.runs else _readable(_found_runs(args))
     output = Path(args.output)
-    output = output if output.suffix else output.with_suffix(".png")  # matplotlib would, and not say so
+    output = output if output.suffix else Path(f"{args.output}.png")  # matplotlib would, and not say so
     draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
     print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}")
     return 0
