@@ -83,7 +83,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     given = _asked_settings(args)
     suites = {task.suite for task in find_benchmark(args.env).tasks}
     policy = resolve_policy(
-        args.policy or "nano",
+        "nano" if args.policy is None else args.policy,
         suite=suites.pop() if len(suites) == 1 else None,
         settings=given.get("policy_kwargs", {}),
     )

@@ -39,6 +39,9 @@ _RESUME_FLAGS = (
     *_SPREAD_FLAGS,
 )
 """What may change when a run goes on; anything else would make it another run."""
+_CHOICES = ("family", "unnorm_key", "revision")
+"""Settings of a policy that choose among, or within, published checkpoints."""
+_HUB_ID = "a Hub id"
 NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
 """What no run may change when it goes on."""
 
@@ -60,9 +63,9 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     algo = check_algorithm(args.algo or "ppo")
     suites = {task.suite for task in find_benchmark(args.env).tasks}
     overrides = check_settings(algo, key_values(args.params), "-params")
-    conf_file = Path(args.conf_file) if args.conf_file else None
+    conf_file = None if args.conf_file is None else Path(args.conf_file)
     policy = resolve_policy(
-        args.policy or "nano",
+        "nano" if args.policy is None else args.policy,
         suite=suites.pop() if len(suites) == 1 else None,
         settings=overrides.get("policy_kwargs", {}),
     )
@@ -77,7 +80,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         policy=policy.name,
         values={**values, **flags},
         seed=args.seed if args.seed is not None else secrets.randbits(32),
-        device=args.device or "auto",
+        device="auto" if args.device is None else args.device,
         num_threads=args.num_threads,
         entry=hyperparams.entry,
     )
@@ -155,7 +158,10 @@ def resolve_policy(
     from vla_policies.registry import FAMILIES, family_class
 
     given = settings or {}
+    if not name.strip():
+        raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
+        _check_family_choices(name, given)
         return PolicyChoice(name=name, family=name, env_options={}, takes_options=True)
     folder = local_or_shipped(name)
     if not folder.is_dir():
@@ -172,6 +178,7 @@ def resolve_policy(
         cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
         if family not in FAMILIES:
             raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
+        _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
     else:
         from vla_policies.backbone import Request
         from vla_policies.pretrained import read_header
@@ -192,6 +199,31 @@ def resolve_policy(
         env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
         takes_options="family" not in stored and (folder / "config.json").is_file(),
     )
+
+
+def _check_family_choices(name: str, given: Mapping[str, Any]) -> None:
+    """Raise for settings that choose within a checkpoint where a family's name means fresh weights."""
+    from vla_policies.registry import family_class
+
+    if any(given.get(key) is not None for key in _CHOICES):  # the class brings torch
+        family = family_class(name)
+        fresh = family.published is None or family.wants_fresh(given.get("backbone_kwargs") or {})
+        _check_choices(name, name, given if fresh else {"family": given.get("family")}, what="fresh weights")
+
+
+def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: str) -> None:
+    """Raise for another family than it is, and for statistics and revisions where `name` has none."""
+    from vla_policies.registry import family_class
+
+    wanted, key, revision = (given.get(choice) for choice in _CHOICES)
+    if wanted is not None and family_class(wanted).family != family:
+        raise BadValue(f"policy '{name}' is of family '{family}', got family='{wanted}'; leave family out")
+    if key is not None:
+        raise BadValue(
+            f"policy '{name}' ({what}) has no action statistics to choose from, got unnorm_key='{key}'; leave it out"
+        )
+    if revision is not None and what != _HUB_ID:
+        raise BadValue(f"policy '{name}' is {what}, only Hub ids have revisions, got revision='{revision}'")
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:

@@ -75,7 +75,7 @@ RUN_SETTINGS: Mapping[str, Kind] = {
 ENV_SETTINGS: Mapping[str, Kind] = {
     "chunk": _COUNT,
     "group_size": _COUNT,
-    "image_size": _COUNT,
+    "image_size": Kind(name="int", low=8, high=2048),
     "wrist_camera": _BOOL,
     "state": _BOOL,
     "instructions": _MAPPING,

@@ -56,6 +56,21 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--algo grppo --env Toy-Reach", "Did you mean 'grpo'"),
         ("--env Toy-Reach --policy nanno", "Did you mean 'nano'"),
         ("--env Toy-Reach --policy ./no/where", "no checkpoint folder"),
+        ("--env Toy-Reach -params policy_kwargs:{'family':'foo'}", "no policy family 'foo'"),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'family':'pi0'}",
+            "'nano' is of family 'nano', got family='pi0'",
+        ),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'unnorm_key':'foo'}",
+            r"policy 'nano' \(fresh weights\) has no action statistics to choose from, got unnorm_key='foo'",
+        ),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'revision':'foo'}",
+            "only Hub ids have revisions, got revision='foo'",
+        ),
+        ("--env Toy-Reach -params image_size:1000000", "image_size must be at most 2048, got 1000000"),
+        ("--env Toy-Reach -params image_size:3", "image_size must be at least 8, got 3"),
         ("--env Toy-Reach -params batch_size:1", "batch_size must be at least 2"),
         ("--env Toy-Reach --num-envs 1 -params n_steps:1", "n_steps x num_envs must be at least 2"),
         ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
@@ -90,6 +105,11 @@ def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:
     with pytest.raises(VLAZooError, match=message) as caught:
         resolve(command)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_policy_is_none() -> None:
+    with pytest.raises(UnknownName, match=r"no policy ''\. Known: nano"):
+        resolve_new_run(parser().parse(["--env", "Toy-Reach", "--policy", ""]))
 
 
 @pytest.mark.parametrize("placement", ["all", "env=all,rollout=all,actor=all"])
@@ -128,6 +148,23 @@ def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
         str(tmp_path),
         "nano",
     )
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"family": "pi0"}, "is of family 'nano', got family='pi0'"),
+        ({"unnorm_key": "x"}, r"\(a folder\) has no action statistics"),
+        ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
+    ],
+)
+def test_a_policy_folder_of_ours_has_nothing_to_choose(
+    tmp_path: Path, choice: dict[str, str], message: str
+) -> None:
+    write_policy(tmp_path, "nano")
+    assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
+    with pytest.raises(BadValue, match=message):
+        resolve_policy(str(tmp_path), settings=choice)
 
 
 def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
