@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import yaml
@@ -23,6 +24,20 @@ def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
         lines.append(f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}")
     lines.append("dry run      nothing was started or written")
     return "\n".join(lines)
+
+
+def check_startable(config: RunConfig) -> None:
+    """Raise for what the run itself would refuse before its simulators start."""
+    from zoo.devices import check_device
+
+    check_device(config.device)
+    if config.algo == "ppo":
+        from zoo.credit import check_levels
+        from zoo.ppo import PPO
+
+        arguments = inspect.signature(PPO.__init__).parameters
+        names = ("reward_level", "value_level", "logprob_level")
+        check_levels(*(config.algo_kwargs.get(name, arguments[name].default) for name in names))
 
 
 def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> BatchPlan:

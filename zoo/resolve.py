@@ -12,10 +12,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue, unknown_name
+from vla_gym.instructions import retold
 from zoo.agents import local_or_shipped
 from zoo.arguments import key_values
 from zoo.config import RunConfig, build_config, check_arithmetic, family_options
@@ -52,6 +54,19 @@ def check_services(args: argparse.Namespace) -> None:
         check_tracker(args.track)
     if args.push_to_hub is not None:
         check_repo(args.push_to_hub)
+
+
+def check_log_folder(folder: Path) -> None:
+    """Raise `BadValue` for a folder that runs cannot be written under; nothing is left in it."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        # Asking for permissions is not enough: a superuser has all of them, also in /proc.
+        with TemporaryDirectory(dir=there):
+            pass
+    except OSError as error:
+        raise BadValue(
+            f"cannot write run folders under '{folder}': {error.strerror} ('{there}'); give another -f DIR"
+        ) from error
 
 
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
@@ -245,6 +260,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them shows here."""
     benchmark = find_benchmark(config.env, **family_options(config))
+    retold(benchmark, config.env_options.get("instructions", {}))
     grid = sum(task.num_trials for task in benchmark.tasks)
     if config.eval_episodes > grid:
         raise BadValue(

@@ -32,6 +32,8 @@ class Kind:
     """Largest number allowed."""
     positive: bool = False
     """Must it be above 0?"""
+    choices: tuple[str, ...] = ()
+    """Of a `str`: the words there are; empty where only what is set up later knows them."""
     settings: Mapping[str, Kind] = field(default_factory=dict)
     """Of a `settings` mapping: what it may hold."""
 
@@ -42,6 +44,7 @@ _AT_LEAST_0, _POSITIVE = Kind(name="float", low=0), Kind(name="float", positive=
 _SHARE = Kind(name="float", low=0, high=1)
 _MAYBE_POSITIVE = Kind(name="float", optional=True, positive=True)
 _RATE = Kind(name="schedule", low=0)
+_CREDIT = Kind(name="str", choices=("chunk", "action"))
 
 _OPTIMIZER: Mapping[str, Kind] = {
     "eps": _POSITIVE,
@@ -55,7 +58,7 @@ POLICY_SETTINGS: Mapping[str, Kind] = {
     "revision": _STR,
     "temperature": _POSITIVE,
     "top_k": _COUNT_OR_0,
-    "greedy": _STR,
+    "greedy": Kind(name="str", choices=("likeliest", "mean")),
     "compile": _BOOL,
     "value_lr": _MAYBE_POSITIVE,
     "optimizer_kwargs": Kind(name="settings", settings=_OPTIMIZER),
@@ -79,11 +82,11 @@ ENV_SETTINGS: Mapping[str, Kind] = {
     "wrist_camera": _BOOL,
     "state": _BOOL,
     "instructions": _MAPPING,
-    "reward": _STR,
+    "reward": Kind(name="str", choices=("sparse", "differenced", "step_penalty")),
     "reward_scale": _POSITIVE,
     "split": _STR,
     "num_workers": _COUNT_OR_0,
-    "on_worker_error": _STR,
+    "on_worker_error": Kind(name="str", choices=("raise", "restart")),
     "step_timeout": _POSITIVE,
     "reset_timeout": _POSITIVE,
     "env_kwargs": _MAPPING,
@@ -100,10 +103,10 @@ _SHARED: Mapping[str, Kind] = {
     "max_grad_norm": _POSITIVE,
     "target_kl": _MAYBE_POSITIVE,
     "dual_clip": _MAYBE_POSITIVE,
-    "logprob_level": _STR,
+    "logprob_level": Kind(name="str", choices=("token", "action", "chunk")),
     "recompute_logprobs": _BOOL,
     "kl_coef": _AT_LEAST_0,
-    "kl_reference": _STR,
+    "kl_reference": Kind(name="str", choices=("adapter_off", "copy")),
     "micro_batch_size": Kind(name="int", optional=True, low=1),
 }
 _PPO: Mapping[str, Kind] = {
@@ -113,11 +116,11 @@ _PPO: Mapping[str, Kind] = {
     "clip_range_vf": Kind(name="schedule", optional=True, positive=True),
     "normalize_advantage": _BOOL,
     "vf_coef": _AT_LEAST_0,
-    "value_clip": _STR,
+    "value_clip": Kind(name="str", choices=("replace", "max")),
     "huber_delta": _MAYBE_POSITIVE,
     "critic_warmup_updates": _COUNT_OR_0,
-    "reward_level": _STR,
-    "value_level": _STR,
+    "reward_level": _CREDIT,
+    "value_level": _CREDIT,
     "bootstrap_time_limit": _BOOL,
 }
 _GRPO: Mapping[str, Kind] = {
@@ -175,7 +178,7 @@ def _coerce(kind: Kind, value: object, where: str) -> Any:
         raise BadValue(f"{where} must be true or false, got {value!r}")
     if kind.name == "str":
         if isinstance(value, str):
-            return value
+            return _chosen(kind, value, where)
         raise BadValue(f"{where} must be a word, got {value!r}")
     if kind.name == "pair":
         if isinstance(value, list | tuple) and len(value) == 2:
@@ -191,6 +194,12 @@ def _coerce(kind: Kind, value: object, where: str) -> Any:
     if number != int(number):
         raise BadValue(f"{where} must be a whole number, got {value!r}")
     return int(number)
+
+
+def _chosen(kind: Kind, value: str, where: str) -> str:
+    if kind.choices and value not in kind.choices:
+        raise unknown_name(f"choice ({where})", value, kind.choices)
+    return value
 
 
 def _mapping(kind: Kind, value: object, where: str) -> dict[str, Any]:

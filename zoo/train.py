@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from zoo.arguments import (
 )
 from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
-from zoo.dry_run import dry_run_text, memory_lines, plan_of
-from zoo.resolve import check_services, resolve_new_run, resolve_resumed_run
+from zoo.dry_run import check_startable, dry_run_text, memory_lines, plan_of
+from zoo.resolve import check_log_folder, check_services, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
 from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
@@ -118,7 +119,10 @@ def run(argv: Sequence[str]) -> int:
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
     plan = plan_of(config)
+    if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
+        check_log_folder(_log_folder(args, point))
     if args.dry_run:
+        check_startable(config)
         print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))
         return 0
     return _train(args, config, point, argv)
@@ -126,6 +130,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _resume_point(name: str) -> ResumePoint:
     return remote_resume_point(name) if is_remote(name) else find_resume_point(name)
+
+
+def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
+    """Where a new run folder goes."""
+    if args.log_folder is not None:
+        return Path(args.log_folder)
+    return point.run.path.parent.parent if point and not is_remote(args.resume) else Path("logs")
 
 
 def _train(
@@ -136,12 +147,10 @@ def _train(
     from zoo.session import TrainingRequest
     from zoo.training import train
 
-    remote = args.resume is not None and is_remote(args.resume)
-    default = point.run.path.parent.parent if point and not remote else Path("logs")
     request = TrainingRequest(
         config=config,
         resume=point,
-        log_folder=Path(args.log_folder) if args.log_folder else default,
+        log_folder=_log_folder(args, point),
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
         progress=args.progress,
         track=args.track,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,35 @@ def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
     import os
 
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--device cud", "no device 'cud'"),
+        ("--device cuda:99", "device 'cuda:99' is not here"),
+        ("-f /proc/foo", "cannot write run folders under '/proc/foo'"),
+        ("-f afile/logs", "cannot write run folders under 'afile/logs'"),
+        ("-params on_worker_error:foo", "Known: raise, restart"),
+        ("-params policy_kwargs:{greedy: foo}", "Known: likeliest, mean"),
+        ("-params instructions:{foo: bar}", "no task of Toy-Reach 'foo'"),
+        ("-params value_level:action", "set reward_level='action' too"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(
+    flags: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    flag, _, value = flags.partition(" ")
+    assert main(["train", "--env", "Toy-Reach", "--dry-run", flag, value]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,7 @@ def test_without_a_seed_one_is_drawn() -> None:
             "option of Toy-Reach",
         ),
         ("--env Toy-Reach -params split:nowhere", "nowhere"),
+        ("--env Toy-Reach -params instructions:{'foo':'bar'}", "no task of Toy-Reach 'foo'"),
         ("--env Toy-Reach -conf no.yml", "cannot read no.yml"),
         ("--env Toy-Reach -n 0", "must be at least 1"),
         ("--env Toy-Reach -n many", "must be a whole number, got 'many'"),

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any, get_args
 
 import pytest
 
 from vla_gym import make_vec
+from vla_gym.pool import OnWorkerError
+from vla_gym.rewards import RewardKind
 from vla_policies import VLAPolicy
+from vla_policies.sampling import Greedy
 from zoo import GRPO, PPO
-from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, POLICY_SETTINGS, check_settings
+from zoo.aggregation import CreditLevel, LogprobLevel
+from zoo.losses import ValueClip
+from zoo.reference import KLReference
+from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, POLICY_SETTINGS, Kind, check_settings
 
 # Set by the run itself, or of no use with a VLAPolicy.
 NOT_SETTINGS = {
@@ -82,6 +89,23 @@ def test_the_table_is_the_policys_signature() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (POLICY_SETTINGS["greedy"], Greedy),
+        (ENV_SETTINGS["reward"], RewardKind),
+        (ENV_SETTINGS["on_worker_error"], OnWorkerError),
+        (ALGORITHM_SETTINGS["grpo"]["logprob_level"], LogprobLevel),
+        (ALGORITHM_SETTINGS["grpo"]["kl_reference"], KLReference),
+        (ALGORITHM_SETTINGS["ppo"]["value_clip"], ValueClip),
+        (ALGORITHM_SETTINGS["ppo"]["reward_level"], CreditLevel),
+        (ALGORITHM_SETTINGS["ppo"]["value_level"], CreditLevel),
+    ],
+)
+def test_the_words_there_are_are_those_of_what_takes_them(kind: Kind, words: Any) -> None:
+    assert kind.choices == get_args(words)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("gamma", 1.5, "at most 1"),
@@ -93,6 +117,10 @@ def test_the_table_is_the_policys_signature() -> None:
         ("learning_rate", {"schedule": "linaer", "start": 1}, "Did you mean 'linear'"),
         ("learning_rate", {"schedule": "linear"}, "needs 'start'"),
         ("policy_kwargs", {"temperatur": 1}, "Did you mean 'temperature'"),
+        ("policy_kwargs", {"greedy": "meen"}, "no choice .*greedy.* 'meen'. Known: likeliest, mean.*'mean'"),
+        ("on_worker_error", "foo", "Known: raise, restart"),
+        ("value_level", "step", "Known: action, chunk"),
+        ("image_size", 1_000_000, "at most 2048"),
         ("policy_kwargs", {"temperature": "hot"}, "must be a number"),
         ("policy_kwargs", {"backbone_kwargs": "tiny"}, "must be a mapping"),
         ("policy_kwargs", {"optimizer_kwargs": {"beta": [0.9, 0.99]}}, "Did you mean 'betas'"),
