@@ -12,6 +12,7 @@ from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
 from zoo.cli import guarded
 from zoo.progress import Progress
+from zoo.resolve import check_place
 from zoo.sources import Source, expert_source, policy_source
 
 
@@ -63,6 +64,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.demonstrations import candidates
     from zoo.lerobot_writer import LeRobotWriter
 
+    check_place(Path(args.output), what="a dataset", flag="-o FOLDER")
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)
@@ -113,13 +115,19 @@ def _take(shown: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[li
 
 
 def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells: int) -> None:
+    others = "--noise, e.g. --noise 0.2" if args.expert else "--stochastic"
+    if not writer.episodes:
+        raise BadValue(
+            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; {others} makes "
+            "each try another, --keep-failures keeps what was not solved, too"
+        )
     print(
         f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"
     )
     if writer.episodes < args.episodes:
         print(
             f"all {num_cells} start states were tried: {writer.episodes} of {args.episodes} episodes. "
-            f"More need {'--noise, e.g. --noise 0.2' if args.expert else '--stochastic'}, which makes each try another"
+            f"More need {others}, which makes each try another"
         )
     else:
         print(f"next:\n  python -m zoo.sft --env {source.env} --dataset {args.output}")

@@ -38,8 +38,12 @@ class LeRobotWriter:
             "cameras": {},
         }
         if (root / PROGRESS_PATH).is_file():
-            self._done = lr.read_json(root / PROGRESS_PATH)
-            self._check_settings()
+            begun = lr.read_json(root / PROGRESS_PATH)
+            if begun["episodes"]:
+                self._done = begun
+                self._check_settings()
+        elif root.exists() and not root.is_dir():
+            raise BadValue(f"'{root}' is a file; name a new folder with -o")
         elif root.exists() and any(root.iterdir()):
             raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
 
@@ -59,11 +63,15 @@ class LeRobotWriter:
         return int(self._done["frames"])
 
     def add(self, episodes: Sequence[Demonstration], *, tried: int) -> None:
-        """Write these episodes and note that `tried` start states are done by now."""
+        """Write these episodes and note that `tried` start states are done by now.
+
+        Nothing is written before the first episode: a folder without any is no dataset.
+        """
         if episodes:
             self._write_files(episodes)
         self._done["tried"] = tried
-        lr.write_json(self.root / PROGRESS_PATH, self._done)
+        if self.episodes:
+            lr.write_json(self.root / PROGRESS_PATH, self._done)
 
     # Inside -------------------------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ def check_services(args: argparse.Namespace) -> None:
         check_repo(args.push_to_hub)
 
 
-def check_log_folder(folder: Path) -> None:
-    """Raise `BadValue` for a folder that runs cannot be written under; nothing is left in it."""
+def check_place(folder: Path, *, what: str = "run folders", flag: str = "-f DIR") -> None:
+    """Raise `BadValue` where `folder` cannot be made or written into; nothing is left in it."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     try:
         # Asking for permissions is not enough: a superuser has all of them, also in /proc.
@@ -65,7 +65,7 @@ def check_log_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise BadValue(
-            f"cannot write run folders under '{folder}': {error.strerror} ('{there}'); give another -f DIR"
+            f"cannot write {what} under '{folder}': {error.strerror} ('{there}'); give another {flag}"
         ) from error
 
 

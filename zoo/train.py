@@ -19,7 +19,7 @@ from zoo.arguments import (
 from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
 from zoo.dry_run import check_startable, dry_run_text, memory_lines, plan_of
-from zoo.resolve import check_log_folder, check_services, resolve_new_run, resolve_resumed_run
+from zoo.resolve import check_place, check_services, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
 from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
@@ -120,7 +120,7 @@ def run(argv: Sequence[str]) -> int:
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
     plan = plan_of(config)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
-        check_log_folder(_log_folder(args, point))
+        check_place(_log_folder(args, point))
     if args.dry_run:
         check_startable(config)
         print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))

@@ -117,6 +117,47 @@ def test_a_policys_episodes_carry_what_it_thought(
     assert "was collected with gamma=0.99, now it is 0.5" in capsys.readouterr().err
 
 
+POLICY = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "-n", "3", "--num-envs", "2"]
+
+
+@pytest.mark.parametrize("output", ["afile", "afile/d", "/proc/d"])
+def test_a_place_without_room_for_a_dataset_is_said_before_anything_starts(
+    output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def opened(*args: object, **kwargs: object) -> None:
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("zoo.sources.open_rollout", opened, raising=False)
+    monkeypatch.setattr("vla_gym.make_vec", opened)
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    assert guarded(collect.run, [*POLICY, "-o", output]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"cannot write a dataset under '{output}'" in line
+
+
+def test_a_collection_without_a_single_episode_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+
+    take = collect._take
+    monkeypatch.setattr(collect, "_take", lambda shown, *_, **__: ([], 75))
+    assert guarded(collect.run, [*POLICY, "-o", "demos/none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none of the 150 start states that were tried was solved, and nothing was written" in line
+    assert not list(tmp_path.iterdir())
+    # What is there stays, also when no more come to it.
+    monkeypatch.setattr(collect, "_take", take)
+    assert collect.run([*POLICY, "--keep-failures", "-o", "demos/some"]) == 0
+    monkeypatch.setattr(collect, "_take", lambda shown, *_, **__: ([], 75))
+    more = [*POLICY, "-n", "4", "--keep-failures", "-o", "demos/some"]
+    assert collect.run(more) == 0
+    assert "3 of 4 episodes" in capsys.readouterr().out
+    assert json.loads(Path("demos/some/meta/info.json").read_text())["total_episodes"] == 3
+
+
 @pytest.mark.sim
 def test_three_commands_from_an_expert_to_reinforcement_learning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
