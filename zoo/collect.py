@@ -115,11 +115,11 @@ def _take(shown: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[li
 
 
 def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells: int) -> None:
-    others = "--noise, e.g. --noise 0.2" if args.expert else "--stochastic"
+    others = "--noise (e.g. --noise 0.2)" if args.expert else "--stochastic"
     if not writer.episodes:
         raise BadValue(
-            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; {others} makes "
-            "each try another, --keep-failures keeps what was not solved, too"
+            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; {others} "
+            "makes each try another, --keep-failures keeps what was not solved, too"
         )
     print(
         f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"

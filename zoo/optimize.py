@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
 _NOT_TRAINS = {
-    **{name: "give it before --" for name in ("algo", "env", "n_timesteps", "log_folder")},
+    **dict.fromkeys(("algo", "env", "n_timesteps", "log_folder"), "give it before --"),
     "seed": "give --seed and --n-seeds before --",
     "resume": "a trial is a new run",
     "dry_run": "nothing would be trained",
