@@ -120,15 +120,14 @@ class Tally:
     def critic(self) -> dict[str, float]:
         """`train/critic/*`, the learning rate excepted."""
         sums = self._totals()
-        values = {
+        return {
             "train/critic/value_loss": float(sums["value"].mean()),
+            # 0 where values are not clipped.
+            "train/critic/value_clip_ratio": float(sums["moved"].sum() / sums["values"].sum()),
             "train/critic/explained_variance": explained_variance(
                 _joined(self._value), _joined(self._target), self._ranks
             ),
         }
-        if self._objective.clip_vf is not None:
-            values["train/critic/value_clip_ratio"] = float(sums["moved"].sum() / sums["values"].sum())
-        return values
 
     def as_sb3(self) -> dict[str, float]:
         """The keys of Stable-Baselines3's PPO, computed as it does: plain means over minibatches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -24,9 +25,9 @@ OBJECTIVE = Objective(
 )
 
 
-def tally() -> Tally:
+def tally(objective: Objective = OBJECTIVE) -> Tally:
     """Ratios 1, 2 (advantage 1), then 4 and a masked one (advantage -1)."""
-    result = Tally(OBJECTIVE)
+    result = Tally(objective)
     parts = (
         ([[1.0, 2.0]], [1.0], [[True, True]], [1.0], [0.0], [1.0]),
         ([[4.0, 99.0]], [-1.0], [[True, False]], [0.1], [0.0], [0.0]),
@@ -47,7 +48,7 @@ def tally() -> Tally:
         scored = Scored(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value)[:, None])
         result.begin_epoch()
         result.begin_minibatch()
-        result.add(OBJECTIVE(scored, batch), scored, Part(batch, share=1.0, last=True))
+        result.add(objective(scored, batch), scored, Part(batch, share=1.0, last=True))
         result.add_step(torch.tensor(2.0), stepped=True)
     return result
 
@@ -78,6 +79,11 @@ def test_the_value_clip_ratio_counts_moves_before_clamping():
     assert numbers["train/critic/value_loss"] == pytest.approx(0.13)
     # Errors 0 and -0.1, targets 1 and 0: 1 - 0.0025 / 0.25.
     assert numbers["train/critic/explained_variance"] == pytest.approx(0.99)
+
+
+def test_the_value_clip_ratio_is_there_without_a_clip_too():
+    free = dataclasses.replace(OBJECTIVE, clip_vf=None)
+    assert tally(free).critic()["train/critic/value_clip_ratio"] == 0.0
 
 
 def test_stable_baselines3s_kl_is_of_the_last_epoch():
