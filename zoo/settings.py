@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, UnknownName, unknown_name
 from zoo.schedules import build_schedule
 
 KindName = Literal["int", "float", "bool", "str", "mapping", "settings", "schedule", "pair"]
@@ -93,6 +93,36 @@ ENV_SETTINGS: Mapping[str, Kind] = {
 }
 """Keyword arguments of `vla_gym.make_vec`; `env_kwargs` holds the benchmark family's own options."""
 
+_ALIASES: Mapping[str, str] = {
+    alias: name
+    for name, aliases in {
+        "learning_rate": ("lr", "actor_lr", "policy_lr", "optim_lr"),
+        "value_lr": ("critic_lr", "value_learning_rate"),
+        "batch_size": ("minibatch_size", "mini_batch_size", "global_batch_size"),
+        "n_epochs": ("epochs", "num_epochs", "update_epochs", "ppo_epochs"),
+        "n_steps": ("num_steps", "rollout_steps", "rollout_length"),
+        "n_timesteps": ("total_timesteps", "timesteps", "max_steps"),
+        "num_envs": ("n_envs", "nenvs", "envs"),
+        "group_size": ("num_generations", "n_generations", "group"),
+        "clip_range": ("clip", "clip_coef", "clip_eps", "clip_ratio", "cliprange"),
+        "clip_range_high": ("clip_high", "clip_ratio_high"),
+        "clip_range_vf": ("clip_vf", "vf_clip", "cliprange_value"),
+        "ent_coef": ("entropy_coef", "entropy_coeff", "entropy_bonus"),
+        "vf_coef": ("value_coef", "value_loss_coef", "critic_coef"),
+        "kl_coef": ("beta", "kl_beta", "kl_loss_coef"),
+        "gamma": ("discount", "discount_factor"),
+        "gae_lambda": ("lam", "lambda", "lmbda"),
+        "max_grad_norm": ("grad_clip", "clip_grad", "gradient_clip"),
+        "normalize_advantage": ("norm_adv", "normalize_advantages", "adv_norm"),
+        "chunk": ("chunk_size", "chunk_len", "num_action_chunks", "action_horizon"),
+        "image_size": ("img_size", "resolution", "image_resolution"),
+        "wrist_camera": ("wrist", "wrist_image", "use_wrist"),
+        "temperature": ("temp", "sampling_temperature"),
+    }.items()
+    for alias in aliases
+}
+"""What other projects call a setting -> its name here; only ever a hint."""
+
 _SHARED: Mapping[str, Kind] = {
     "learning_rate": _RATE,
     "batch_size": _COUNT,
@@ -164,9 +194,17 @@ def _check_mapping(known: Mapping[str, Kind], values: Mapping[str, Any], where: 
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise unknown_name(f"setting ({where})", str(name), known, show=40)
+            raise _unknown_setting(known, str(name), where)
         checked[name] = _coerce(known[name], value, f"{where}: {name}")
     return checked
+
+
+def _unknown_setting(known: Mapping[str, Kind], name: str, where: str) -> UnknownName:
+    """The error for it; a name that others have for a setting is nearer than one that is spelt alike."""
+    error, meant = unknown_name(f"setting ({where})", name, known, show=40), _ALIASES.get(name.casefold())
+    if meant not in known:
+        return error
+    return UnknownName(f"{str(error).partition(' Did you mean')[0]} Did you mean '{meant}'?")
 
 
 def _coerce(kind: Kind, value: object, where: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from vla_gym import make_vec
+from vla_gym.errors import UnknownName
 from vla_gym.pool import OnWorkerError
 from vla_gym.rewards import RewardKind
 from vla_policies import VLAPolicy
@@ -14,7 +15,15 @@ from zoo import GRPO, PPO
 from zoo.aggregation import CreditLevel, LogprobLevel
 from zoo.losses import ValueClip
 from zoo.reference import KLReference
-from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, POLICY_SETTINGS, Kind, check_settings
+from zoo.settings import (
+    _ALIASES,
+    ALGORITHM_SETTINGS,
+    ENV_SETTINGS,
+    POLICY_SETTINGS,
+    Kind,
+    check_settings,
+    known_settings,
+)
 
 # Set by the run itself, or of no use with a VLAPolicy.
 NOT_SETTINGS = {
@@ -65,6 +74,32 @@ def test_a_pair_is_two_numbers() -> None:
     assert check_settings("grpo", {"score_bounds": [0.1, "9e-1"]}, "x") == {"score_bounds": [0.1, 0.9]}
     with pytest.raises(ValueError, match="two numbers"):
         check_settings("grpo", {"score_bounds": 0.1}, "x")
+
+
+@pytest.mark.parametrize(
+    ("algo", "values", "meant"),
+    [
+        ("ppo", {"lr": 3}, "learning_rate"),
+        ("ppo", {"n_envs": 3}, "num_envs"),
+        ("ppo", {"lambda": 0.9}, "gae_lambda"),
+        ("ppo", {"policy_kwargs": {"critic_lr": 3}}, "value_lr"),
+        ("grpo", {"num_generations": 3}, "group_size"),
+    ],
+)
+def test_what_others_call_a_setting_is_understood_as_a_hint(
+    algo: str, values: dict[str, Any], meant: str
+) -> None:
+    with pytest.raises(UnknownName, match=f"Did you mean '{meant}'\\?$"):
+        check_settings(algo, values, "x")
+
+
+def test_a_hint_is_a_setting_of_the_algorithm() -> None:
+    with pytest.raises(UnknownName) as caught:
+        check_settings("grpo", {"lambda": 0.9}, "x")
+    assert "gae_lambda" not in str(caught.value)
+    every = {*POLICY_SETTINGS, *known_settings("ppo"), *known_settings("grpo")}
+    assert set(_ALIASES.values()) <= every
+    assert not set(_ALIASES) & every
 
 
 def test_null_is_for_optional_settings_only() -> None:
