@@ -15,6 +15,7 @@ import yaml
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.pool import OnWorkerError
+from zoo.settings import ALGORITHMS
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -157,9 +158,11 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
     parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
-    parser.add_argument(
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument(
         "--stochastic", action="store_true", help="sample actions instead of deterministic ones"
     )
+    actions.add_argument("--deterministic", action="store_true", help="likeliest actions (the default)")
     parser.add_argument(
         "--instructions",
         metavar="FILE",
@@ -167,6 +170,35 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_worker_error_argument(parser, default="raise", what="start it anew and run its episodes again")
     parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+
+
+RUN_ALGORITHMS = (*ALGORITHMS, "sft")
+"""Folders of runs that hold an agent."""
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """rl_zoo3's selectors of a run and its checkpoint, for commands that take `-i`; see `zoo.run_choice`."""
+    parser.add_argument(
+        "--algo",
+        choices=RUN_ALGORITHMS,
+        help="whose newest run of --env to take without -i (default: any algorithm's)",
+    )
+    parser.add_argument(
+        "-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)"
+    )
+    parser.add_argument(
+        "--exp-id",
+        type=count_or_zero,
+        default=0,
+        metavar="K",
+        help="number of the run, as in logs/ppo/Toy-Reach_<K> (default: 0, the newest)",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--load-best", action="store_true", help="the policy in best/ (the default)")
+    which.add_argument(
+        "--load-checkpoint", type=count, metavar="STEP", help="the policy in checkpoints/step_<STEP>/"
+    )
+    which.add_argument("--load-last-checkpoint", action="store_true", help="the newest checkpoint's policy")
 
 
 def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, what: str) -> None:

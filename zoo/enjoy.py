@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_gym.benchmarks import find_benchmark
-from vla_gym.errors import BadValue
 from vla_gym.film import caption
-from zoo.agents import agents_for
-from zoo.arguments import OneLineParser, add_policy_arguments, count, import_gym_packages
+from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
-from zoo.runs import newest_run
-from zoo.settings import ALGORITHMS
+from zoo.run_choice import chosen_run
 
 if TYPE_CHECKING:
     from zoo.evaluation import Episode, Frame
     from zoo.rollout_setup import RolloutPlan
     from zoo.window import Window
 
-ALGOS = (*ALGORITHMS, "sft")
-"""Folders of runs that hold an agent."""
 _EPISODES = 5
 
 
@@ -33,10 +27,7 @@ def parser() -> OneLineParser:
     """The flags of `zoo.enjoy`, as in rl_zoo3."""
     p = OneLineParser("zoo.enjoy", "Watch a trained agent: a window where there is a display, else an mp4.")
     add_policy_arguments(p)
-    p.add_argument(
-        "--algo", choices=ALGOS, help="whose newest run to take without -i (default: any algorithm's)"
-    )
-    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
+    add_run_arguments(p)
     p.add_argument(
         "--episodes",
         type=count,
@@ -57,9 +48,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
-    if args.run is None and args.policy is None:
-        args.run = chosen_agent(args)
+    args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes)
 
@@ -102,24 +91,6 @@ def _film(args: argparse.Namespace, plan: RolloutPlan) -> Path:
     if args.output:
         return Path(args.output)
     return plan.output_folder / "videos" / "enjoy.mp4" if plan.output_folder else Path("enjoy.mp4")
-
-
-def chosen_agent(args: argparse.Namespace) -> str:
-    """The newest run of `--env` (and `--algo`) under the log folder, else an agent of the package's."""
-    if args.env is None:
-        raise BadValue("say whom to watch: --env ID (its newest run), -i RUN or --policy NAME")
-    algos = ALGOS if args.algo is None else (args.algo,)
-    find_benchmark(args.env)
-    found = newest_run(Path(args.log_folder), algos, args.env)
-    if found is not None:
-        return str(found.path)
-    for agent in agents_for(args.env):
-        if agent.split("/")[1] in algos:
-            return agent
-    raise BadValue(
-        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
-        f"Train one: python -m zoo.train --algo {args.algo or 'ppo'} --env {args.env}; or give -i RUN or --policy NAME"
-    )
 
 
 class _Show:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser, add_policy_arguments, count
+from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
 from zoo.progress import Progress
 from zoo.rollout_setup import RolloutPlan, plan_rollout
+from zoo.run_choice import chosen_run
 from zoo.sharing import RESULTS_FILE, is_of_policy
 
 _OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
@@ -19,6 +20,7 @@ def parser() -> OneLineParser:
     """The flags of `zoo.evaluate`."""
     p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
     add_policy_arguments(p)
+    add_run_arguments(p)
     p.add_argument(
         "--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)"
     )
@@ -35,6 +37,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
+    args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.eval_episodes)
     output = Path(args.output) if args.output else results_file(plan)
 
@@ -42,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.results import evaluation_record, evaluation_table, protocol_line
     from zoo.rollout_setup import open_rollout
 
+    print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     progress = Progress(len(plan.cells), on=args.progress, unit="episode")
     finished: list[Episode] = []

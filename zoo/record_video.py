@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser, add_policy_arguments, count
+from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
+from zoo.run_choice import chosen_run
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.record_video`."""
     p = OneLineParser("zoo.record_video", "Film a run's or a policy's episodes, one frame per decision.")
     add_policy_arguments(p)
+    add_run_arguments(p)
     p.add_argument(
         "--episodes", type=count, default=9, metavar="N", help="spread over the tasks (default: 9)"
     )
@@ -26,6 +28,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
+    args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes)
     default = plan.output_folder / "videos" / "recorded.mp4" if plan.output_folder else Path("video.mp4")
     output = Path(args.output) if args.output else default
@@ -34,6 +37,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.rollout_setup import open_rollout
     from zoo.video import VideoRecorder
 
+    print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     tasks = envs.benchmark.tasks
     recorder = VideoRecorder(

@@ -50,8 +50,6 @@ def test_the_newest_run_that_holds_a_policy_is_watched(tmp_path: Path) -> None:
     assert newest_run(tmp_path, ["ppo", "grpo"], "Toy-Reach") == of_grpo
     assert newest_run(tmp_path, ["ppo"], "Toy-Reach") == second
     assert newest_run(tmp_path, ["ppo"], "Toy") is None
-    args = enjoy.parser().parse(["--env", "Toy-Reach", "--algo", "ppo", "-f", str(tmp_path)])
-    assert enjoy.chosen_agent(args) == str(second.path)
 
 
 def test_without_a_display_the_episodes_become_a_video(
@@ -101,7 +99,7 @@ def test_nothing_is_drawn_when_nothing_is_wanted(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "say whom to watch"),
+        ([], "say which policy is meant: --env ID"),
         (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
         (["--env", "Toy-Reach"], "Train one: python -m zoo.train --algo ppo --env Toy-Reach"),
         (["--env", "Toy-Reach", "--algo", "grpo"], "no run of Toy-Reach under 'logs' (grpo)"),
@@ -117,17 +115,7 @@ def test_what_cannot_be_watched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(enjoy, "agents_for", lambda env_id: [])
+    monkeypatch.setattr("zoo.run_choice.agents_for", lambda env_id: [])
     assert guarded(enjoy.run, argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
-
-
-def test_without_a_run_an_agent_of_the_package_is_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped = ["agents/grpo/Toy-Reach", "agents/sft/Toy-Reach"]
-    monkeypatch.setattr(enjoy, "agents_for", lambda env_id: shipped)
-    asked = ["--env", "Toy-Reach", "-f", str(tmp_path)]
-    assert enjoy.chosen_agent(enjoy.parser().parse(asked)) == "agents/grpo/Toy-Reach"
-    assert enjoy.chosen_agent(enjoy.parser().parse([*asked, "--algo", "sft"])) == "agents/sft/Toy-Reach"
