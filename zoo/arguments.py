@@ -201,6 +201,25 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--load-last-checkpoint", action="store_true", help="the newest checkpoint's policy")
 
 
+def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
+    """How much is shown: `--episodes`, or rl_zoo3's `-n`."""
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--episodes",
+        type=count,
+        default=episodes,
+        metavar="N",
+        help="spread over the tasks (default: %(default)s)",
+    )
+    length.add_argument(
+        "-n",
+        "--n-timesteps",
+        type=count,
+        metavar="STEPS",
+        help="as many episodes as last so many simulator steps when none is solved",
+    )
+
+
 def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, what: str) -> None:
     """`--on-worker-error`; `what` says what "restart" does, `default` None leaves it to the run."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_gym.film import caption
-from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
+from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
 from zoo.run_choice import chosen_run
@@ -28,13 +28,7 @@ def parser() -> OneLineParser:
     p = OneLineParser("zoo.enjoy", "Watch a trained agent: a window where there is a display, else an mp4.")
     add_policy_arguments(p)
     add_run_arguments(p)
-    p.add_argument(
-        "--episodes",
-        type=count,
-        default=_EPISODES,
-        metavar="N",
-        help="spread over the tasks (default: %(default)s)",
-    )
+    add_length_arguments(p, episodes=_EPISODES)
     p.add_argument("--no-render", action="store_true", help="neither window nor video")
     p.add_argument(
         "-o",
@@ -50,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
-    plan = plan_rollout(args, episodes=args.episodes)
+    plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
 
     from zoo.evaluation import evaluate, overall_rate
     from zoo.rollout_setup import open_rollout

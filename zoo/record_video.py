@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
+from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
 from zoo.run_choice import chosen_run
@@ -16,9 +16,7 @@ def parser() -> OneLineParser:
     p = OneLineParser("zoo.record_video", "Film a run's or a policy's episodes, one frame per decision.")
     add_policy_arguments(p)
     add_run_arguments(p)
-    p.add_argument(
-        "--episodes", type=count, default=9, metavar="N", help="spread over the tasks (default: 9)"
-    )
+    add_length_arguments(p, episodes=9)
     p.add_argument(
         "-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)"
     )
@@ -29,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     args.run = chosen_run(args)
-    plan = plan_rollout(args, episodes=args.episodes)
+    plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
     default = plan.output_folder / "videos" / "recorded.mp4" if plan.output_folder else Path("video.mp4")
     output = Path(args.output) if args.output else default
 

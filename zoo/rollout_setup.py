@@ -56,8 +56,13 @@ class RolloutPlan:
     """In what this is not the run's own protocol and policy, as words for a file name; empty without a run."""
 
 
-def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPlan:
-    """Resolve the selectors of `zoo.arguments.add_policy_arguments`; `episodes` None means the whole grid."""
+def plan_rollout(
+    args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None
+) -> RolloutPlan:
+    """Resolve the selectors of `zoo.arguments.add_policy_arguments`; `episodes` None means the whole grid.
+
+    `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved.
+    """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
@@ -98,6 +103,9 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None) -> RolloutPl
     }
     benchmark = find_benchmark(env, **family_options)
     retold(benchmark, options.get("instructions", {}))  # a wrong name shows here
+    if n_timesteps is not None:
+        grid = sum(task.num_trials for task in benchmark.tasks)
+        episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     cells = choose_cells(benchmark.tasks, episodes)
     return RolloutPlan(
         env=env,

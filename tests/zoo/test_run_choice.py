@@ -11,6 +11,7 @@ from tests.zoo.test_enjoy import begun
 from vla_gym.errors import BadValue
 from zoo import enjoy, evaluate, record_video
 from zoo.cli import guarded
+from zoo.rollout_setup import plan_rollout
 from zoo.run_choice import chosen_run
 from zoo.runs import RunFolder
 
@@ -76,8 +77,16 @@ def test_what_is_not_there_is_named(logs: Path, flags: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("steps", "episodes"), [(1, 1), (12, 1), (13, 2), (10**9, 150)])
+def test_simulator_steps_stand_for_episodes_of_the_horizon(steps: int, episodes: int) -> None:
+    for command in (enjoy, record_video):
+        args = command.parser().parse(["--env", "Toy-Reach", "--policy", "nano", "-n", str(steps)])
+        plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
+        assert len(plan.cells) == episodes
+
+
 def test_two_wishes_at_once_are_refused() -> None:
-    for flags in ("--deterministic --stochastic", "--load-best --load-last-checkpoint"):
+    for flags in ("--deterministic --stochastic", "--episodes 3 -n 9", "--load-best --load-last-checkpoint"):
         with pytest.raises(BadValue, match="not allowed with argument"):
             parsed(*flags.split())
 
