@@ -9,9 +9,9 @@ from pathlib import Path
 from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
 from zoo.progress import Progress
+from zoo.quotable import RESULTS_FILE, is_of_policy
 from zoo.rollout_setup import RolloutPlan, plan_rollout
 from zoo.run_choice import chosen_run
-from zoo.sharing import RESULTS_FILE, is_of_policy
 
 _OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
 

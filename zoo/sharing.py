@@ -14,15 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import numpy as np
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
-from zoo.evaluation import Rate
 from zoo.model_card import CardFacts, model_card
-from zoo.results import rate_values
+from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation, read_json
 from zoo.runs import (
     TRAINING,
     ResumePoint,
@@ -35,9 +31,6 @@ from zoo.runs import (
 )
 
 CARD, REPLAY = "README.md", "replay.mp4"
-RESULTS_FILE, PROTOCOL_FILE = "results.json", "protocol.json"
-_PROTOCOL = ("split", "tasks", "own_instructions", "constants", "options")
-"""What an evaluation and its run must have in common."""
 ADAPTER_CONFIG = "adapter_config.json"
 STATE_FILE = "training_state.json"
 _TRAINING_ONLY = ("optimizer.safetensors", "rollout.safetensors", "reference.safetensors", STATE_FILE)
@@ -133,7 +126,7 @@ def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]
     adapter = ADAPTER_CONFIG in files
     base: str | None
     if adapter:
-        base = str(_read_json(files[ADAPTER_CONFIG])["base_model_name_or_path"])
+        base = str(read_json(files[ADAPTER_CONFIG])["base_model_name_or_path"])
     else:
         base = config.policy.partition("@")[0] if "/" in config.policy else None
     step = _step_of(policy)
@@ -146,48 +139,9 @@ def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]
         adapter=adapter,
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, policy, step),
-        protocol=_read_json(protocol) if protocol is not None else {},
+        protocol=read_json(protocol) if protocol is not None else {},
         resumable=any(name.startswith("checkpoints/") for name in files),
     )
-
-
-def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[str, Any] | None:
-    """The evaluation of exactly these weights, by the run's protocol and with the likeliest actions.
-
-    zoo.evaluate's, else training's last, else its success rate alone.
-    """
-    results, last = run.path / RESULTS_FILE, run.path / "evaluation.json"
-    if results.is_file():
-        record = _read_json(results)
-        if is_of_policy(record, results, policy) and _is_by_protocol(record, run):
-            return record
-    if last.is_file() and step is not None:
-        record = _read_json(last)
-        if record.get("num_timesteps") == step:
-            return record
-    if (run.path / "evaluations.npz").is_file() and step is not None:
-        with np.load(run.path / "evaluations.npz") as log:
-            rows = log["successes"][log["timesteps"] == step]
-        if len(rows):
-            rate = Rate(label=run.config().env, successes=int(rows[-1].sum()), episodes=rows.shape[1])
-            return {"success": rate_values(rate)}
-    return None
-
-
-def is_of_policy(record: Mapping[str, Any], file: Path, policy: Path) -> bool:
-    """Is `record`, read from `file`, of the weights that are in this folder now?"""
-    if Path(str(record.get("policy"))).resolve() != policy.resolve():
-        return False
-    written = file.stat().st_mtime
-    return all(one.stat().st_mtime <= written for one in policy.glob("*.safetensors"))
-
-
-def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
-    """Is it of deterministic actions, on the run's start states, told in its words?"""
-    own = _read_json(run.path / PROTOCOL_FILE) if (run.path / PROTOCOL_FILE).is_file() else {}
-    evaluated = record.get("protocol", {})
-    same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
-    return bool(record.get("deterministic")) and record.get("env") == run.config().env and same
 
 
 def base_is_local(publication: Publication) -> str | None:
@@ -195,7 +149,7 @@ def base_is_local(publication: Publication) -> str | None:
     path = policy_folder(str(publication.run.path)) / ADAPTER_CONFIG
     if publication.base is not None or not path.is_file():
         return None
-    base = str(_read_json(path)["base_model_name_or_path"])
+    base = str(read_json(path)["base_model_name_or_path"])
     return base if Path(base).is_dir() else None
 
 
@@ -284,12 +238,12 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
     """Let every adapter among the files name `base`, and the sizes that a checkpoint notes agree with it."""
     for number, name in enumerate([one for one in files if one.endswith(ADAPTER_CONFIG)]):
         changed = scratch / f"{number}.{ADAPTER_CONFIG}"
-        values = {**_read_json(files[name]), "base_model_name_or_path": base, "revision": None}
+        values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
         changed.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         files[name] = changed
         state = name.removesuffix(ADAPTER_CONFIG) + STATE_FILE
         if state in files:
-            noted = _read_json(files[state])
+            noted = read_json(files[state])
             noted["files"][ADAPTER_CONFIG] = changed.stat().st_size
             files[state] = scratch / f"{number}.{STATE_FILE}"
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
@@ -297,7 +251,7 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
 
 def _step_of(policy: Path) -> int | None:
     if (policy / "score.json").is_file():
-        return int(_read_json(policy / "score.json")["num_timesteps"])
+        return int(read_json(policy / "score.json")["num_timesteps"])
     found = re.fullmatch(r"step_(\d+)", policy.name)
     return int(found[1]) if found else None
 
@@ -309,11 +263,3 @@ def _files_of(folder: Path) -> list[Path]:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValue(f"'{path}' cannot be read as JSON: {error}") from error
-    return values

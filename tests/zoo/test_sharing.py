@@ -22,8 +22,8 @@ from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, train
 from zoo.cli import guarded
+from zoo.quotable import find_evaluation
 from zoo.runs import RunFolder
-from zoo.sharing import find_evaluation
 
 from .loopback_hub import TOKEN, LoopbackHub
 

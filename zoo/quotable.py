@@ -1,0 +1,67 @@
+"""Which evaluation may be quoted for a run's policy: of exactly these weights, by the run's own protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import BadValue
+from zoo.evaluation import Rate
+from zoo.results import rate_values
+from zoo.runs import RunFolder
+
+RESULTS_FILE, PROTOCOL_FILE = "results.json", "protocol.json"
+_PROTOCOL = ("split", "tasks", "own_instructions", "options")
+"""What an evaluation and its run must have in common."""
+
+
+def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[str, Any] | None:
+    """The evaluation of exactly these weights, by the run's protocol and with the likeliest actions.
+
+    zoo.evaluate's, else training's last, else its success rate alone.
+    """
+    results, last = run.path / RESULTS_FILE, run.path / "evaluation.json"
+    if results.is_file():
+        record = read_json(results)
+        if is_of_policy(record, results, policy) and _is_by_protocol(record, run):
+            return record
+    if last.is_file() and step is not None:
+        record = read_json(last)
+        if record.get("num_timesteps") == step:
+            return record
+    if (run.path / "evaluations.npz").is_file() and step is not None:
+        with np.load(run.path / "evaluations.npz") as log:
+            rows = log["successes"][log["timesteps"] == step]
+        if len(rows):
+            rate = Rate(label=run.config().env, successes=int(rows[-1].sum()), episodes=rows.shape[1])
+            return {"success": rate_values(rate)}
+    return None
+
+
+def is_of_policy(record: Mapping[str, Any], file: Path, policy: Path) -> bool:
+    """Is `record`, read from `file`, of the weights that are in this folder now?"""
+    if Path(str(record.get("policy"))).resolve() != policy.resolve():
+        return False
+    written = file.stat().st_mtime
+    return all(one.stat().st_mtime <= written for one in policy.glob("*.safetensors"))
+
+
+def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
+    """Is it of deterministic actions, on the run's start states, told in its words?"""
+    own = read_json(run.path / PROTOCOL_FILE) if (run.path / PROTOCOL_FILE).is_file() else {}
+    evaluated = record.get("protocol", {})
+    same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
+    return bool(record.get("deterministic")) and record.get("env") == run.config().env and same
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's mapping; raises `BadValue` when it cannot be read."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadValue(f"'{path}' cannot be read as JSON: {error}") from error
+    return values
