@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     output = Path(args.output) if args.output else results_file(plan)
 
     from zoo.evaluation import Episode, evaluate
-    from zoo.results import evaluation_record, evaluation_table, protocol_line
+    from zoo.results import evaluation_record, evaluation_table, protocol_line, with_split
     from zoo.rollout_setup import open_rollout
 
     print(f"{plan.policy} on {plan.env}", flush=True)
@@ -70,8 +70,9 @@ def run(argv: Sequence[str]) -> int:
         tasks,
         chunk=envs.chunk,
         deterministic=not args.stochastic,
-        start_kind=_starts(envs.benchmark.start_kind, protocol["split"]),
+        start_kind=envs.benchmark.start_kind,
     )
+    line = with_split(line, protocol["split"])
     print(evaluation_table(episodes, tasks, line))
     record = evaluation_record(
         episodes,
@@ -109,10 +110,6 @@ def _episodes_in(file: Path, policy: str) -> int:
         return len(record["episodes"]) if is_of_policy(record, file, Path(policy)) else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
-
-
-def _starts(kind: str, split: str) -> str:
-    return kind if "split" in kind else f"{kind} (split {split})"
 
 
 def main() -> int:

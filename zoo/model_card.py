@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from zoo.config import RunConfig, to_plain
+from zoo.results import with_split
 from zoo.runs import metadata_version
 
 _MOST_ROWS = 40
@@ -127,14 +128,9 @@ def _results(facts: CardFacts) -> str:
     if len(tasks) > _MOST_ROWS:
         lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
     if "summary" in record:
-        lines += ["", f"Protocol: {_with_split(record)}. Details are in `protocol.json`."]
+        line = with_split(record["summary"], record.get("protocol", {}).get("split"))
+        lines += ["", f"Protocol: {line}. Details are in `protocol.json`."]
     return "\n".join(lines)
-
-
-def _with_split(record: Mapping[str, Any]) -> str:
-    """The evaluation's protocol in one line, which split its start states are of included."""
-    line, split = str(record["summary"]), record.get("protocol", {}).get("split")
-    return line if split is None or f"split {split}" in line else f"{line}, split {split}"
 
 
 def _usage(facts: CardFacts) -> str:

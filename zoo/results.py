@@ -148,6 +148,11 @@ def protocol_line(
     )
 
 
+def with_split(line: str, split: str | None) -> str:
+    """A protocol line that says which split its start states are of; None where that is not known."""
+    return line if split is None or f"split {split}" in line else f"{line}, split {split}"
+
+
 def _row(rate: Rate, label: str) -> str:
     low, high = rate.interval
     interval = f"[{low:.1%}, {high:.1%}]"

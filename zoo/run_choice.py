@@ -43,8 +43,7 @@ def _found_run(args: argparse.Namespace) -> str:
     """The newest run of `--env` (or number `--exp-id`) under the log folder, else an agent of the package's."""
     if args.env is None:
         raise BadValue(
-            "say which policy is meant: --env ID (its newest run), -i RUN (a trained policy) or --policy NAME "
-            "(a family or a folder)"
+            "give --env ID (its newest run), or either -i RUN (a trained policy) or --policy NAME (a family, a folder)"
         )
     find_benchmark(args.env)
     algos = RUN_ALGORITHMS if args.algo is None else (args.algo,)

@@ -99,7 +99,7 @@ def test_nothing_is_drawn_when_nothing_is_wanted(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "say which policy is meant: --env ID"),
+        ([], "give --env ID (its newest run)"),
         (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
         (["--env", "Toy-Reach"], "Train one: python -m zoo.train --algo ppo --env Toy-Reach"),
         (["--env", "Toy-Reach", "--algo", "grpo"], "no run of Toy-Reach under 'logs' (grpo)"),

@@ -11,6 +11,7 @@ from zoo.results import (
     evaluation_record,
     evaluation_table,
     protocol_line,
+    with_split,
 )
 
 TASKS = [task("a", suite="one"), task("b", suite="two")]
@@ -78,3 +79,9 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
         "E, 3 episodes = 3 of 6 sampled start states (split test) on 2 of 2 tasks, success at any step, "
         "horizon 10 steps, deterministic actions, chunk 8"
     )
+
+
+def test_a_protocol_line_names_its_split_once() -> None:
+    assert with_split("a line", "test") == "a line, split test"
+    assert with_split("sampled start states (split test)", "test") == "sampled start states (split test)"
+    assert with_split("a line", None) == "a line"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_run_is_found_and_its_policy_chosen(logs: Path, flags: str, run: str |
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("", "say which policy is meant"),
+        ("", "give --env ID (its newest run)"),
         ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
         ("--env Toy-Reach -f elsewhere", "no run of Toy-Reach under 'elsewhere'"),
         ("--env Toy-Reach --exp-id 1", "is logs/grpo/Toy-Reach_1 and logs/ppo/Toy-Reach_1; say --algo"),
@@ -72,7 +73,7 @@ def test_a_run_is_found_and_its_policy_chosen(logs: Path, flags: str, run: str |
     ],
 )
 def test_what_is_not_there_is_named(logs: Path, flags: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says.replace("(", r"\(")) as caught:
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
         chosen_run(parsed(*flags.split()))
     assert "\n" not in str(caught.value)
 
