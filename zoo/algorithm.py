@@ -32,6 +32,7 @@ from zoo.learner import Learner
 from zoo.objective import Objective
 from zoo.plain_experience import PlainExperience
 from zoo.reference import KLReference, Reference, check_reference, make_reference
+from zoo.sharding import check_precision
 from zoo.tally import Tally
 from zoo.update import check_update_settings, run_update
 
@@ -246,6 +247,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
         envs = vla_envs(self.env)
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
+        check_precision(self.policy)
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar

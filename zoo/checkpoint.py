@@ -70,7 +70,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
 
     folder = checkpoints / f"step_{boundary.num_timesteps}"
     whole = gather_boundary(boundary, algorithm.ranks)
-    moments = optimizer_tensors(algorithm.policy.optimizer)
+    moments = optimizer_tensors(algorithm.policy, keep=algorithm.ranks.is_first)
     if whole is not None:
         write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
     # It is there for every rank.

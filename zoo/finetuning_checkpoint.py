@@ -43,7 +43,7 @@ class FinetuningCheckpoints:
 
     def save(self, updates: int) -> None:
         """Write the checkpoint after so many updates, in the place of the one before; every rank must call it."""
-        moments = optimizer_tensors(self._policy.optimizer)
+        moments = optimizer_tensors(self._policy, keep=self._ranks.is_first)
         if self._ranks.is_first:
             former = [step for step in self._run.saved_steps() if step != updates]
             write_folder(self._run.checkpoint(updates), partial(self._write, updates, moments))

@@ -114,8 +114,9 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
     """Keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
     options = dict(config.policy_kwargs)
     if weights is not None:
-        # A run goes on even when the folder its first weights came from is gone.
-        options.pop("backbone_kwargs", None)
+        # What a checkpoint says of itself, even when the folder its first weights came from is gone.
+        for name in ("backbone_kwargs", "unnorm_key", "revision"):
+            options.pop(name, None)
     suites = {task.suite for task in envs.benchmark.tasks}
     return {
         "backbone": config.policy if weights is None else str(weights),

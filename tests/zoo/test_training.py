@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import yaml
 
+from vla_gym import make_vec
 from vla_gym.errors import BadValue, WorkerFailed
 from zoo import evaluate, record_video
 from zoo import train as train_command
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.cli import guarded
+from zoo.config import RunConfig
+from zoo.training import policy_arguments
 
 TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
 
@@ -287,3 +290,16 @@ def test_record_video_films_a_run(ppo_run: Path, tmp_path: Path) -> None:
 def test_evaluate_names_what_is_wrong(flags: str, message: str) -> None:
     with pytest.raises(BadValue if "Reech" not in flags else ValueError, match=message):
         evaluate.run(flags.split())
+
+
+def test_a_resumed_run_asks_its_checkpoint_and_not_where_the_first_weights_came_from() -> None:
+    first = {"unnorm_key": "a", "revision": "main", "backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
+    config = RunConfig(
+        algo="ppo", env="Toy-Reach", policy="org/name", n_timesteps=1, num_envs=1, seed=0, policy_kwargs=first
+    )
+    envs = make_vec("Toy-Reach", 1)
+    fresh, resumed = policy_arguments(config, envs, None), policy_arguments(config, envs, Path("run/step_1"))
+    envs.close()
+    assert {name: fresh[name] for name in ("backbone", *first)} == {"backbone": "org/name", **first}
+    assert resumed.keys() & {"unnorm_key", "revision", "backbone_kwargs"} == set()
+    assert (resumed["backbone"], resumed["temperature"]) == ("run/step_1", 0.5)
