@@ -106,6 +106,15 @@ def test_a_held_slot_that_pays_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, pay))
 
 
+def test_a_held_slot_that_stays_solved_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay(result: Any) -> Any:
+        result[4]["success"][:] = True
+        return result
+
+    with pytest.raises(AssertionError, match="solved in its last decision, not in later ones"):
+        changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, stay))
+
+
 def test_a_wrong_instruction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="slot 0 is told its task"):
         changed(monkeypatch, SlotTable, "instructions", lambda table, texts: ("reach out", *texts[1:]))
