@@ -38,3 +38,12 @@ def test_a_protocol_begins_where_it_settles_not_where_another_did() -> None:
     assert len({one["start_state"] for one in (oft, rlinf, libero)}) == 3
     assert oft["wrist_image"] != rlinf["wrist_image"]
     assert again == oft
+
+
+def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
+    told = probe("group", "8")
+    assert len(set(told["apart"]["qpos"])) == 8  # each slot had gone its own way
+    for key in ("qpos", "qvel", "body_pos", "body_quat"):
+        assert told["together"][key] == told["alone"][key] * 8, key
+    for key in ("qpos", "qvel"):
+        assert told["another trial"][key] != told["alone"][key]
