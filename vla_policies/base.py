@@ -37,6 +37,7 @@ from vla_policies.pretrained import (
     save_adapter,
     save_checkpoint,
 )
+from vla_policies.records import as_annotated, changed
 from vla_policies.registry import FAMILIES, family_class
 from vla_policies.sampling import Greedy, Sampling
 from vla_policies.types import ActionSample, Evaluation
@@ -102,7 +103,7 @@ class VLAPolicy(ActorCriticPolicy):
             optimizer_kwargs={"eps": 1e-5, "weight_decay": 0.0, **(optimizer_kwargs or {})},
         )
         self.use_sde = False
-        self.value_lr = value_lr
+        self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
         request = Request(
             family=family,
             unnorm_key=unnorm_key,
@@ -112,9 +113,8 @@ class VLAPolicy(ActorCriticPolicy):
         )
         self._open_backbone(str(backbone), request, revision)
         given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
-        self.sampling = replace(
-            self.sampling, **{name: value for name, value in given.items() if value is not None}
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        self.sampling = changed(self.sampling, given, "VLAPolicy")
         if compile:
             compile_blocks(self.backbone)
         self._build(lr_schedule)

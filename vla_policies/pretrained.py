@@ -12,7 +12,7 @@ from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
 from vla_policies.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.norm_stats import STATISTICS_FILE
-from vla_policies.records import from_json, to_json
+from vla_policies.records import as_annotated, from_json, to_json
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
 from vla_policies.sampling import Sampling
 from vla_policies.weights import CONFIG_FILE, read_config
@@ -212,14 +212,18 @@ def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, 
     environment; the other options are the family's own.
     """
     rest = dict(options)
-    cameras = tuple(rest.pop("cameras", conventions.cameras))
+
+    def take(name: str, kind: Any, otherwise: Any) -> Any:
+        return as_annotated(kind, rest.pop(name, otherwise), f"{name} of backbone_kwargs")
+
+    cameras = take("cameras", tuple[str, ...], conventions.cameras)
     if missing := [key for key in cameras if key not in conventions.cameras]:
         raise BadValue(f"cameras {missing} are not in the observation; it has {list(conventions.cameras)}")
     narrowed = replace(
         conventions,
         cameras=cameras,
-        image_size=rest.pop("image_size", conventions.image_size),
-        state_dim=conventions.state_dim if rest.pop("use_state", True) else 0,
+        image_size=take("image_size", int, conventions.image_size),
+        state_dim=conventions.state_dim if take("use_state", bool, True) else 0,
     )
     return family_class(family).fresh(narrowed, rest)
 

@@ -122,6 +122,9 @@ def test_a_broken_file_is_named(folder: Path) -> None:
         ({"format_version": 2}, BadValue, "format_version 2, this version reads 1"),
         ({"model": {"width": 32, "hat": 1}}, UnknownName, "no setting in model of .* 'hat'"),
         ({"sampling": {"temperature": -1.0}}, BadValue, "temperature must be > 0"),
+        ({"sampling": {"top_k": 2.5}}, BadValue, "top_k of sampling of .* must be an integer, got 2.5"),
+        ({"sampling": []}, BadValue, r"sampling of .*config.json must be a mapping, got \[\]"),
+        ({"conventions": 3}, BadValue, "conventions of .*config.json must be a mapping, got 3"),
     ],
 )
 def test_a_strange_config_is_named(folder: Path, changes: dict, error: type[Exception], message: str) -> None:
