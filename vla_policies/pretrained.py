@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from huggingface_hub.errors import StrictDataclassError
+
+from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
 from vla_policies.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
@@ -22,6 +26,17 @@ _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETTINGS = "vla_zoo.json"
 """Beside an adapter: what goes over its base's `config.json`."""
+_DAMAGE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ValueError,
+    ArithmeticError,
+    StrictDataclassError,
+)
+"""What reading and building raise where a file holds something else than its layout says; transformers checks its
+configs by the last."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +95,28 @@ def find_checkpoint(
 def read_header(folder: Path, request: Request | None = None) -> Header:
     """The folder's `config.json`, ours or a published one, checked; no weights are read."""
     request = request or Request()
-    adapter = _open_adapter(folder)
-    if adapter is not None:
-        return _published_header(adapter.base, adapter.config, request)
-    config = read_config(folder)
-    if "format_version" in config or "family" in config:
-        return _own_header(folder, config, request)
-    return _published_header(folder, config, request)
+    with _opening(folder):
+        adapter = _open_adapter(folder)
+        if adapter is not None:
+            return _published_header(adapter.base, adapter.config, request)
+        config = read_config(folder)
+        if "format_version" in config or "family" in config:
+            return _own_header(folder, config, request)
+        return _published_header(folder, config, request)
+
+
+@contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """Any file of a folder may hold anything: what our own checks do not name is named by the folder."""
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except _DAMAGE as error:
+        cause = shorten(f"{type(error).__name__}: {error}", 200)
+        raise BadValue(
+            f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})"
+        ) from error
 
 
 def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -110,17 +140,18 @@ def _published_header(folder: Path, config: Mapping[str, Any], request: Request)
 
 def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     """Read a checkpoint folder; anything missing, left over or unknown raises."""
-    header = read_header(folder, request)
-    adapter = _open_adapter(folder)
-    base = folder if adapter is None else adapter.base
-    where = f"model of {base / CONFIG_FILE}"
-    backbone = family_class(header.family).from_config(header.conventions, header.model, where)
-    backbone.load(base)
-    if adapter is None:
-        backbone.source = str(folder.resolve())
-    else:
-        backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-        backbone.load_adapter(folder)
+    with _opening(folder):
+        header = read_header(folder, request)
+        adapter = _open_adapter(folder)
+        base = folder if adapter is None else adapter.base
+        where = f"model of {base / CONFIG_FILE}"
+        backbone = family_class(header.family).from_config(header.conventions, header.model, where)
+        backbone.load(base)
+        if adapter is None:
+            backbone.source = str(folder.resolve())
+        else:
+            backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+            backbone.load_adapter(folder)
     return Pretrained(backbone, header.sampling)
 
 
