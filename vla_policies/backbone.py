@@ -177,7 +177,7 @@ class Backbone(nn.Module, ABC):
         yield
 
     def merge_adapter(self) -> None:
-        """Add the adapter to the weights and take it away."""
+        """Add the adapter to the weights and take it away; they train from then on."""
         raise BadValue(f"family '{self.family}' has no adapters to merge")
 
     @abstractmethod

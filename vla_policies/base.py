@@ -251,7 +251,8 @@ class VLAPolicy(ActorCriticPolicy):
         save_adapter(Path(folder), self.backbone, self.sampling, base)
 
     def merge_adapter(self) -> None:
-        """Add the LoRA adapter to the weights and take it away; the optimiser is made anew over what then trains."""
+        """Add the LoRA adapter to the weights and take it away. The policy is then a full one: all its weights train,
+        and the optimiser is made anew over them."""
         self.backbone.merge_adapter()
         self._build(lambda _: self.optimizer.param_groups[0]["lr"])
 

@@ -208,6 +208,7 @@ class OpenVLAFamily(Backbone):
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)
+        self._say(lora=_attached_lora(self.network))
         self.network.freeze_unused()
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
@@ -221,4 +222,21 @@ class OpenVLAFamily(Backbone):
     def merge_adapter(self) -> None:
         self._features = None
         merge(self.network)
+        # All of it trains now, so no features can be kept.
+        self._say(lora=None, cache_features=0.0)
+        self.network.requires_grad_(True)
         self.network.freeze_unused()
+
+    def _say(self, **settings: Any) -> None:
+        """Keep the settings true, from which Stable-Baselines3's `load` builds the network again."""
+        self.config = replace(self.config, settings=replace(self.config.settings, **settings))
+
+
+def _attached_lora(network: nn.Module) -> dict[str, Any] | None:
+    """The adapter that is there, as `Settings.lora`; None for one by peft that this cannot describe."""
+    config: Any = network.peft_config["default"]  # type: ignore[index]
+    if config.use_rslora or config.rank_pattern or config.alpha_pattern:
+        return None
+    targets = config.target_modules
+    named = targets if isinstance(targets, str) else sorted(targets)
+    return {"rank": config.r, "alpha": config.lora_alpha, "targets": named}

@@ -124,6 +124,52 @@ def test_merged_outputs_are_the_same(trained: VLAPolicy, observe: Observe, tmp_p
     torch.testing.assert_close(logits(trained, observe(0)), wanted, rtol=0.0, atol=1e-4)
 
 
+def trainable(policy: VLAPolicy) -> set[str]:
+    return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+
+
+@BOTH
+def test_a_merged_policy_trains_as_a_full_one(trained: VLAPolicy, folder: Path, observe: Observe) -> None:
+    trained.merge_adapter()
+    plain = open_policy(folder, family=trained.backbone.family)
+    assert trainable(trained) == trainable(plain)
+    in_groups = sum(len(group["params"]) for group in trained.optimizer.param_groups)
+    assert in_groups == len(trainable(plain))
+    weight = trained.backbone.network.language_model.model.layers[0].mlp.up_proj.weight
+    before = weight.detach().clone()
+    train_a_step(trained, observe(1))
+    assert not torch.equal(weight, before)
+
+
+def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> None:
+    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
+    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
+    policy.act(observe(0))
+    policy.merge_adapter()
+    policy.act(observe(0))
+    assert policy.backbone.config.settings.cache_features == 0.0
+
+
+@BOTH
+@pytest.mark.parametrize("state", ["attached", "opened", "merged"])
+def test_stable_baselines3_saves_and_loads_it(
+    trained: VLAPolicy, observe: Observe, tmp_path: Path, state: str
+) -> None:
+    if state == "opened":
+        trained.save_adapter(tmp_path / "adapter")
+        trained = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
+        # `LORA` attaches rank 4, whose alpha is the smaller of that and 16.
+        lora = trained.backbone.config.settings.lora
+        assert (lora["rank"], lora["alpha"]) == (4, 4)
+    elif state == "merged":
+        trained.merge_adapter()
+        assert trained.backbone.config.settings.lora is None
+    trained.save(tmp_path / "policy.zip")
+    loaded = VLAPolicy.load(tmp_path / "policy.zip", device="cpu")
+    assert trainable(loaded) == trainable(trained)
+    assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
+
+
 def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
