@@ -223,7 +223,8 @@ class Pi0Backbone(FlowBackbone):
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
-        return Denoised(self.network.velocity(hidden_BQE, self.horizon), hidden_BQE[:, -self.horizon :])
+        velocity_BHD = self.network.velocity(hidden_BQE, self.horizon)
+        return Denoised(velocity_BHD.float(), hidden_BQE[:, -self.horizon :].float())
 
     def learned_std(self, hidden_BHE: Tensor) -> Tensor:
         assert self.noise_head is not None
