@@ -75,6 +75,8 @@ def find_checkpoint(
     if name in FAMILIES:
         family = family_class(name)
         if family.published is None or family.wants_fresh(options or {}):
+            if revision is not None:
+                raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' means fresh weights here")
             return None
         return _download(family.published, revision)
     path = Path(name).expanduser()

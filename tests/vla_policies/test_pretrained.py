@@ -204,6 +204,12 @@ def test_a_folder_has_no_revision(folder: Path) -> None:
         VLAPolicy.from_pretrained(folder, revision="main")
 
 
+@pytest.mark.parametrize(("name", "options"), [("nano", {}), ("pi0", {"size": "tiny"})])
+def test_fresh_weights_have_no_revision(name: str, options: dict) -> None:
+    with pytest.raises(BadValue, match=f"revision 'main' is for Hub ids; '{name}' means fresh weights"):
+        VLAPolicy.from_pretrained(name, revision="main", backbone_kwargs=options)
+
+
 def test_a_config_of_nobody_we_know_is_named(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(BadValue, match=r"neither ours .* nor of a known model_type .* it says 'bert'"):
