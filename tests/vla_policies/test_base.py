@@ -201,6 +201,7 @@ def test_sde_noise_and_bare_arrays_raise(policy: VLAPolicy) -> None:
         ({"temperature": "1"}, "temperature of VLAPolicy must be a number, got '1'"),
         ({"top_k": 2.5}, "top_k of VLAPolicy must be an integer, got 2.5"),
         ({"greedy": ["mean"]}, "greedy of VLAPolicy must be one of likeliest, mean, got"),
+        ({"backbone_kwargs": "tiny"}, "backbone_kwargs must be a mapping, got 'tiny'"),
         ({"value_lr": "1e-3"}, "value_lr of VLAPolicy must be a number or null, got '1e-3'"),
         (
             {"backbone_kwargs": {"width": 96.0}},
