@@ -176,9 +176,13 @@ class OpenVLAFamily(Backbone):
             check_tensors(folder, tensors, self.network.state_dict())
             self.network.load_state_dict(tensors)
         checkpoint.load_value_head(self.value_head, values, folder)
+        self.restore_heads(folder)
 
     def load_heads(self, folder: Path) -> None:
         """Read what a family keeps beside the common weights."""
+
+    def restore_heads(self, folder: Path) -> None:
+        """As `load_heads`, in place; what the folder lacks stays as it is."""
 
     def save_heads(self, folder: Path) -> None:
         """Write what `load_heads` reads."""
@@ -203,6 +207,7 @@ class OpenVLAFamily(Backbone):
         revision = self.source_revision if base == self.source else None
         save_adapter(self.network, folder, base, revision)
         write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
+        self.save_heads(folder)
         ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
         write_text(folder / ADAPTER_SETTINGS, json.dumps({OURS: ours}, indent=2) + "\n")
 
@@ -213,6 +218,7 @@ class OpenVLAFamily(Backbone):
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
             checkpoint.load_value_head(self.value_head, read_safetensors(path), path)
+        self.restore_heads(folder)
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from vla_policies.openvla_oft.config import BASE, platform_settings
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.sampling import ActionTokenDistribution, Sampling
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.weights import check_tensors
 
 STOP = 2
 """Id of `</s>`."""
@@ -60,13 +61,20 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     def load_heads(self, folder: Path) -> None:
         dtype = weight_dtype(self.config)
         for name, head in self._heads().items():
-            own, official = folder / f"{name}.safetensors", one_file(folder, f"{name}--*.pt")
-            if not own.is_file() and official is None:
+            path = _head_file(folder, name)
+            if path is None:
                 raise BadValue(
                     f"checkpoint folder '{folder}' lacks {name}--<step>_checkpoint.pt, which its settings need"
                 )
-            tensors = read_pt(official) if official is not None else read_safetensors(own)
-            fill(head, tensors, official or own, lambda _: dtype)
+            fill(head, _read_head(path), path, lambda _: dtype)
+
+    def restore_heads(self, folder: Path) -> None:
+        for name, head in self._heads().items():
+            path = _head_file(folder, name)
+            if path is not None:
+                tensors = _read_head(path)
+                check_tensors(path, tensors, head.state_dict())
+                head.load_state_dict(tensors)
 
     def save_heads(self, folder: Path) -> None:
         for name, head in self._heads().items():
@@ -150,3 +158,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
         last_B = num_seen + inputs.text_mask_BL.sum(dim=1) - 1
         return segment, last_B, num_seen + inputs.text_BL.shape[1]
+
+
+def _head_file(folder: Path, name: str) -> Path | None:
+    """The head as we write it, else as its makers do; None where the folder has neither."""
+    own = folder / f"{name}.safetensors"
+    return own if own.is_file() else one_file(folder, f"{name}--*.pt")
+
+
+def _read_head(path: Path) -> dict[str, Tensor]:
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
