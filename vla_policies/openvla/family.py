@@ -97,8 +97,7 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         check_options(request.options, cls.family)
-        base = replace(cls.base_settings, **cls.folder_settings(folder, request.unnorm_key))
-        found, conventions = checkpoint.resolve(folder, config, request, base)
+        found, conventions = checkpoint.resolve(folder, config, request, cls.base_settings, cls.data_settings)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(config)
         spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
@@ -106,8 +105,8 @@ class OpenVLAFamily(Backbone):
         return Header(cls.family, conventions, checkpoint.saved_sampling(config), found.to_json())
 
     @classmethod
-    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
-        """Settings that follow from the files of a folder."""
+    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
+        """The family's settings that go with a data set, None = no data set."""
         return {}
 
     @classmethod

@@ -55,7 +55,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
 
     @classmethod
-    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
+    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
         return platform_settings(unnorm_key)
 
     def load_heads(self, folder: Path) -> None:

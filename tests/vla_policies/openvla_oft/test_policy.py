@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
+from vla_policies.backbone import Request
+from vla_policies.pretrained import read_header
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
@@ -95,3 +100,30 @@ def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if name != "fc1.bias"}, path)
     with pytest.raises(BadValue, match=r"proprio_projector\.safetensors.*missing 'fc1\.bias'"):
         VLAPolicy.from_pretrained(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("data", "chunk", "bounds"),
+    [("aloha_fold_towel", 25, "min_max"), ("bridge_orig", 5, "q01_q99"), ("libero_goal", 8, "q01_q99")],
+)
+def test_the_only_data_set_decides_whether_it_is_named_or_not(
+    folder: Path, tmp_path: Path, data: str, chunk: int, bounds: str
+) -> None:
+    # Openvla-oft's constants: ALOHA 25 and the extremes, BRIDGE 5, LIBERO 8.
+    only_data_set(folder, tmp_path, data)
+    for request in (Request(), Request(unnorm_key=data), Request(suite=data)):
+        header = read_header(tmp_path, replace(request, family="openvla-oft"))
+        assert header.conventions.chunk == chunk
+        assert header.model["settings"]["bounds"] == bounds
+    asked = Request(family="openvla-oft", options={"chunk": 6})
+    assert read_header(tmp_path, asked).conventions.chunk == 6
+
+
+def only_data_set(source: Path, target: Path, name: str) -> None:
+    """The files read before the weights, with one set of statistics, called `name`."""
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, target / file.name)
+    (target / "dataset_statistics.json").unlink()
+    config = json.loads((target / "config.json").read_text())
+    config["norm_stats"] = {name: next(iter(config["norm_stats"].values()))}
+    (target / "config.json").write_text(json.dumps(config))
