@@ -281,3 +281,31 @@ def test_weights_are_restored_in_place(folder: Path, observe: Observe, tmp_path:
     other.backbone.restore(tmp_path)
     assert torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
     assert all(parameter is held[name] for name, parameter in other.named_parameters())
+
+
+@FAMILIES
+@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
+def test_in_mixed_precision_scores_and_values_are_float32(
+    folder: Path, observe: Observe, family: str, options: dict[str, Any]
+) -> None:
+    policy = open_policy(folder, family=family, backbone_kwargs=options)
+    sample = policy.act(observe(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = policy.evaluate(observe(0), sample.record)
+    assert result.logprob_BKA.dtype == result.value_B.dtype == torch.float32
+    # Some bits of each are beyond bfloat16's eight.
+    for numbers in (result.logprob_BKA, result.value_B):
+        assert not torch.equal(numbers, numbers.bfloat16().float())
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in policy.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
+def test_autocast_passes_logits_by(folder: Path, options: dict[str, Any]) -> None:
+    network = open_policy(folder, backbone_kwargs=options).backbone.network
+    hidden = torch.randn(5, 64)
+    plain = network.action_logits(hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = network.action_logits(hidden)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, plain)
