@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import BackboneOutput, TokenBackbone
+from vla_policies.backbone import BackboneOutput, Header, Request, TokenBackbone
 from vla_policies.checkpoint_files import fill, one_file, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
 from vla_policies.noise import TORCH_NOISE, Noise
@@ -23,6 +25,8 @@ from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.sampling import ActionTokenDistribution, Sampling
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 from vla_policies.weights import check_tensors
+
+_log = logging.getLogger(__name__)
 
 STOP = 2
 """Id of `</s>`."""
@@ -53,6 +57,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         if OURS in config:
             return bool(config[OURS].get("family") == cls.family)
         return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        header = super().read_official(folder, config, request)
+        if OURS not in config:
+            _warn_of_unread_heads(folder, header.model["settings"], request.options)
+        return header
 
     @classmethod
     def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
@@ -168,3 +179,26 @@ def _head_file(folder: Path, name: str) -> Path | None:
 
 def _read_head(path: Path) -> dict[str, Tensor]:
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
+
+
+def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Name the heads of a makers' folder that are left out though the user did not say so.
+
+    They are not taken by themselves: RL needs tokens, and a state is not in every observation.
+    """
+    for setting, value, files, price in (
+        ("head", "l1", "action_head--*.pt", "acts, cannot be trained by RL"),
+        ("use_state", True, "proprio_projector--*.pt", "the environment must give the state"),
+    ):
+        if setting not in options and settings[setting] != value and any(folder.glob(files)):
+            here, there = (str(one).lower() for one in (settings[setting], value))
+            _warn(
+                f"'{folder}' was trained with {files}, which is left out; give backbone_kwargs {setting}: {there} "
+                f"to use it ({price}), or {setting}: {here} to go without"
+            )
+
+
+@lru_cache
+def _warn(text: str) -> None:
+    """Once, however often a folder is opened."""
+    _log.warning(text)

@@ -127,3 +127,46 @@ def only_data_set(source: Path, target: Path, name: str) -> None:
     config = json.loads((target / "config.json").read_text())
     config["norm_stats"] = {name: next(iter(config["norm_stats"].values()))}
     (target / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({}, ["head: l1", "use_state: true"]),
+        ({"head": "l1"}, ["use_state: true"]),
+        ({"head": "tokens", "use_state": True}, []),
+        ({"head": "tokens", "use_state": False}, []),
+    ],
+)
+def test_heads_left_out_without_a_word_are_warned_of_once(
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    warned: list[str],
+) -> None:
+    only_data_set(folder, tmp_path, "libero_goal")
+    for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        settings = read_header(tmp_path, Request(options=options)).model["settings"]
+    # What is documented stays: tokens, no state.
+    assert {"head": "tokens", "use_state": False, **options}.items() <= settings.items()
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(warned)
+    for message, option in zip(messages, warned, strict=True):
+        assert str(tmp_path) in message
+        assert f"give backbone_kwargs {option} to use it" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"head": "l1", "use_state": True}])
+def test_a_saved_folder_opens_as_it_was_saved_without_a_word(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    open_policy(folder, **options).save_pretrained(tmp_path)
+    for file in folder.glob("*.pt"):
+        shutil.copyfile(file, tmp_path / file.name)
+    caplog.clear()
+    settings = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.config.settings
+    assert (settings.head, settings.use_state) == (("l1", True) if options else ("tokens", False))
+    assert caplog.records == []
