@@ -241,6 +241,26 @@ def test_a_broken_file_is_named(copy: Path, name: str, content: str, message: st
         open_policy(copy)
 
 
+def test_a_prompt_begins_with_bos_whatever_the_tokenizer_adds(copy: Path, folder: Path) -> None:
+    wanted = open_policy(folder).backbone.processor.tokenizer.ids("pick up the cup")
+    assert (wanted[0], wanted[1] == wanted[0]) == (1, False)
+    edit_json(copy / "tokenizer.json", lambda values: values.update(post_processor=None))
+    assert open_policy(copy).backbone.processor.tokenizer.ids("pick up the cup") == wanted
+
+
+def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:
+    edit_json(copy / "tokenizer.json", lambda values: values.update(added_tokens=[], post_processor=None))
+    edit_json(copy / "tokenizer.json", lambda values: rename(values["model"]["vocab"], "<s>", "<bos>"))
+    with pytest.raises(
+        BadValue, match=r"tokenizer\.json of .* '<s>'.* must be id 1, got no such piece; take the"
+    ):
+        open_policy(copy)
+
+
+def rename(values: dict[str, Any], old: str, new: str) -> None:
+    values[new] = values.pop(old)
+
+
 def test_a_wrong_key_lists_the_right_ones(folder: Path) -> None:
     with pytest.raises(
         UnknownName,
