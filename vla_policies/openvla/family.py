@@ -117,7 +117,10 @@ class OpenVLAFamily(Backbone):
         self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
     ) -> None:
         place(self.network, "language_model.model.layers", device_map, offload_folder)
-        self.value_head.to(next(self.network.parameters()).device)
+        main = next(self.network.parameters()).device
+        for part in self.children():
+            if part is not self.network:
+                part.to(main)
 
     def config_json(self) -> dict[str, Any]:
         return self.config.to_json()
