@@ -106,6 +106,7 @@ def merge(module: nn.Module) -> None:
             layer.merge()
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, layer.get_base_layer())
+    vars(module).pop("peft_config", None)
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:

@@ -122,6 +122,8 @@ def test_merged_outputs_are_the_same(trained: VLAPolicy, observe: Observe, tmp_p
     trained.merge_adapter()
     assert ".lora_" not in " ".join(trained.state_dict())
     torch.testing.assert_close(logits(trained, observe(0)), wanted, rtol=0.0, atol=1e-4)
+    with pytest.raises(BadValue, match="has no LoRA adapter to save"):
+        trained.save_adapter(tmp_path / "nothing")
 
 
 def trainable(policy: VLAPolicy) -> set[str]:
