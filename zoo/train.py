@@ -14,6 +14,7 @@ from zoo.arguments import (
     count_or_zero,
     import_gym_packages,
     pipeline_stages,
+    seed,
 )
 from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
@@ -39,9 +40,7 @@ def parser(
         "-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together"
     )
     p.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side")
-    p.add_argument(
-        "--seed", type=count_or_zero, metavar="S", help="seed of everything (default: drawn and stored)"
-    )
+    p.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     p.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
     p.add_argument(
         "-i",
