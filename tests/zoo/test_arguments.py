@@ -7,7 +7,7 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo.cli import main
 
-SEEDED = ("collect", "enjoy", "evaluate", "record_video", "sft", "train")
+SEEDED = ("collect", "enjoy", "evaluate", "optimize", "record_video", "sft", "train")
 
 
 @pytest.mark.parametrize("command", SEEDED)
