@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_gym.benchmarks import find_benchmark
+from vla_gym.destination import check_destination
 from vla_gym.errors import BadValue
 from vla_gym.film import caption
 from zoo.agents import agents_for
@@ -62,6 +63,8 @@ def run(argv: Sequence[str]) -> int:
         args.run = chosen_agent(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes)
+    if args.output and not args.no_render:
+        check_destination(Path(args.output), suffix=".mp4")
 
     from zoo.evaluation import evaluate, overall_rate
     from zoo.rollout_setup import open_rollout

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.destination import check_destination
+from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, count
 from zoo.cli import guarded
 from zoo.progress import Progress
@@ -33,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     plan = plan_rollout(args, episodes=args.eval_episodes)
     output = Path(args.output) if args.output else (plan.output_folder or Path()) / "results.json"
+    check_destination(output)
 
     from zoo.evaluation import Episode, evaluate
     from zoo.results import evaluation_record, evaluation_table, protocol_line
@@ -75,10 +78,21 @@ def run(argv: Sequence[str]) -> int:
         deterministic=not args.stochastic,
         summary=line,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_or_print(output, json.dumps(record, indent=2))
     print(f"written to {output}")
     return 0
+
+
+def write_or_print(path: Path, text: str) -> None:
+    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`: it took work."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(text, flush=True)
+        raise BadValue(
+            f"cannot write '{path}': {error.strerror}; what belongs there was printed instead"
+        ) from error
 
 
 def main() -> int:
