@@ -219,6 +219,39 @@ def test_a_simulator_lost_at_the_start_leaves_no_run_folder(
     assert list((tmp_path / "ppo").iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_at_the_start_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("zoo.session.JsonLines", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train(tmp_path, "ppo", "-n 100")
+    assert list((tmp_path / "ppo").iterdir()) == []
+
+
+def test_a_simulator_lost_later_leaves_what_came_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_decision = VLAOnPolicyAlgorithm.after_decision
+
+    def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        if self._updates_done == 2:
+            raise WorkerFailed("Toy-Reach, task 0, trial 0: gone")
+        return after_decision(self, *args, **kwargs)
+
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+    # One of several ranks cannot save alone.
+    monkeypatch.setattr("zoo.session.save_checkpoint", lambda *args: None)
+    with pytest.raises(WorkerFailed):
+        train(tmp_path, "ppo", "-n 400 --save-freq 0 --eval-freq 50")
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert (run / "best" / "model.safetensors").is_file()
+    assert len(episodes(run)) > 0
+    assert len(metrics(run)) >= 2
+
+
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
 
