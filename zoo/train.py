@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.destination import check_folder
 from zoo.arguments import (
     OneLineParser,
     add_gym_packages_argument,
@@ -116,6 +117,8 @@ def run(argv: Sequence[str]) -> int:
     check_services(args)
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
+    if args.tensorboard_log:
+        check_folder(Path(args.tensorboard_log) / config.algo)
     plan = plan_of(config)
     if args.dry_run:
         print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_gym.destination import check_destination
+from vla_gym.destination import check_destination, check_folder
 from vla_gym.errors import BadValue
 
 
@@ -46,3 +46,18 @@ def test_what_must_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         check_destination(tmp_path / "file")
     with pytest.raises(BadValue, match=r"folder '.*' must not be written"):
         check_destination(tmp_path / "new" / "file")
+
+
+def test_a_folder_is_there_or_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "folder")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(BadValue, match=r"cannot write into '.*': '.*/file' is a file, no folder"):
+            check_folder(wanted)
+    with pytest.raises(BadValue, match="File name too long"):
+        check_folder(tmp_path / ("n" * 300))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(BadValue, match="must not be written"):
+        check_folder(tmp_path)
