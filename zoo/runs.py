@@ -196,6 +196,11 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     return ResumePoint(run=run, step=steps[-1], in_place=True)
 
 
+def longer(n_timesteps: int, done: int) -> int:
+    """What to give as -n to train on: twice of what was asked for or, where the last rollout went past it, done."""
+    return 2 * max(n_timesteps, done)
+
+
 def policy_folder(path: str) -> Path:
     """Where the policy of `-i path` is: the folder itself if it holds one, else best/, else the newest checkpoint."""
     wanted = local_or_shipped(path)
