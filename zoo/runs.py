@@ -25,6 +25,7 @@ from vla_gym.errors import BadValue
 from zoo.agents import local_or_shipped
 from zoo.config import RunConfig, from_plain, to_plain
 
+ARGS_FILE = "args.yml"
 CONFIG_FILE = "config.yml"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
@@ -127,8 +128,9 @@ def describe_run(
     command: Sequence[str],
     protocol: Mapping[str, Any],
 ) -> None:
-    """Write args.yml, config.yml, protocol.json; append to command.txt (one line per start of the run)."""
-    _write_yaml(run.path / "args.yml", args)
+    """Write config.yml, protocol.json and, the first time, args.yml; append to command.txt (one line per start)."""
+    if not (run.path / ARGS_FILE).exists():
+        _write_yaml(run.path / ARGS_FILE, args)
     _write_yaml(run.path / CONFIG_FILE, to_plain(config))
     (run.path / "protocol.json").write_text(json.dumps(protocol, indent=2) + "\n", encoding="utf-8")
     with (run.path / "command.txt").open("a", encoding="utf-8") as file:
@@ -140,7 +142,7 @@ def find_run(path: str) -> RunFolder:
     wanted = local_or_shipped(path)
     _must_exist(wanted)
     for folder in (wanted, *wanted.resolve().parents[:2]):
-        if (folder / CONFIG_FILE).is_file() and (folder / "args.yml").is_file():
+        if (folder / CONFIG_FILE).is_file() and (folder / ARGS_FILE).is_file():
             return RunFolder(folder)
     raise BadValue(
         f"'{path}' is no run folder: it has no {CONFIG_FILE}. A run folder looks like logs/ppo/Toy-Reach_1"

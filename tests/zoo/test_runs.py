@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
@@ -59,6 +61,13 @@ def test_every_start_is_a_line_of_command_txt(run: RunFolder) -> None:
     describe_run(run, config=CONFIG, args={}, command=["python", "-i", "x"], protocol={})
     lines = (run.path / "command.txt").read_text().splitlines()
     assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
+
+
+def test_the_flags_of_the_first_start_stay(run: RunFolder) -> None:
+    longer = replace(CONFIG, n_timesteps=200)
+    describe_run(run, config=longer, args={"env": None}, command=["python", "-i", "x"], protocol={})
+    assert yaml.safe_load((run.path / "args.yml").read_text()) == {"env": CONFIG.env}
+    assert run.config() == longer
 
 
 @pytest.mark.parametrize(
