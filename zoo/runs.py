@@ -141,11 +141,17 @@ def find_run(path: str) -> RunFolder:
     """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
     wanted = local_or_shipped(path)
     _must_exist(wanted)
+    incomplete = None
     for folder in (wanted, *wanted.resolve().parents[:2]):
-        if (folder / CONFIG_FILE).is_file() and (folder / ARGS_FILE).is_file():
+        missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
+        if not missing:
             return RunFolder(folder)
+        if len(missing) == 1 and incomplete is None:
+            incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(
-        f"'{path}' is no run folder: it has no {CONFIG_FILE}. A run folder looks like logs/ppo/Toy-Reach_1"
+        incomplete
+        or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
+        "logs/ppo/Toy-Reach_1"
     )
 
 

@@ -98,6 +98,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         find_run(str(tmp_path))
 
 
+@pytest.mark.parametrize("missing", ["args.yml", "config.yml"])
+def test_the_file_that_a_run_lacks_is_named(run: RunFolder, missing: str) -> None:
+    run.best.mkdir()
+    (run.path / missing).unlink()
+    for folder in (run.path, run.best):
+        with pytest.raises(BadValue, match=f"LIBERO-Spatial-3_1' is incomplete: it has no {missing}$"):
+            find_run(str(folder))
+
+
 def test_a_run_resumes_in_place_from_its_newest_checkpoint(run: RunFolder) -> None:
     for step in (9, 100, 20):
         run.checkpoint(step).mkdir(parents=True)
