@@ -166,7 +166,7 @@ def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder
     ]
     for _, _, folder in sorted(found, reverse=True):
         run = RunFolder(folder)
-        if any(holds_policy(one) for one in (run.best, *map(run.checkpoint, run.saved_steps()))):
+        if _newest_policy(run) is not None:
             return run
     return None
 
@@ -175,10 +175,10 @@ def check_command(run: RunFolder, command: str) -> None:
     """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
     made_by = FINETUNING if run.config().algo == "sft" else TRAINING
     if made_by != command:
-        policy = run.path if holds_policy(run.path) else run.best
+        policy = _newest_policy(run)
+        instead = f", or start a new run from its policy with --policy {policy}" if policy else ""
         raise BadValue(
-            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}, or start a new run "
-            f"from its policy with --policy {policy}"
+            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}{instead}"
         )
 
 
@@ -189,16 +189,20 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     """
     run = find_run(path)
     check_command(run, command)
-    wanted = Path(path).expanduser().resolve()
+    wanted, steps = Path(path).expanduser().resolve(), run.saved_steps()
     if wanted != run.path.resolve():
         match = _STEP.fullmatch(wanted.name)
         if not match:
+            if not holds_policy(wanted):
+                raise BadValue(
+                    f"'{path}' is no checkpoint. Resume the run with -i {run.path}, or from one of its checkpoints "
+                    f"with -i {run.checkpoint(steps[-1]) if steps else run.checkpoints / 'step_<n>'}"
+                )
             raise BadValue(
                 f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {run.path}, or start "
                 f"a new one from these weights with --policy {path}"
             )
         return ResumePoint(run=run, step=int(match[1]), in_place=False)
-    steps = run.saved_steps()
     if not steps:
         raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/)")
     return ResumePoint(run=run, step=steps[-1], in_place=True)
@@ -216,11 +220,16 @@ def policy_folder(path: str) -> Path:
     if holds_policy(wanted):
         return wanted
     run = find_run(path)
-    steps = run.saved_steps()
-    for folder in (run.best, *(run.checkpoint(step) for step in reversed(steps))):
-        if holds_policy(folder):
-            return folder
-    raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+    folder = _newest_policy(run)
+    if folder is None:
+        raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+    return folder
+
+
+def _newest_policy(run: RunFolder) -> Path | None:
+    """best/, else the newest checkpoint that holds a policy, else the run's own folder where that is one; else None."""
+    folders = (run.best, *(run.checkpoint(step) for step in reversed(run.saved_steps())), run.path)
+    return next((folder for folder in folders if holds_policy(folder)), None)
 
 
 def holds_policy(folder: Path) -> bool:

@@ -37,6 +37,11 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
+def hold_policy(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+
 def test_folders_are_numbered_like_rl_zoo3s(tmp_path: Path) -> None:
     names = [create_run_folder(tmp_path, "ppo", "LIBERO-Spatial/3").path.name for _ in range(2)]
     assert names == ["LIBERO-Spatial-3_1", "LIBERO-Spatial-3_2"]
@@ -124,16 +129,31 @@ def test_one_checkpoint_resumes_into_a_new_folder(run: RunFolder) -> None:
 def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
     with pytest.raises(BadValue, match="no checkpoint to resume"):
         find_resume_point(str(run.path))
-    run.best.mkdir()
-    with pytest.raises(BadValue, match="weights only"):
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=r"weights only .* --policy .*best$"):
         find_resume_point(str(run.best))
 
 
-def test_a_run_of_another_command_names_it(run: RunFolder) -> None:
-    run.checkpoint(20).mkdir(parents=True)
-    with pytest.raises(
-        BadValue, match=r"is a run of zoo\.train: go on with python -m zoo\.train -i .*--policy .*best"
-    ):
+def test_a_folder_of_a_run_without_a_checkpoint_is_not_called_one(run: RunFolder) -> None:
+    run.videos.mkdir()
+    with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_<n>$"):
+        find_resume_point(str(run.videos))
+    for step in (20, 9):
+        hold_policy(run.checkpoint(step))
+    for folder in (run.checkpoints, run.videos):
+        with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_20$"):
+            find_resume_point(str(folder))
+
+
+def test_a_run_of_another_command_names_it_and_a_policy_that_is_there(run: RunFolder) -> None:
+    named = r"is a run of zoo\.train: go on with python -m zoo\.train -i \S+"
+    with pytest.raises(BadValue, match=f"{named}$"):
+        find_resume_point(str(run.path), FINETUNING)
+    hold_policy(run.checkpoint(20))
+    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+step_20$"):
+        find_resume_point(str(run.path), FINETUNING)
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+best$"):
         find_resume_point(str(run.path), FINETUNING)
 
 
