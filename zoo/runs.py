@@ -263,12 +263,12 @@ def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
 
 
-def _commit() -> str:
-    """ ", commit <hash>" when this file lies in a git checkout."""
+def _commit(package: Path = Path(__file__).parent) -> str:
+    """ ", commit <hash>" when the package lies in a git checkout of its own, not in some other project's."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"],  # noqa: S607
-            cwd=Path(__file__).parent,
+            ["git", "rev-parse", "--show-toplevel", "--short=12", "HEAD"],  # noqa: S607
+            cwd=package,
             capture_output=True,
             text=True,
             timeout=5,
@@ -276,4 +276,5 @@ def _commit() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f", commit {done.stdout.strip()}"
+    checkout, commit = done.stdout.splitlines()
+    return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from zoo.config import RunConfig
 from zoo.runs import (
     FINETUNING,
     RunFolder,
+    _commit,
     create_run_folder,
     describe_run,
     find_resume_point,
@@ -73,6 +76,18 @@ def test_the_flags_of_the_first_start_stay(run: RunFolder) -> None:
     describe_run(run, config=longer, args={"env": None}, command=["python", "-i", "x"], protocol={})
     assert yaml.safe_load((run.path / "args.yml").read_text()) == {"env": CONFIG.env}
     assert run.config() == longer
+
+
+def test_the_commit_is_this_projects_own(tmp_path: Path) -> None:
+    own, others = tmp_path / "zoo", tmp_path / ".venv" / "site-packages" / "zoo"
+    for package in (own, others):
+        package.mkdir(parents=True)
+        assert _commit(package) == ""
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert re.fullmatch(", commit [0-9a-f]{12}", _commit(own))
+    assert _commit(others) == ""
 
 
 @pytest.mark.parametrize(
