@@ -76,7 +76,7 @@ def load_finetuning(policy: Any, folder: Path, frames: Frames) -> None:
     Before a `Learner` cuts it over ranks, of which there may be another number. Raises `BadValue` for a damaged
     checkpoint, and for one of a run that learned from other demonstrations.
     """
-    state = read_state(folder, _ALGORITHM)
+    state = read_state(folder, _ALGORITHM, "digest")
     if state["digest"] != frames.digest():
         raise BadValue(
             f"the dataset does not hold what '{folder}' learned from: its actions are others. Give the one it began "

@@ -208,6 +208,12 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     return ResumePoint(run=run, step=steps[-1], in_place=True)
 
 
+def damaged(file: Path, reason: object) -> BadValue:
+    """The error for a run's file that does not hold what this project writes there."""
+    said = " ".join(str(reason).split())
+    return BadValue(f"'{file}' is damaged: {said}. Restore it, or move it away to do without what it holds")
+
+
 def longer(n_timesteps: int, done: int) -> int:
     """What to give as -n to train on: twice of what was asked for or, where the last rollout went past it, done."""
     return 2 * max(n_timesteps, done)
