@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from zoo.evaluation import Rate
-from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE
+from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE, read_evaluation_arrays
 from zoo.runs import RunFolder
-from zoo.writers import METRICS_FILE
+from zoo.writers import METRICS_FILE, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,8 @@ def read_episodes(run: RunFolder) -> Episodes:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadValue(f"'{path}' is no table of episodes: {error}") from error
 
     def column(name: str, kind: type[np.generic]) -> np.ndarray:
         try:
@@ -75,14 +76,13 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     path = run.path / EVALUATIONS_FILE
     if not path.is_file():
         return []
-    with np.load(path) as file:
-        steps_P, success_PE = file["timesteps"], file["successes"]
+    arrays = read_evaluation_arrays(path)
     return [
         EvaluationPoint(
             steps=int(steps),
             rate=Rate(label="evaluation", successes=int(success_E.sum()), episodes=len(success_E)),
         )
-        for steps, success_E in zip(steps_P, success_PE, strict=True)
+        for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
     ]
 
 
@@ -91,7 +91,7 @@ def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
     path = run.path / METRICS_FILE
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [row for _, row in read_rows(path)]
 
 
 def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:
