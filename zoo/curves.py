@@ -49,17 +49,22 @@ def read_episodes(run: RunFolder) -> Episodes:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             file.readline()
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadValue(f"'{path}' is no table of episodes: {error}") from error
+            reader = csv.DictReader(file)
+            rows, names = list(reader), reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {reason}") from error
+    if rows and None in rows[-1].values():  # a kill can leave half a line at the end
+        rows.pop()
 
     def column(name: str, kind: type[np.generic]) -> np.ndarray:
+        wrong = f"'{path}' has no column '{name}' of numbers in every row"
+        if name not in names:
+            raise BadValue(wrong)
         try:
             return np.array([float(row[name]) for row in rows]).astype(kind)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadValue(f"'{path}' has no column '{name}' of numbers in every row") from error
+        except (TypeError, ValueError) as error:
+            raise BadValue(wrong) from error
 
     return Episodes(
         steps=column("num_timesteps", np.int64),

@@ -102,7 +102,7 @@ def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in _ARRAYS}
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise damaged(path, error) from error
+        raise damaged(path, f"it cannot be read as evaluations, arrays {', '.join(_ARRAYS)}") from error
     if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
         raise damaged(path, "its arrays are of different numbers of evaluations")
     return arrays

@@ -210,7 +210,7 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
 
 def damaged(file: Path, reason: object) -> BadValue:
     """The error for a run's file that does not hold what this project writes there."""
-    said = " ".join(str(reason).split())
+    said = " ".join(str(reason).split()).rstrip(".")
     return BadValue(f"'{file}' is damaged: {said}. Restore it, or move it away to do without what it holds")
 
 

@@ -49,11 +49,22 @@ def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
         read_episodes(RunFolder(tmp_path))
 
 
+def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
+    file.close()
+    with (tmp_path / "monitor.csv").open("a") as half:
+        half.write("0.0,7")
+    assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    for damage in (b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
+    for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
         (tmp_path / "monitor.csv").write_bytes(damage)
-        with pytest.raises(BadValue, match=r"monitor\.csv' "):
+        with pytest.raises(
+            BadValue, match=r"no readable monitor\.csv: .|monitor\.csv' has no column 'num_time"
+        ):
             read_episodes(run)
     (tmp_path / "evaluations.npz").write_bytes(b"garbage")
     with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
