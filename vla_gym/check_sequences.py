@@ -140,6 +140,10 @@ def _check_disabled(envs: VLAVectorEnv, outcome: Outcome) -> None:
     require(
         not reward_N.any() and not infos["executed"].any(), "DISABLED: a finished slot costs and pays nothing"
     )
+    require(
+        not infos["success"].any(),
+        "DISABLED: a finished slot was solved in its last decision, not in later ones",
+    )
     held = np.array_equal(terminated_N, still_terminated_N) and np.array_equal(truncated_N, still_truncated_N)
     require(held and same_bytes(before, obs), "DISABLED: its flags and observation stay")
     first_N = np.arange(envs.num_envs) == 0

@@ -23,6 +23,9 @@ from vla_gym.make import make_vec
 from vla_gym.specs import Benchmark
 from vla_gym.vector import VLAVectorEnv
 
+KEYS = {"image", "wrist_image", "state", "privileged", "instruction"}
+"""What an observation may hold; see `vla_gym.observation`."""
+
 
 def check_vla_env(
     env_id: str | Benchmark,
@@ -107,7 +110,8 @@ def check_spaces(envs: VLAVectorEnv) -> None:
     require(isinstance(mode, AutoresetMode), "metadata['autoreset_mode'] is a member of AutoresetMode")
     keys = set(envs.single_observation_space.spaces)
     require({"image", "instruction"} <= keys, "the observation has `image` and `instruction`")
-    require(keys <= {"image", "wrist_image", "state", "instruction"}, f"no other keys than known, got {keys}")
+    require(keys <= KEYS, f"no other keys than known, got {keys}")
+    _check_privileged(envs)
     shape = envs.single_action_space.shape
     require(shape == (envs.chunk, envs.benchmark.action_dim), "the action space is [chunk, action_dim]")
     require(
@@ -115,6 +119,17 @@ def check_spaces(envs: VLAVectorEnv) -> None:
         "actions are in [-1, 1]",
     )
     require(all(task.instruction for task in envs.benchmark.tasks), "every task has an instruction")
+
+
+def _check_privileged(envs: VLAVectorEnv) -> None:
+    """`privileged` is there when the benchmark gives it and it was asked for, float64 `[P]`."""
+    space = envs.single_observation_space.spaces.get("privileged")
+    length = envs.benchmark.privileged_dim
+    promise = (
+        f"the observation has `privileged` float64 [{length}]" if length else "nobody asked for `privileged`"
+    )
+    require((space is not None) == bool(length), promise)
+    require(space is None or (space.dtype == np.float64 and space.shape == (length,)), promise)
 
 
 def check_reset(envs: VLAVectorEnv) -> None:

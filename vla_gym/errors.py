@@ -44,11 +44,11 @@ class WorkerRestarted(UserWarning):
     """A worker failed, was started anew, and its episodes were lost (`on_worker_error="restart"`)."""
 
 
-def unknown_name(kind: str, got: str, known: Iterable[str], *, show: int = 12) -> UnknownName:
+def unknown_name(kind: str, got: object, known: Iterable[str], *, show: int = 12) -> UnknownName:
     """Build the error for `got`, which is no `kind`: lists what is known and the nearest name."""
     names = sorted(known)
     by_fold = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(got.casefold(), by_fold, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(got).casefold(), by_fold, n=1, cutoff=0.5)
     listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
     hint = f" Did you mean '{by_fold[near[0]]}'?" if near else ""
     return UnknownName(f"no {kind} '{got}'. Known: {listed}.{hint}")

@@ -12,6 +12,9 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vla_gym.destination import check_destination
+from vla_gym.errors import BadValue
+
 _CAPTION_HEIGHT = 44
 _SMALLEST_TILE = 192
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
@@ -45,10 +48,26 @@ class Film:
         self._solved[tile].append(solved)
 
     def write(self, path: Path, *, fps: float) -> Path:
-        """Write the mp4; episodes that ended early stand still on their last frame."""
+        """Write the mp4; episodes that ended early stand still on their last frame.
+
+        Raises `BadValue` for a path that is no mp4 or cannot be written.
+        """
         if not any(self._frames.values()):
             raise ValueError("no frame was recorded")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_destination(path, suffix=".mp4")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._encode(path, fps)
+            # The index comes last, and ffmpeg tells nobody that the disk was full.
+            if not path.is_file() or b"moov" not in path.read_bytes():
+                raise OSError("ffmpeg did not finish it")
+        except OSError as error:
+            if path.is_file():
+                path.unlink()  # half a film
+            raise BadValue(f"cannot write the film '{path}': {str(error).splitlines()[0]}") from error
+        return path
+
+    def _encode(self, path: Path, fps: float) -> None:
         length = max(len(frames) for frames in self._frames.values())
         # A player shows the outcome for a moment before it closes or loops.
         hold = max(1, round(fps))
@@ -62,7 +81,6 @@ class Film:
                 writer.send(self._grid(step))
         finally:
             writer.close()
-        return path
 
     def _grid(self, step: int) -> np.ndarray:
         tiles = [self._tile(tile, step) for tile in sorted(self._frames) if self._frames[tile]]

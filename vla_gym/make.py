@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
@@ -106,7 +107,7 @@ def make_vec(
         WorkerFailed: when a worker does not start.
     """
     if render_mode not in (None, "rgb_array"):
-        raise unknown_name("render mode", str(render_mode), ("rgb_array",))
+        raise unknown_name("render mode", render_mode, ("rgb_array",))
     for name, value in (("num_envs", num_envs), ("chunk", chunk)):
         check_integer(name, value, 1)
     own = _benchmark(env_id, split, family_options)
@@ -144,7 +145,7 @@ def make_vec(
             pipeline_stages, num_envs=num_envs, group_size=group_size, together=benchmark.batched
         ),
         autoreset_mode=_autoreset_mode(autoreset_mode),
-        reward=RewardRule(kind=reward, scale=reward_scale),
+        reward=RewardRule(kind=reward, scale=_number("reward_scale", reward_scale)),
         on_worker_error=_on_worker_error(on_worker_error),
         step_timeout=_seconds("step_timeout", step_timeout),
         reset_timeout=_seconds("reset_timeout", reset_timeout),
@@ -207,6 +208,10 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
 def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) -> Benchmark:
     if isinstance(env_id, str):
         return find_benchmark(env_id, split=split, **options)
+    if not isinstance(env_id, Benchmark):
+        raise BadValue(
+            f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {env_id!r}"
+        )
     if options:
         raise BadValue(f"{env_id.id} was given as a Benchmark, which takes no {', '.join(sorted(options))}")
     return env_id
@@ -258,18 +263,24 @@ def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     if isinstance(mode, AutoresetMode):
         return mode
-    if mode not in AUTORESET_MODES:
-        raise unknown_name("autoreset mode", str(mode), AUTORESET_MODES)
+    if not isinstance(mode, str) or mode not in AUTORESET_MODES:
+        raise unknown_name("autoreset mode", mode, AUTORESET_MODES)
     return AUTORESET_MODES[mode]
 
 
 def _on_worker_error(policy: OnWorkerError) -> OnWorkerError:
     if policy not in get_args(OnWorkerError):
-        raise unknown_name("on_worker_error", str(policy), get_args(OnWorkerError))
+        raise unknown_name("on_worker_error", policy, get_args(OnWorkerError))
     return policy
 
 
 def _seconds(name: str, value: float) -> float:
-    if not 0.0 < value < float("inf"):
+    if not 0.0 < _number(name, value) < float("inf"):
         raise BadValue(f"{name} must be a positive number of seconds, got {value!r}")
+    return float(value)
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise BadValue(f"{name} must be a number, got {value!r}")
     return float(value)

@@ -5,6 +5,7 @@ Both take the same commands, drive the same `Slot` objects and leave observation
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from abc import ABC, abstractmethod
@@ -171,6 +172,10 @@ class LocalPool(Pool):
                 raise WorkerFailed(what) from error
             self._last_failure = what
             warn_of_restart(what)
+            with contextlib.suppress(
+                Exception
+            ):  # it has failed; what it still holds need not come off cleanly
+                self._slots[command.slot].close()
             self._slots[command.slot] = self._setup.build()
             if command.kind == "step":
                 return SlotReport(truncated=True, lost=True)

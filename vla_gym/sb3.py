@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 from vla_gym import text
 from vla_gym.vector import Observation, VLAVectorEnv
 from vla_gym.vector_info import of_slot
+from vla_gym.vector_inputs import join_options
 
 
 class SB3VecEnv(VecEnv):
@@ -34,10 +35,20 @@ class SB3VecEnv(VecEnv):
         self._began = time.perf_counter()
         super().__init__(envs.num_envs, envs.layout.bytes_space(), envs.single_action_space)
 
+    def set_options(self, options: list[dict] | dict | None = None) -> None:
+        """Options of the next reset: one dict as `VLAVectorEnv.reset` takes it, or a list of one per slot.
+
+        The dict of one slot names its `task_id` and `trial_id`; or all are empty. Raises `BadValue` for a list of
+        another length or in which only some name a cell, `UnknownName` for another key.
+        """
+        together = (
+            options if options is None or isinstance(options, dict) else join_options(options, self.num_envs)
+        )
+        super().set_options(together)
+
     def reset(self) -> dict[str, np.ndarray]:
         """Begin an episode in every slot; seed and options set before are used once."""
-        options = next((one for one in self._options if one), None)
-        obs, infos = self.envs.reset(seed=self._seeds[0], options=options)
+        obs, infos = self.envs.reset(seed=self._seeds[0], options=self._options[0])
         self.reset_infos = [of_slot(infos, slot) for slot in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()

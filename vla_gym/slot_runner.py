@@ -99,7 +99,7 @@ class SlotRunner:
         """Batched info of `slots`; of those in `mask_n` alone where it is given."""
         table = self.table
         fields = {
-            "success": table.success,
+            "success": decision.success_N,
             "task_id": table.task_id,
             "trial_id": table.trial_id,
             "executed": decision.executed_N,

@@ -19,7 +19,6 @@ class SlotTable:
         self.task_id = np.full(num_envs, -1, dtype=np.int64)
         self.trial_id = np.full(num_envs, -1, dtype=np.int64)
         self.start_state = np.full(num_envs, None, dtype=object)
-        self.success = np.zeros(num_envs, dtype=np.bool_)
         self.terminated = np.zeros(num_envs, dtype=np.bool_)
         self.truncated = np.zeros(num_envs, dtype=np.bool_)
         self.lost = np.zeros(num_envs, dtype=np.bool_)
@@ -72,7 +71,6 @@ class SlotTable:
 
     def record(self, slot: int, report: SlotReport, action_TA: np.ndarray) -> None:
         """A decision has been run; `action_TA` holds the actions really executed."""
-        self.success[slot] = report.success
         self.terminated[slot] = report.terminated
         self.truncated[slot] = report.truncated
         self.lost[slot] = report.lost
@@ -88,7 +86,7 @@ class SlotTable:
         return np.concatenate([np.zeros((0, action_dim), dtype=np.float32), *self.log[slot]])
 
     def _clear(self, slot: int, *, idle: bool) -> None:
-        for flags_N in (self.success, self.terminated, self.truncated, self.lost):
+        for flags_N in (self.terminated, self.truncated, self.lost):
             flags_N[slot] = False
         self.idle[slot] = idle
         self.log[slot] = []

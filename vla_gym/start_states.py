@@ -75,8 +75,7 @@ def make_schedule(
     """
     if kind not in ("random", "grid"):
         raise unknown_name("schedule", kind, ("random", "grid"))
-    if group_size < 1:
-        raise BadValue(f"group_size must be at least 1, got {group_size}")
+    check_integer("group_size", group_size, 1)
     if num_envs % group_size:
         near = max(group_size, num_envs // group_size * group_size)
         raise BadValue(
@@ -84,12 +83,12 @@ def make_schedule(
             f"slots. Nearest allowed: num_envs={near}"
         )
     local_groups = num_envs // group_size
-    if group_offset < 0:
-        raise BadValue(f"group_offset must be >= 0, got {group_offset}")
+    check_integer("group_offset", group_offset, 0)
     if num_groups is None:
         if kind == "grid" and group_offset:
             raise BadValue("schedule='grid' with a group_offset needs num_groups, the groups of all ranks")
         num_groups = group_offset + local_groups
+    check_integer("num_groups", num_groups, 1)
     if group_offset + local_groups > num_groups:
         raise BadValue(
             f"groups {group_offset} .. {group_offset + local_groups - 1} do not fit num_groups={num_groups}"

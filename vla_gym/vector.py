@@ -38,7 +38,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     the observation after the chunk, reward float64 `[N]` (sum over the chunk), terminated and truncated
     bool `[N]`, and `infos`, whose keys each come with a `_key` mask:
 
-        success       bool      solved at any step of this decision
+        success       bool      solved at any step of this decision; False where none was run
         task_id       int64     -1 for an idle slot
         trial_id      int64     -1 for an idle slot
         executed      int64     simulator steps really run, 0 .. K
@@ -51,8 +51,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                                 success_at_end, seconds
 
     What happens after an episode's end is `metadata["autoreset_mode"]`: NEXT_STEP and SAME_STEP as Gymnasium
-    defines them; with DISABLED a finished slot is held (executed 0, reward 0, same observation, flags stay
-    True) until `reset(options={"reset_mask": ...})`.
+    defines them; with DISABLED a finished slot is held (executed 0, reward 0, no success, same observation,
+    `terminated` and `truncated` stay) until `reset(options={"reset_mask": ...})`.
     """
 
     def __init__(self, benchmark: Benchmark, config: EnvConfig, schedule: Schedule, pool: Pool) -> None:

@@ -25,6 +25,7 @@ class Decision:
     def __init__(self, num_envs: int, chunk: int) -> None:
         self.reward_N = np.zeros(num_envs, dtype=np.float64)
         self.executed_N = np.zeros(num_envs, dtype=np.int64)
+        self.success_N = np.zeros(num_envs, dtype=np.bool_)
         self.step_reward_NK = np.zeros((num_envs, chunk), dtype=np.float32)
         self.episodes: list[EpisodeStats | None] = [None] * num_envs
 
@@ -33,6 +34,7 @@ class Decision:
         executed = len(report.step_rewards)
         self.reward_N[slot] = sum(report.step_rewards)
         self.executed_N[slot] = executed
+        self.success_N[slot] = report.success
         self.step_reward_NK[slot, :executed] = report.step_rewards
         self.episodes[slot] = report.episode
 
@@ -41,6 +43,7 @@ class Decision:
         other = Decision(*self.step_reward_NK.shape)
         other.reward_N = np.where(mask_N, 0.0, self.reward_N)
         other.executed_N = np.where(mask_N, 0, self.executed_N)
+        other.success_N = self.success_N & ~mask_N
         other.step_reward_NK = np.where(mask_N[:, None], np.float32(0), self.step_reward_NK)
         other.episodes = [None if gone else one for gone, one in zip(mask_N, self.episodes, strict=True)]
         return other

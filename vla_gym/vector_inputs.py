@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.specs import StartState, Task
 
-RESET_OPTIONS = ("reset_mask", "task_id", "trial_id")
+CELL = ("task_id", "trial_id")
+RESET_OPTIONS = ("reset_mask", *CELL)
 
 
 def read_actions(
@@ -78,6 +79,31 @@ def read_reset_options(
     trial_N = _ids("trial_id", options["trial_id"], num_envs)
     chosen = range(num_envs) if mask_N is None else np.flatnonzero(mask_N).tolist()
     return mask_N, {slot: _cell(int(task_N[slot]), int(trial_N[slot]), tasks) for slot in chosen}
+
+
+def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[str, np.ndarray]:
+    """Reset options of all slots from one dict per slot, of `task_id` and `trial_id`: int64 `[N]` each.
+
+    Empty when all entries are. Raises `UnknownName` for another key, `BadValue` for another number of entries, for
+    what is no integer, and when only some name a cell.
+    """
+    if len(entries) != num_envs:
+        raise BadValue(f"a list of reset options must have one dict per slot, {num_envs}, got {len(entries)}")
+    for key in (key for entry in entries for key in entry):
+        if key not in CELL:
+            raise unknown_name("reset option of a single slot", key, CELL)
+    if not any(entries):
+        return {}
+    for slot, entry in enumerate(entries):
+        for key in CELL:
+            if key not in entry:
+                raise BadValue(
+                    f"options[{slot}] has no '{key}', got {dict(entry)}: when one slot of a list names its cell, every "
+                    "slot must give task_id and trial_id"
+                )
+            if not isinstance(entry[key], int | np.integer) or isinstance(entry[key], bool):
+                raise BadValue(f"options[{slot}]['{key}'] must be an integer, got {entry[key]!r}")
+    return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in CELL}
 
 
 def _ids(name: str, value: object, num_envs: int) -> np.ndarray:

@@ -62,13 +62,17 @@ class TableBins:
     so such twins are told apart by the last bits of the float32 number, at most 2e-5 towards zero.
 
     :param value_AV: what each token means, float64 `[A, V]`, in [-1, 1].
+    :param distance_AV: how far each token is from what the training data have for its number, `[A, V]`: of
+        twins, the one of the least distance (the first of several) is the number's token. None = all are equal.
     """
 
-    def __init__(self, value_AV: np.ndarray) -> None:
+    def __init__(self, value_AV: np.ndarray, distance_AV: np.ndarray | None = None) -> None:
         if value_AV.ndim != 2 or np.abs(value_AV).max() > 1.0:
             raise ValueError(f"value_AV must be [A, V] in [-1, 1], got {value_AV.shape}")
         self.num_bins = value_AV.shape[1]
-        self.value_AV = torch.from_numpy(np.stack([_told_apart(row) for row in value_AV]))
+        distance_AV = np.zeros(value_AV.shape) if distance_AV is None else distance_AV
+        rows = [_told_apart(*row) for row in zip(value_AV, distance_AV, strict=True)]
+        self.value_AV = torch.from_numpy(np.stack(rows))
 
     def decode(self, token: Tensor) -> Tensor:
         """Tokens `[..., A]` to environment actions, float32."""
@@ -81,12 +85,13 @@ class TableBins:
         return (action.float()[..., None] - table_AV).abs().argmin(dim=-1)
 
 
-def _told_apart(value_V: np.ndarray) -> np.ndarray:
-    """The numbers as float32, equal ones moved apart by the smallest step towards zero."""
+def _told_apart(value_V: np.ndarray, distance_V: np.ndarray) -> np.ndarray:
+    """The numbers as float32, equal ones moved apart by the smallest step towards zero, the farther the more."""
     rounded_V = value_V.astype(np.float32)
     out_V = rounded_V.copy()
     for value in np.unique(rounded_V):
         (twins,) = np.nonzero(rounded_V == value)
+        twins = twins[np.argsort(distance_V[twins], kind="stable")]
         step = max(float(abs(value - np.nextafter(value, np.float32(0.0)))), 1e-9)
         out_V[twins] = value - np.where(value > 0, 1.0, -1.0) * step * np.arange(len(twins))
     if len(np.unique(out_V)) != len(out_V):

@@ -22,6 +22,7 @@ from vla_gym.specs import ActionSpec
 from vla_policies.action_codec import ActionCodec
 from vla_policies.conventions import Conventions
 from vla_policies.noise import TORCH_NOISE, Noise
+from vla_policies.records import as_annotated
 from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 from vla_policies.weights import load_weights, write_checkpoint
@@ -43,6 +44,9 @@ class Request:
     """The family's own settings, from the user's `backbone_kwargs`."""
     wanted: Conventions | None = None
     """What the environment gives and takes, for families whose checkpoints fit many chunks and robots."""
+
+    def __post_init__(self) -> None:
+        as_annotated(Mapping[str, Any], self.options, "backbone_kwargs")
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class Backbone(nn.Module, ABC):
         yield
 
     def merge_adapter(self) -> None:
-        """Add the adapter to the weights and take it away."""
+        """Add the adapter to the weights and take it away; they train from then on."""
         raise BadValue(f"family '{self.family}' has no adapters to merge")
 
     @abstractmethod

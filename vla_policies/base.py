@@ -7,7 +7,6 @@ every action token by itself. Both pairs go through the same backbone methods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,21 +22,13 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.backbone import Backbone, Request
 from vla_policies.compiling import compile_blocks
-from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
+from vla_policies.conventions import Conventions
 from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.observations import batch_observation
+from vla_policies.opening import look_up, open_backbone
 from vla_policies.optim import GroupScaledAdamW, parameter_groups
-from vla_policies.pretrained import (
-    find_checkpoint,
-    fresh_backbone,
-    fresh_options,
-    load_checkpoint,
-    name_source,
-    read_header,
-    save_adapter,
-    save_checkpoint,
-)
-from vla_policies.registry import FAMILIES, family_class
+from vla_policies.pretrained import fresh_options, name_source, save_adapter, save_checkpoint
+from vla_policies.records import as_annotated, changed
 from vla_policies.sampling import Greedy, Sampling
 from vla_policies.types import ActionSample, Evaluation
 
@@ -102,7 +93,7 @@ class VLAPolicy(ActorCriticPolicy):
             optimizer_kwargs={"eps": 1e-5, "weight_decay": 0.0, **(optimizer_kwargs or {})},
         )
         self.use_sde = False
-        self.value_lr = value_lr
+        self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
         request = Request(
             family=family,
             unnorm_key=unnorm_key,
@@ -110,32 +101,14 @@ class VLAPolicy(ActorCriticPolicy):
             action_spec=action_spec,
             options=backbone_kwargs or {},
         )
-        self._open_backbone(str(backbone), request, revision)
+        opened = open_backbone(str(backbone), request, revision, observation_space, action_space)
+        self.backbone = opened.backbone
         given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
-        self.sampling = replace(
-            self.sampling, **{name: value for name, value in given.items() if value is not None}
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        self.sampling = changed(opened.sampling, given, "VLAPolicy")
         if compile:
             compile_blocks(self.backbone)
         self._build(lr_schedule)
-
-    def _open_backbone(self, name: str, request: Request, revision: str | None) -> None:
-        folder = find_checkpoint(name, request.options, revision)
-        if folder is None:
-            wanted = conventions_of(self.observation_space, self.action_space, request.action_spec)
-            self.backbone = fresh_backbone(name, wanted, request.options)
-            self.sampling = Sampling()
-            return
-        if name in FAMILIES:
-            request = replace(request, family=name)
-        wanted = conventions_of(self.observation_space, self.action_space, request.action_spec)
-        request = replace(request, wanted=wanted)
-        loaded = load_checkpoint(folder, request)
-        check_spaces(loaded.backbone.conventions, self.observation_space, self.action_space)
-        if request.action_spec is not None:
-            check_compatible(request.action_spec, loaded.backbone.conventions.action_spec)
-        self.backbone, self.sampling = loaded.backbone, loaded.sampling
-        name_source(loaded.backbone, name, folder)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
@@ -251,7 +224,8 @@ class VLAPolicy(ActorCriticPolicy):
         save_adapter(Path(folder), self.backbone, self.sampling, base)
 
     def merge_adapter(self) -> None:
-        """Add the LoRA adapter to the weights and take it away; the optimiser is made anew over what then trains."""
+        """Add the LoRA adapter to the weights and take it away. The policy is then a full one: all its weights train,
+        and the optimiser is made anew over them."""
         self.backbone.merge_adapter()
         self._build(lambda _: self.optimizer.param_groups[0]["lr"])
 
@@ -290,56 +264,31 @@ class VLAPolicy(ActorCriticPolicy):
             action_spec=action_spec,
             options=backbone_kwargs or {},
         )
-        folder = find_checkpoint(str(name), request.options, revision)
-        if folder is None:
-            _check_fresh(str(name), family, unnorm_key)
-            own = family_class(str(name)).default_conventions
-        else:
-            if str(name) in FAMILIES:
-                family = family or str(name)
-                request = replace(request, family=family)
-            header = read_header(folder, request)
-            own = header.conventions
-            if dtype is not None:
-                chosen = family_class(header.family).dtype_options(_dtype_name(dtype))
-                backbone_kwargs = {**(backbone_kwargs or {}), **chosen}
+        found = look_up(str(name), request, revision, dtype)
+        if found.folder is None and (dtype is not None or device_map is not None):
+            raise BadValue(
+                f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
+            )
+        own = found.conventions
         policy = cls(
             own.observation_space() if observation_space is None else observation_space,
             own.action_space() if action_space is None else action_space,
             cls._dummy_schedule,
-            backbone=str(name) if folder is None else folder,
-            backbone_kwargs=backbone_kwargs,
-            family=None if folder is None else family,
+            backbone=found.folder or name,
+            backbone_kwargs=found.request.options,
+            family=found.request.family,
             unnorm_key=unnorm_key,
             suite=suite,
             compile=compile,
             action_spec=action_spec,
         )
-        if folder is not None:
-            name_source(policy.backbone, str(name), folder)
-        elif dtype is not None or device_map is not None:
-            raise BadValue(
-                f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
-            )
+        if found.folder is not None:
+            name_source(policy.backbone, str(name), found.folder)
         if device_map is not None:
             policy.backbone.place(device_map, offload_folder)
             policy._build(cls._dummy_schedule)
             return policy
         return policy.to(get_device(device))
-
-
-def _check_fresh(name: str, family: str | None, unnorm_key: str | None) -> None:
-    if family is not None and family_class(family).family != name:
-        raise BadValue(f"'{name}' is of family '{name}', got family='{family}'")
-    if unnorm_key is not None:
-        raise BadValue(f"fresh weights of '{name}' keep no action statistics; got unnorm_key='{unnorm_key}'")
-
-
-def _dtype_name(dtype: torch.dtype | str) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in ("auto", "float32", "bfloat16"):
-        raise BadValue(f"dtype must be auto, float32 or bfloat16, got '{name}'")
-    return name
 
 
 def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:

@@ -66,10 +66,7 @@ class Conventions:
 
 def conventions_from_json(values: Mapping[str, Any], where: str) -> Conventions:
     """Inverse of `Conventions.to_json`; unknown or absent keys raise."""
-    spec = values.get("action_spec")
-    if isinstance(spec, Mapping):
-        spec = from_json(ActionSpec, spec, f"action_spec of {where}")
-    return from_json(Conventions, {**values, "action_spec": spec}, where)
+    return from_json(Conventions, values, where)
 
 
 def conventions_of(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
+from vla_policies.autocasting import as_written
 from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
 from vla_policies.lora_linear import fuse
 from vla_policies.records import from_json
@@ -105,6 +106,7 @@ def merge(module: nn.Module) -> None:
             layer.merge()
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, layer.get_base_layer())
+    vars(module).pop("peft_config", None)
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
@@ -186,15 +188,18 @@ def copy_adapter(module: nn.Module, folder: Path) -> None:
 
 
 def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:
-    """Outputs `first .. first + count` of a bias-free linear layer, adapter included, float32 `[..., count]`."""
+    """Outputs `first .. first + count` of a bias-free linear layer, adapter included, float32 `[..., count]`,
+    under autocast too."""
     rows = slice(first, first + count)
-    if not isinstance(layer, LoraLinear):
-        return functional.linear(x.float(), layer.weight[rows].float())  # type: ignore[index]
-    out = functional.linear(x.float(), layer.get_base_layer().weight[rows].float())
-    if layer.disable_adapters:
-        return out
-    inner = functional.linear(x.float(), layer.lora_A[_NAME].weight.float())
-    return out + functional.linear(inner, layer.lora_B[_NAME].weight[rows].float()) * layer.scaling[_NAME]
+    with as_written(x):
+        x = x.float()
+        if not isinstance(layer, LoraLinear):
+            return functional.linear(x, layer.weight[rows].float())  # type: ignore[index]
+        out = functional.linear(x, layer.get_base_layer().weight[rows].float())
+        if layer.disable_adapters:
+            return out
+        inner = functional.linear(x, layer.lora_A[_NAME].weight.float())
+        return out + functional.linear(inner, layer.lora_B[_NAME].weight[rows].float()) * layer.scaling[_NAME]
 
 
 def _inject(module: nn.Module, config: LoraConfig) -> None:

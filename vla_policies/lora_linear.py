@@ -14,6 +14,8 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_policies.autocasting import autocast_type
+
 
 class FusedLoraLinear(LoraLinear):
     """peft's layer with one adapter, run as one operation; whatever else peft can do goes peft's way."""
@@ -31,6 +33,8 @@ class FusedLoraLinear(LoraLinear):
             or names[0] not in self.lora_A
             or base.weight.requires_grad
             or x.dtype != base.weight.dtype
+            # Autocast would change the type of the products and not of the sum.
+            or autocast_type(x) not in (None, x.dtype)
         ):
             out: Tensor = super().forward(x, *args, **kwargs)
             return out

@@ -86,17 +86,25 @@ def normaliser(
     if not isinstance(entry, Mapping):
         raise BadValue(f"statistics '{key}' of {where} have no '{part}'")
     low_name, high_name = ("q01", "q99") if bounds == "q01_q99" else ("min", "max")
-    arrays = []
-    for name in (low_name, high_name):
-        try:
-            arrays.append(np.asarray(entry[name], dtype=np.float64))
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadValue(f"statistics '{key}' of {where} lack numbers '{part}.{name}'") from error
-    low_A, high_A = arrays
+    source = f"statistics '{key}' of {where}"
+    low_A, high_A = (_numbers(entry, name, part, source) for name in (low_name, high_name))
     mask_A = np.asarray(entry.get("mask", [True] * low_A.size), dtype=bool)
     if low_A.ndim != 1 or low_A.shape != high_A.shape or low_A.shape != mask_A.shape:
         raise BadValue(
-            f"statistics '{key}' of {where}: {low_name}, {high_name} and mask of '{part}' are not of one "
+            f"{source}: {low_name}, {high_name} and mask of '{part}' are not of one "
             f"length ({low_A.shape}, {high_A.shape}, {mask_A.shape})"
         )
     return Normaliser(low_A, high_A, mask_A, epsilon)
+
+
+def _numbers(entry: Mapping[str, Any], name: str, part: str, source: str) -> np.ndarray:
+    """One list of the statistics; NumPy reads null as not-a-number, which would pass for a number."""
+    try:
+        found = np.asarray(entry[name], dtype=np.float64)
+    except (KeyError, ValueError, TypeError) as error:
+        raise BadValue(f"{source} lack numbers '{part}.{name}'") from error
+    if not np.isfinite(found).all():
+        raise BadValue(
+            f"{source}: '{part}.{name}' must be finite numbers, got {entry[name]}; compute the statistics anew"
+        )
+    return found

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from huggingface_hub.errors import StrictDataclassError
+
+from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions, conventions_from_json
 from vla_policies.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.norm_stats import STATISTICS_FILE
-from vla_policies.records import from_json, to_json
+from vla_policies.records import as_annotated, from_json, to_json
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
 from vla_policies.sampling import Sampling
 from vla_policies.weights import CONFIG_FILE, read_config
@@ -22,6 +26,17 @@ _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETTINGS = "vla_zoo.json"
 """Beside an adapter: what goes over its base's `config.json`."""
+_DAMAGE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ValueError,
+    ArithmeticError,
+    StrictDataclassError,
+)
+"""What reading and building raise where a file holds something else than its layout says; transformers checks its
+configs by the last."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ def find_checkpoint(
     if name in FAMILIES:
         family = family_class(name)
         if family.published is None or family.wants_fresh(options or {}):
+            if revision is not None:
+                raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' means fresh weights here")
             return None
         return _download(family.published, revision)
     path = Path(name).expanduser()
@@ -80,13 +97,28 @@ def find_checkpoint(
 def read_header(folder: Path, request: Request | None = None) -> Header:
     """The folder's `config.json`, ours or a published one, checked; no weights are read."""
     request = request or Request()
-    adapter = _open_adapter(folder)
-    if adapter is not None:
-        return _published_header(adapter.base, adapter.config, request)
-    config = read_config(folder)
-    if "format_version" in config or "family" in config:
-        return _own_header(folder, config, request)
-    return _published_header(folder, config, request)
+    with _opening(folder):
+        adapter = _open_adapter(folder)
+        if adapter is not None:
+            return _published_header(adapter.base, adapter.config, request)
+        config = read_config(folder)
+        if "format_version" in config or "family" in config:
+            return _own_header(folder, config, request)
+        return _published_header(folder, config, request)
+
+
+@contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """Any file of a folder may hold anything: what our own checks do not name is named by the folder."""
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except _DAMAGE as error:
+        cause = shorten(f"{type(error).__name__}: {error}", 200)
+        raise BadValue(
+            f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})"
+        ) from error
 
 
 def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -110,17 +142,18 @@ def _published_header(folder: Path, config: Mapping[str, Any], request: Request)
 
 def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     """Read a checkpoint folder; anything missing, left over or unknown raises."""
-    header = read_header(folder, request)
-    adapter = _open_adapter(folder)
-    base = folder if adapter is None else adapter.base
-    where = f"model of {base / CONFIG_FILE}"
-    backbone = family_class(header.family).from_config(header.conventions, header.model, where)
-    backbone.load(base)
-    if adapter is None:
-        backbone.source = str(folder.resolve())
-    else:
-        backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-        backbone.load_adapter(folder)
+    with _opening(folder):
+        header = read_header(folder, request)
+        adapter = _open_adapter(folder)
+        base = folder if adapter is None else adapter.base
+        where = f"model of {base / CONFIG_FILE}"
+        backbone = family_class(header.family).from_config(header.conventions, header.model, where)
+        backbone.load(base)
+        if adapter is None:
+            backbone.source = str(folder.resolve())
+        else:
+            backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+            backbone.load_adapter(folder)
     return Pretrained(backbone, header.sampling)
 
 
@@ -212,14 +245,18 @@ def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, 
     environment; the other options are the family's own.
     """
     rest = dict(options)
-    cameras = tuple(rest.pop("cameras", conventions.cameras))
+
+    def take(name: str, kind: Any, otherwise: Any) -> Any:
+        return as_annotated(kind, rest.pop(name, otherwise), f"{name} of backbone_kwargs")
+
+    cameras = take("cameras", tuple[str, ...], conventions.cameras)
     if missing := [key for key in cameras if key not in conventions.cameras]:
         raise BadValue(f"cameras {missing} are not in the observation; it has {list(conventions.cameras)}")
     narrowed = replace(
         conventions,
         cameras=cameras,
-        image_size=rest.pop("image_size", conventions.image_size),
-        state_dim=conventions.state_dim if rest.pop("use_state", True) else 0,
+        image_size=take("image_size", int, conventions.image_size),
+        state_dim=conventions.state_dim if take("use_state", bool, True) else 0,
     )
     return family_class(family).fresh(narrowed, rest)
 

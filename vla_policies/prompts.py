@@ -13,6 +13,7 @@ from vla_gym import text
 from vla_gym.errors import BadValue
 
 BOS = 1
+BOS_PIECE = "<s>"
 SPACE = 29871
 """Llama's piece for a lone space: what stands between "Out:" and the first action in the training text."""
 _FIRST_BYTE = 3
@@ -56,10 +57,11 @@ class PromptTokenizer:
             raise BadValue(f"the instruction {instruction!r} holds no word")
         prompt = openvla_prompt(instruction)
         if self._tokenizer is None:
-            ids = [BOS, *(byte + _FIRST_BYTE for byte in prompt.encode("utf-8"))]
+            ids = [byte + _FIRST_BYTE for byte in prompt.encode("utf-8")]
         else:
-            ids = self._tokenizer.encode(prompt).ids
-        return tuple(ids) if ids[-1] == SPACE else (*ids, SPACE)
+            # BOS is not left to the file: transformers puts it there whether `tokenizer.json` says so or not.
+            ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        return (BOS, *ids) if ids[-1] == SPACE else (BOS, *ids, SPACE)
 
 
 def decode_instructions(bytes_BL: Tensor) -> list[str]:
@@ -74,6 +76,14 @@ def decode_instructions(bytes_BL: Tensor) -> list[str]:
 
 def _open(source: str, where: str) -> Tokenizer:
     try:
-        return Tokenizer.from_str(source)
+        tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # `tokenizers` raises bare Exception for every fault of the file
         raise BadValue(f"'{where}' cannot be read as a tokenizer: {error}") from error
+    found = tokenizer.token_to_id(BOS_PIECE)
+    if found != BOS:
+        got = "no such piece" if found is None else f"id {found}"
+        raise BadValue(
+            f"'{where}' is not Llama's: '{BOS_PIECE}', with which prompts begin, must be id {BOS}, got {got}; "
+            "take the tokenizer.json of the checkpoint or of its base"
+        )
+    return tokenizer

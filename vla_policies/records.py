@@ -1,14 +1,33 @@
-"""Frozen dataclasses <-> JSON objects; a key that is unknown or absent raises and is named."""
+"""Frozen dataclasses <-> JSON objects. A key that is unknown or absent, or a value that its field's annotation does
+not allow, raises and is named: what is only nearly right would mean something else."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any, TypeVar
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vla_gym.errors import BadValue, unknown_name
 
 Record = TypeVar("Record")
+
+_STAND_FOR: dict[Any, tuple[type, ...]] = {
+    float: (int, float),
+    tuple: (list, tuple),
+    Literal: (str,),
+}
+"""What may be written for an annotation, where that is not the annotation's own type."""
+_WORDS: dict[Any, tuple[str, str]] = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "booleans"),
+    str: ("a string", "strings"),
+    NoneType: ("null", "nulls"),
+}
+"""One and many, as messages say them."""
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -17,13 +36,87 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[Record], values: Mapping[str, Any], where: str) -> Record:
-    """Build `cls` from `values`; lists become tuples. `where` names the source in errors."""
+    """Build `cls` from `values`, each of them checked by `as_annotated`. `where` names the source in errors."""
     assert is_dataclass(cls)
+    if not isinstance(values, Mapping):
+        raise BadValue(f"{where} must be a mapping, got {reprlib.repr(values)}")
     known = {field.name: field for field in fields(cls)}
     for key in values:
         if key not in known:
-            raise unknown_name(f"setting in {where}", key, known)
+            raise unknown_name(f"setting in {where}", str(key), known)
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise BadValue(f"{where} lacks '{name}'; it must have: {', '.join(sorted(known))}")
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    hints = _hints(cls)
+    return cls(**{key: as_annotated(hints[key], value, f"{key} of {where}") for key, value in values.items()})
+
+
+def changed(record: Record, changes: Mapping[str, Any], where: str) -> Record:
+    """`record` with single fields replaced, checked as in `from_json`."""
+    assert is_dataclass(record)
+    now = {field.name: getattr(record, field.name) for field in fields(record)}
+    return from_json(type(record), {**now, **changes}, where)
+
+
+def as_annotated(hint: Any, value: Any, what: str) -> Any:
+    """`value` if the annotation `hint` allows it, else an error that begins with `what`.
+
+    Lists become tuples and mappings records where `hint` says so; an integer will do for a float, nothing else
+    for anything else.
+    """
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for option in options:
+        if _may_be(option, value):
+            return _inside(option, value, what)
+    raise BadValue(f"{what} must be {' or '.join(map(_words, options))}, got {reprlib.repr(value)}")
+
+
+def _may_be(hint: Any, value: Any) -> bool:
+    """Is `value` of the right kind, whatever is in it?"""
+    if hint is Any:
+        return True
+    kind = get_origin(hint) or hint
+    if is_dataclass(kind):
+        return isinstance(value, (kind, Mapping))  # type: ignore[arg-type]
+    # A bool is an int to Python, and to nobody who writes a number.
+    return isinstance(value, _STAND_FOR.get(kind, (kind,))) and (kind is bool or not isinstance(value, bool))
+
+
+def _inside(hint: Any, value: Any, what: str) -> Any:
+    """The parts of a value of the right kind."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Literal and value not in parts:
+        raise unknown_name(what, value, parts)
+    if kind is tuple:
+        return _items(parts, value, what)
+    if kind is Mapping and parts[1] is not Any:
+        return {key: as_annotated(parts[1], one, f"{key} of {what}") for key, one in value.items()}
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return from_json(kind, value, what)  # type: ignore[arg-type]
+    return value
+
+
+def _items(parts: tuple[Any, ...], value: Any, what: str) -> tuple[Any, ...]:
+    hints = parts[:1] * len(value) if parts[-1] is ... else parts
+    if len(hints) != len(value):
+        raise BadValue(f"{what} must be {_words(tuple[parts])}, got {reprlib.repr(value)}")  # type: ignore[valid-type]
+    return tuple(
+        as_annotated(hint, one, f"item {index} of {what}")
+        for index, (hint, one) in enumerate(zip(hints, value, strict=True))
+    )
+
+
+def _words(hint: Any) -> str:
+    """What an annotation allows."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if kind is tuple:
+        count = "" if parts[-1] is ... else f"{len(parts)} "
+        return f"a list of {count}{_WORDS.get(parts[0], ('', 'items'))[1]}"
+    return _WORDS.get(kind, ("a mapping", ""))[0]
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)

@@ -15,7 +15,7 @@ from stable_baselines3.common.policies import (
 )
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import FloatSchedule
-from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
@@ -32,8 +32,10 @@ from zoo.learner import Learner
 from zoo.objective import Objective
 from zoo.plain_experience import PlainExperience
 from zoo.reference import KLReference, Reference, check_reference, make_reference
+from zoo.sharding import check_precision
 from zoo.tally import Tally
 from zoo.update import check_update_settings, run_update
+from zoo.views import chunk_view, plain_view, vector_view
 
 
 class VLAOnPolicyAlgorithm(CollectingAlgorithm):
@@ -104,7 +106,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
         self._forget_run()
         super().__init__(
             policy,
-            _plain_view(env) if not self._is_chunk(policy) else env,  # type: ignore[arg-type]
+            chunk_view(env) if self._is_chunk(policy) else plain_view(env),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **sb3,
@@ -156,8 +158,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """SB3's wrapping; environments of `vla_gym` become `as_sb3()` and keep images as [H, W, 3]."""
-        if isinstance(env, VLAVectorEnv):
-            env = env.as_sb3()
+        env = vector_view(env)
         if isinstance(env, VecEnv) and isinstance(env.unwrapped, SB3VecEnv):
             return env
         return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
@@ -246,6 +247,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
         envs = vla_envs(self.env)
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
+        check_precision(self.policy)
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -278,10 +280,3 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""
         self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
-
-
-def _plain_view(env: Any) -> Any:
-    """For policies with SB3's own networks: images of `vla_gym` environments go first-channel."""
-    if isinstance(env, VLAVectorEnv):
-        env = env.as_sb3()
-    return VecTransposeImage(env) if isinstance(env, SB3VecEnv) else env

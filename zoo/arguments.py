@@ -15,6 +15,7 @@ import yaml
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.pool import OnWorkerError
+from zoo.config import LARGEST_SEED
 from zoo.settings import ALGORITHMS
 
 
@@ -50,6 +51,14 @@ def count_or_zero(text: str) -> int:
     number = whole_number(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return number
+
+
+def seed(text: str) -> int:
+    """A seed: what numpy and torch both take."""
+    number = whole_number(text)
+    if not 0 <= number <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"must be in 0 .. {LARGEST_SEED}, got {text}")
     return number
 
 
@@ -157,7 +166,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
     )
     parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
-    parser.add_argument("--seed", type=count_or_zero, default=0, help="seed of sampled actions (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
         "--stochastic", action="store_true", help="sample actions instead of deterministic ones"

@@ -38,6 +38,7 @@ from vla_policies.weights import WEIGHTS_FILE, load_weights
 from zoo.boundary import Boundary, gather_boundary, own_env_state, vla_envs
 from zoo.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 from zoo.rng import set_rng_state
+from zoo.runs import damaged
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
@@ -47,6 +48,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 ROLLOUT_FILE = "rollout.safetensors"
 STATE_FILE = "training_state.json"
 SCORE_FILE = "score.json"
+_STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
+"""What the state of every checkpoint says."""
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -70,7 +73,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
 
     folder = checkpoints / f"step_{boundary.num_timesteps}"
     whole = gather_boundary(boundary, algorithm.ranks)
-    moments = optimizer_tensors(algorithm.policy.optimizer)
+    moments = optimizer_tensors(algorithm.policy, keep=algorithm.ranks.is_first)
     if whole is not None:
         write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
     # It is there for every rank.
@@ -135,7 +138,13 @@ def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) 
 def best_success(folder: Path) -> float | None:
     """Success of the policy in a run's `best/`; None when there is none yet."""
     path = folder / SCORE_FILE
-    return float(_read_json(path)["success"]) if path.is_file() else None
+    if not path.is_file():
+        return None
+    score = _read_json(path)
+    try:
+        return float(score["success"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, "it must hold the success as a number") from error
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -195,7 +204,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
     """
-    state = read_state(folder, type(algorithm).__name__)
+    state = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
     if algorithm._learner is not None and algorithm._learner.sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
     backbone = getattr(algorithm.policy, "backbone", None)
@@ -235,13 +244,19 @@ def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[
     load_optimizer(optimizer, _load_tensors(path, load_file), state["param_groups"], path)
 
 
-def read_state(folder: Path, algorithm: str) -> dict[str, Any]:
-    """What `write_state` wrote; raises `BadValue` for a file that is missing or cut, and another's checkpoint."""
+def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
+    """What `write_state` wrote, `keys` among it; raises `BadValue` for missing and cut files, another's checkpoint."""
     path = folder / STATE_FILE
     if not path.is_file():
         raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
     state = _read_json(path)
+    if missing := [key for key in (*_STATE_KEYS, *keys) if key not in state]:
+        raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} lacks {', '.join(missing)}")
+    if not isinstance(state["files"], dict):
+        raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} does not say which files there are")
     for name, size in state["files"].items():
+        if not (folder / name).is_file():
+            raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {name}")
         if _size(folder / name) != size:
             raise BadValue(
                 f"checkpoint '{folder}' is damaged: {name} should have {size} bytes, has {_size(folder / name)}"

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
 from zoo.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, check_algorithm
 
 DEFAULT_EVAL_EPISODES = 20
+LARGEST_SEED = 2**32 - 1
+"""What `numpy.random.seed` takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,9 +118,10 @@ def check_arithmetic(config: RunConfig) -> None:
     for name in ("n_timesteps", "num_envs"):
         if getattr(config, name) < 1:
             raise BadValue(f"{name} must be at least 1, got {getattr(config, name)}")
-    for name in ("eval_freq", "eval_episodes", "save_freq", "seed"):
+    for name in ("eval_freq", "eval_episodes", "save_freq"):
         if getattr(config, name) < 0:
             raise BadValue(f"{name} must be 0 or more, got {getattr(config, name)}")
+    check_integer("seed", config.seed, 0, LARGEST_SEED)
     _check_normalisation(config)
     group = config.group_size
     if group >= 1 and config.num_envs % group:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from zipfile import BadZipFile
 
 import numpy as np
 
 from vla_gym.errors import BadValue
 from zoo.evaluation import Rate
-from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE
+from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE, read_evaluation_arrays
 from zoo.runs import RunFolder
-from zoo.writers import METRICS_FILE
+from zoo.writers import METRICS_FILE, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,8 @@ def read_episodes(run: RunFolder) -> Episodes:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             file.readline()
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows, names = list(reader), reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {reason}") from error
@@ -59,10 +58,13 @@ def read_episodes(run: RunFolder) -> Episodes:
         rows.pop()
 
     def column(name: str, kind: type[np.generic]) -> np.ndarray:
+        wrong = f"'{path}' has no column '{name}' of numbers in every row"
+        if name not in names:
+            raise BadValue(wrong)
         try:
             return np.array([float(row[name]) for row in rows]).astype(kind)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadValue(f"'{path}' has no column '{name}' of numbers in every row") from error
+        except (TypeError, ValueError) as error:
+            raise BadValue(wrong) from error
 
     return Episodes(
         steps=column("num_timesteps", np.int64),
@@ -79,17 +81,13 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     path = run.path / EVALUATIONS_FILE
     if not path.is_file():
         return []
-    try:
-        with np.load(path) as file:
-            steps_P, success_PE = file["timesteps"], file["successes"]
-    except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
-        raise BadValue(f"'{path}' cannot be read as evaluations: {error}") from error
+    arrays = read_evaluation_arrays(path)
     return [
         EvaluationPoint(
             steps=int(steps),
             rate=Rate(label="evaluation", successes=int(success_E.sum()), episodes=len(success_E)),
         )
-        for steps, success_E in zip(steps_P, success_PE, strict=True)
+        for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
     ]
 
 
@@ -98,7 +96,7 @@ def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
     path = run.path / METRICS_FILE
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [row for _, row in read_rows(path)]
 
 
 def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:

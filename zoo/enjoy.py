@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vla_gym.destination import check_destination
 from vla_gym.film import caption
 from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
@@ -45,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
+    if args.output and not args.no_render:
+        check_destination(Path(args.output), suffix=".mp4")
 
     from zoo.evaluation import evaluate, overall_rate
     from zoo.rollout_setup import open_rollout

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.destination import check_destination
+from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
 from zoo.progress import Progress
@@ -40,6 +42,7 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.eval_episodes)
     output = Path(args.output) if args.output else results_file(plan)
+    check_destination(output)
 
     from zoo.evaluation import Episode, evaluate
     from zoo.results import evaluation_record, evaluation_table, protocol_line, with_split
@@ -84,8 +87,7 @@ def run(argv: Sequence[str]) -> int:
         deterministic=not args.stochastic,
         summary=line,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_or_print(output, json.dumps(record, indent=2))
     kept = output.name != RESULTS_FILE and not args.output
     print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
     return 0
@@ -110,6 +112,18 @@ def _episodes_in(file: Path, policy: str) -> int:
         return len(record["episodes"]) if is_of_policy(record, file, Path(policy)) else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
+
+
+def write_or_print(path: Path, text: str) -> None:
+    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`: it took work."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(text, flush=True)
+        raise BadValue(
+            f"cannot write '{path}': {error.strerror}; what belongs there was printed instead"
+        ) from error
 
 
 def main() -> int:

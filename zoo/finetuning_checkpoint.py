@@ -43,7 +43,7 @@ class FinetuningCheckpoints:
 
     def save(self, updates: int) -> None:
         """Write the checkpoint after so many updates, in the place of the one before; every rank must call it."""
-        moments = optimizer_tensors(self._policy.optimizer)
+        moments = optimizer_tensors(self._policy, keep=self._ranks.is_first)
         if self._ranks.is_first:
             former = [step for step in self._run.saved_steps() if step != updates]
             write_folder(self._run.checkpoint(updates), partial(self._write, updates, moments))
@@ -76,7 +76,7 @@ def load_finetuning(policy: Any, folder: Path, frames: Frames) -> None:
     Before a `Learner` cuts it over ranks, of which there may be another number. Raises `BadValue` for a damaged
     checkpoint, and for one of a run that learned from other demonstrations.
     """
-    state = read_state(folder, _ALGORITHM)
+    state = read_state(folder, _ALGORITHM, "digest")
     if state["digest"] != frames.digest():
         raise BadValue(
             f"the dataset does not hold what '{folder}' learned from: its actions are others. Give the one it began "

@@ -8,6 +8,7 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
+from zoo.runs import longer
 from zoo.sharing import install_run, is_remote
 
 
@@ -28,8 +29,9 @@ def run(argv: Sequence[str]) -> int:
         raise BadValue(f"'{args.repo}' is no Hub id; it must look like org/name or org/name@revision")
     found = install_run(args.repo, Path(args.log_folder))
     print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {found.path} -P")
-    if found.saved_steps():
-        print(f"  python -m zoo.train -i {found.path} -n {2 * found.config().n_timesteps}   (train on)")
+    if steps := found.saved_steps():
+        more = longer(found.config().n_timesteps, steps[-1])
+        print(f"  python -m zoo.train -i {found.path} -n {more}   (train on)")
     return 0
 
 

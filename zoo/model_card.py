@@ -11,7 +11,7 @@ import yaml
 
 from zoo.config import RunConfig, to_plain
 from zoo.results import with_split
-from zoo.runs import metadata_version
+from zoo.runs import longer, metadata_version
 
 _MOST_ROWS = 40
 _SHOWN_SETTINGS = (
@@ -150,7 +150,8 @@ def _usage(facts: CardFacts) -> str:
         f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
     ]
     if facts.resumable:
-        lines.append(f"python -m zoo.train -i {repo} -n {2 * facts.config.n_timesteps}   # train on")
+        more = longer(facts.config.n_timesteps, facts.step or 0)
+        lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
     lines.append("```")
     if facts.adapter:
         lines += [

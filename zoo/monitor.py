@@ -12,15 +12,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from zoo.evaluation import Episode
+from zoo.runs import damaged
 
 MONITOR_FILE = "monitor.csv"
 EVALUATIONS_FILE = "evaluations.npz"
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
+_ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,26 @@ class _OldMonitor:
 
 
 def _read(path: Path) -> _OldMonitor:
-    with path.open(newline="", encoding="utf-8") as file:
-        header: dict[str, Any] = json.loads(file.readline().lstrip("#"))
-        # A kill can leave half a line at the end.
-        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[-1].isdigit()]
-    return _OldMonitor(began=float(header["t_start"]), rows=rows)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header = json.loads(file.readline().lstrip("#"))
+            # A kill can leave half a line at the end.
+            rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[-1].isdecimal()]
+        return _OldMonitor(began=float(header["t_start"]), rows=rows)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise damaged(path, f"its first line must say when the run began ({error})") from error
+
+
+def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `EvaluationFile` wrote; raises `BadValue` when that cannot be read."""
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            arrays = {name: file[name] for name in _ARRAYS}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise damaged(path, f"it cannot be read as evaluations, arrays {', '.join(_ARRAYS)}") from error
+    if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
+        raise damaged(path, "its arrays are of different numbers of evaluations")
+    return arrays
 
 
 class EvaluationFile:
@@ -101,12 +118,12 @@ class EvaluationFile:
         self._lengths: list[np.ndarray] = []
         self._successes: list[np.ndarray] = []
         if keep_until is not None and self._path.is_file():
-            with np.load(self._path) as old:
-                keep = old["timesteps"] <= keep_until
-                self.timesteps = [int(step) for step in old["timesteps"][keep]]
-                self._results = list(old["results"][keep])
-                self._lengths = list(old["ep_lengths"][keep])
-                self._successes = list(old["successes"][keep])
+            old = read_evaluation_arrays(self._path)
+            keep = old["timesteps"] <= keep_until
+            self.timesteps = [int(step) for step in old["timesteps"][keep]]
+            self._results = list(old["results"][keep])
+            self._lengths = list(old["ep_lengths"][keep])
+            self._successes = list(old["successes"][keep])
 
     def add_episodes(self, num_timesteps: int, episodes: Sequence[Episode]) -> None:
         """Append one evaluation, as `add`."""

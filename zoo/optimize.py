@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.arguments import OneLineParser, count, count_or_zero, import_gym_packages
+from zoo.arguments import OneLineParser, count, import_gym_packages, seed
 from zoo.cli import guarded
 from zoo.dry_run import plan_of
 from zoo.resolve import check_services, resolve_new_run
@@ -56,9 +56,7 @@ def parser() -> OneLineParser:
     p.add_argument(
         "--n-seeds", type=count, default=1, metavar="K", help="runs of a trial, averaged (default: 1)"
     )
-    p.add_argument(
-        "--seed", type=count_or_zero, default=0, help="of the search and the first run (default: 0)"
-    )
+    p.add_argument("--seed", type=seed, default=0, help="of the search and the first run (default: 0)")
     p.add_argument(
         "--space", metavar="FILE", help="YAML file with what to search, instead of the usual settings"
     )

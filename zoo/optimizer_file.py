@@ -10,12 +10,25 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.sharding import cut_like, whole
+from zoo.sharding import MASTER, cut_like, parameters_of, trains_in_less, whole
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Its state as `<parameter>.<name>` -> tensor on the CPU; every rank must ask."""
+def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
+    """The state of `policy.optimizer` as `<parameter>.<name>` -> tensor on the CPU; every rank must ask.
+
+    With the float32 masters of a policy that acts in less. A rank that does not `keep` it gets nothing.
+    """
+    optimizer = policy.optimizer
     tensors: dict[str, Tensor] = {}
+
+    def add(key: str, value: Tensor) -> None:
+        value = whole(value.detach())
+        if keep:
+            tensors[key] = value.cpu().clone()
+
+    if trains_in_less(policy):
+        for index, one in enumerate(parameters_of(optimizer)):
+            add(f"{index}.{MASTER}", one.float())
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if not isinstance(value, Tensor):
@@ -23,7 +36,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
                     f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is a {type(value).__name__}, "
                     "not a tensor"
                 )
-            tensors[f"{index}.{name}"] = whole(value.detach()).cpu().clone()
+            add(f"{index}.{name}", value)
     return tensors
 
 
@@ -46,9 +59,13 @@ def load_optimizer(
         raise BadValue(
             f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
         )
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = parameters_of(optimizer)
     by_parameter: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
         by_parameter.setdefault(int(index), {})[name] = cut_like(parameters[int(index)], tensor)
     optimizer.load_state_dict({"state": by_parameter, "param_groups": list(groups)})
+    for number, values in by_parameter.items():
+        # Torch has given what it read the precision of the weights.
+        present = optimizer.state[parameters[number]]
+        present.update({name: one.to(present[name].device) for name, one in values.items()})

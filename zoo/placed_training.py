@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.absent_pool import AbsentPool
 from vla_gym.env_config import EnvConfig
-from vla_gym.errors import LostRank, VLAZooError
 from vla_gym.make import slot_setup
 from vla_gym.pool import Pool
 from vla_gym.remote_pool import RemotePool
@@ -32,7 +30,14 @@ from zoo.ranks import Ranks
 from zoo.runs import RunFolder
 from zoo.session import Session, TrainingRequest
 from zoo.shares import training_share
-from zoo.training import ENV_DEFAULTS, make_model, open_run_folder, say_nothing, warnings_as_lines
+from zoo.training import (
+    ENV_DEFAULTS,
+    make_model,
+    open_run_folder,
+    removed_if_untrained,
+    say_nothing,
+    warnings_as_lines,
+)
 
 
 def train_placed(
@@ -126,15 +131,10 @@ class _PlacedRank:
         envs: Any = learner.env
         run = open_run_folder(request, envs.unwrapped.envs, self._actors)
         try:
-            Session(request, learner, envs.unwrapped.envs, run, say).learn()
+            with removed_if_untrained(run, request, learner):
+                Session(request, learner, envs.unwrapped.envs, run, say).learn()
         except KeyboardInterrupt:
             delivery.close()
-            raise
-        except LostRank:
-            raise
-        except VLAZooError:
-            if self._actors.is_first and request.resume is None and not run.saved_steps():
-                shutil.rmtree(run.path)
             raise
         delivery.close()
         return run if self._actors.is_first else None

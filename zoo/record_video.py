@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.destination import check_destination
 from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
 from zoo.rollout_setup import plan_rollout
@@ -29,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
     default = plan.output_folder / "videos" / "recorded.mp4" if plan.output_folder else Path("video.mp4")
-    output = Path(args.output) if args.output else default
+    output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     from zoo.evaluation import evaluate, overall_rate
     from zoo.rollout_setup import open_rollout
@@ -48,11 +49,10 @@ def run(argv: Sequence[str]) -> int:
         fps = float(envs.metadata["render_fps"])
     finally:
         envs.close()
-    recorder.write(output, fps=fps)
     rate = overall_rate(episodes)
-    print(
-        f"{output}: {rate.successes} of {rate.episodes} episodes solved, {fps:g} frames (decisions) per second"
-    )
+    print(f"{rate.successes} of {rate.episodes} episodes solved")
+    recorder.write(output, fps=fps)
+    print(f"{output}: {fps:g} frames (decisions) per second")
     return 0
 
 

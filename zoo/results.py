@@ -20,7 +20,7 @@ from zoo.evaluation import (
     task_weighted_mean,
 )
 from zoo.paired import Comparison, holm
-from zoo.runs import REPORT_FILE
+from zoo.runs import REPORT_FILE, longer
 
 _LABEL_WIDTH = 60
 _MOST_ROWS = 40
@@ -189,7 +189,7 @@ def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) 
     )
 
 
-def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, num_starts: int) -> str:
+def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, done: int, num_starts: int) -> str:
     """Where everything is, and what to do next."""
     lines = [f"run folder  {run_path}"]
     if video is not None:
@@ -198,7 +198,7 @@ def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, num_s
     lines += [
         "next:",
         f"  python -m zoo.evaluate -i {run_path} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
-        f"  python -m zoo.train -i {run_path} -n {2 * n_timesteps}   (train on)",
+        f"  python -m zoo.train -i {run_path} -n {longer(n_timesteps, done)}   (train on)",
         f"  tensorboard --logdir {run_path}   (curves)",
     ]
     return "\n".join(lines)

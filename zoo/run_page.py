@@ -18,7 +18,7 @@ from zoo.curves import Episodes, moving_mean, read_episodes, read_evaluations, r
 from zoo.evaluation import Rate
 from zoo.hyperparams import packaged_entry
 from zoo.line_chart import Line, line_chart
-from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder
+from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder, damaged
 
 _WINDOW = 50
 _BINS = 20
@@ -223,7 +223,13 @@ def _read(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(_read(path)) if path.is_file() else {}
+    try:
+        values = json.loads(_read(path)) if path.is_file() else {}
+    except ValueError as error:
+        raise damaged(path, error) from error
+    if not isinstance(values, dict):
+        raise damaged(path, "it holds no JSON object")
+    return values
 
 
 def _text(value: object) -> str:

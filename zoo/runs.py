@@ -25,6 +25,7 @@ from vla_gym.errors import BadValue
 from zoo.agents import local_or_shipped
 from zoo.config import RunConfig, from_plain, to_plain
 
+ARGS_FILE = "args.yml"
 CONFIG_FILE = "config.yml"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
@@ -127,8 +128,9 @@ def describe_run(
     command: Sequence[str],
     protocol: Mapping[str, Any],
 ) -> None:
-    """Write args.yml, config.yml, protocol.json; append to command.txt (one line per start of the run)."""
-    _write_yaml(run.path / "args.yml", args)
+    """Write config.yml, protocol.json and, the first time, args.yml; append to command.txt (one line per start)."""
+    if not (run.path / ARGS_FILE).exists():
+        _write_yaml(run.path / ARGS_FILE, args)
     _write_yaml(run.path / CONFIG_FILE, to_plain(config))
     (run.path / "protocol.json").write_text(json.dumps(protocol, indent=2) + "\n", encoding="utf-8")
     with (run.path / "command.txt").open("a", encoding="utf-8") as file:
@@ -139,11 +141,17 @@ def find_run(path: str) -> RunFolder:
     """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
     wanted = local_or_shipped(path)
     _must_exist(wanted)
+    incomplete = None
     for folder in (wanted, *wanted.resolve().parents[:2]):
-        if (folder / CONFIG_FILE).is_file() and (folder / "args.yml").is_file():
+        missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
+        if not missing:
             return RunFolder(folder)
+        if len(missing) == 1 and incomplete is None:
+            incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(
-        f"'{path}' is no run folder: it has no {CONFIG_FILE}. A run folder looks like logs/ppo/Toy-Reach_1"
+        incomplete
+        or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
+        "logs/ppo/Toy-Reach_1"
     )
 
 
@@ -158,7 +166,7 @@ def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder
     ]
     for _, _, folder in sorted(found, reverse=True):
         run = RunFolder(folder)
-        if any(holds_policy(one) for one in (run.best, *map(run.checkpoint, run.saved_steps()))):
+        if _newest_policy(run) is not None:
             return run
     return None
 
@@ -167,10 +175,10 @@ def check_command(run: RunFolder, command: str) -> None:
     """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
     made_by = FINETUNING if run.config().algo == "sft" else TRAINING
     if made_by != command:
-        policy = run.path if holds_policy(run.path) else run.best
+        policy = _newest_policy(run)
+        instead = f", or start a new run from its policy with --policy {policy}" if policy else ""
         raise BadValue(
-            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}, or start a new run "
-            f"from its policy with --policy {policy}"
+            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}{instead}"
         )
 
 
@@ -181,19 +189,34 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     """
     run = find_run(path)
     check_command(run, command)
-    wanted = Path(path).expanduser().resolve()
+    wanted, steps = Path(path).expanduser().resolve(), run.saved_steps()
     if wanted != run.path.resolve():
         match = _STEP.fullmatch(wanted.name)
         if not match:
+            if not holds_policy(wanted):
+                raise BadValue(
+                    f"'{path}' is no checkpoint. Resume the run with -i {run.path}, or from one of its checkpoints "
+                    f"with -i {run.checkpoint(steps[-1]) if steps else run.checkpoints / 'step_<n>'}"
+                )
             raise BadValue(
                 f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {run.path}, or start "
                 f"a new one from these weights with --policy {path}"
             )
         return ResumePoint(run=run, step=int(match[1]), in_place=False)
-    steps = run.saved_steps()
     if not steps:
         raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/)")
     return ResumePoint(run=run, step=steps[-1], in_place=True)
+
+
+def damaged(file: Path, reason: object) -> BadValue:
+    """The error for a run's file that does not hold what this project writes there."""
+    said = " ".join(str(reason).split()).rstrip(".")
+    return BadValue(f"'{file}' is damaged: {said}. Restore it, or move it away to do without what it holds")
+
+
+def longer(n_timesteps: int, done: int) -> int:
+    """What to give as -n to train on: twice of what was asked for or, where the last rollout went past it, done."""
+    return 2 * max(n_timesteps, done)
 
 
 def policy_folder(path: str) -> Path:
@@ -203,11 +226,16 @@ def policy_folder(path: str) -> Path:
     if holds_policy(wanted):
         return wanted
     run = find_run(path)
-    steps = run.saved_steps()
-    for folder in (run.best, *(run.checkpoint(step) for step in reversed(steps))):
-        if holds_policy(folder):
-            return folder
-    raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+    folder = _newest_policy(run)
+    if folder is None:
+        raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+    return folder
+
+
+def _newest_policy(run: RunFolder) -> Path | None:
+    """best/, else the newest checkpoint that holds a policy, else the run's own folder where that is one; else None."""
+    folders = (run.best, *(run.checkpoint(step) for step in reversed(run.saved_steps())), run.path)
+    return next((folder for folder in folders if holds_policy(folder)), None)
 
 
 def holds_policy(folder: Path) -> bool:
@@ -241,12 +269,12 @@ def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
 
 
-def _commit() -> str:
-    """ ", commit <hash>" when this file lies in a git checkout."""
+def _commit(package: Path = Path(__file__).parent) -> str:
+    """ ", commit <hash>" when the package lies in a git checkout of its own, not in some other project's."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"],  # noqa: S607
-            cwd=Path(__file__).parent,
+            ["git", "rev-parse", "--show-toplevel", "--short=12", "HEAD"],  # noqa: S607
+            cwd=package,
             capture_output=True,
             text=True,
             timeout=5,
@@ -254,4 +282,5 @@ def _commit() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f", commit {done.stdout.strip()}"
+    checkout, commit = done.stdout.splitlines()
+    return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""

@@ -189,5 +189,11 @@ class Session:
             video = self._evaluator.video.write(self._run.videos / name, fps=fps)
         starts = sum(task.num_trials for task in tasks)
         write_run_page(self._run)
-        lines = closing_lines(self._run.path, video, n_timesteps=self._config.n_timesteps, num_starts=starts)
+        lines = closing_lines(
+            self._run.path,
+            video,
+            n_timesteps=self._config.n_timesteps,
+            done=self._model.num_timesteps,
+            num_starts=starts,
+        )
         self._say(lines)

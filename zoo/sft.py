@@ -12,6 +12,7 @@ from zoo.arguments import (
     count,
     count_or_zero,
     import_gym_packages,
+    seed,
 )
 from zoo.cli import guarded, hush_ranks
 from zoo.finetuning_settings import (
@@ -67,9 +68,7 @@ def parser() -> OneLineParser:
         default=None,
         help="shift the pictures at random and change their light and colours",
     )
-    p.add_argument(
-        "--seed", type=count_or_zero, metavar="S", help="seed of everything (default: drawn and stored)"
-    )
+    p.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     p.add_argument(
         "-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)"
     )

@@ -9,6 +9,7 @@ that `accelerate launch` read from its configuration.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -21,6 +22,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_gym.errors import BadValue
+
+MASTER = "master"
+"""Name in an optimiser's state of a weight in float32 that the policy acts on in less."""
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 def sharding_asked(environment: Mapping[str, str] = os.environ) -> bool:
@@ -51,25 +56,60 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
     return settings
 
 
+def masters_asked(environment: Mapping[str, str] = os.environ) -> bool:
+    """Does the launcher's configuration have every rank learn in float32, whatever precision the policy acts in?"""
+    several = int(environment.get("WORLD_SIZE", "1")) > 1
+    return sharding_asked(environment) and several and environment.get(_PRECISION, "no") != "no"
+
+
+def trains_in_less(module: nn.Module) -> bool:
+    """Has it trained weights of less than 32 bits?"""
+    return any(one.requires_grad and one.dtype.itemsize < 4 for one in module.parameters())
+
+
+def check_precision(policy: nn.Module) -> None:
+    """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512."""
+    if trains_in_less(policy) and not masters_asked():
+        raise BadValue(
+            "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Set "
+            "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
+            "masters: accelerate launch --config_file hyperparams/accelerate/one_node_fsdp2.yaml"
+        )
+
+
 def learning_copy(policy: Any) -> Any:
-    """A second policy with an optimiser of its own, which from now on is the first one's too."""
+    """A second policy with an optimiser of its own, which from now on is the first one's too.
+
+    What the optimiser knows goes over to the second one; there is never more than one of it.
+    """
+    known, policy.optimizer.state = policy.optimizer.state, defaultdict(dict)
     copied = deepcopy(policy)
+    pairs = zip(parameters_of(policy.optimizer), parameters_of(copied.optimizer), strict=True)
+    for before, after in pairs:
+        if before in known:
+            copied.optimizer.state[after] = known.pop(before)
     policy.optimizer = copied.optimizer
     return copied
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """In the order in which its state is numbered."""
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, **settings: Any) -> None:
     """Cut `module` over the ranks of `mesh`, and what `optimizer` knows of its parameters likewise.
 
     As one unit: families run parts of their layers by hand, so no smaller module's `forward` is sure to be called.
-    Weights are then whole on each rank during a forward and backward pass, in the precision of `mp_policy`.
+    Weights are then whole on each rank during a forward and backward pass, in the precision of `mp_policy`; what is
+    trained is kept in float32, from a checkpoint's masters where there are any.
     """
-    if settings["mp_policy"].param_dtype is not None:
-        for one in module.parameters():
-            if one.requires_grad:
-                one.data = one.data.float()
     names: dict[Tensor, str] = {one: name for name, one in module.named_parameters()}
-    state = {names[one]: values for one, values in optimizer.state.items()}
+    state = {names[one]: dict(values) for one, values in optimizer.state.items()}
+    for one, name in names.items():
+        master = state.get(name, {}).pop(MASTER, None)
+        if settings["mp_policy"].param_dtype is not None and one.requires_grad:
+            one.data = one.data.float() if master is None else master.to(one.device)
     members = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
     fully_shard(module, mesh=mesh, **settings)
     parts = dict(module.named_parameters())

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.destination import check_folder
 from zoo.arguments import (
     OneLineParser,
     add_gym_packages_argument,
@@ -15,6 +16,7 @@ from zoo.arguments import (
     count_or_zero,
     import_gym_packages,
     pipeline_stages,
+    seed,
 )
 from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
@@ -40,9 +42,7 @@ def parser(
         "-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together"
     )
     p.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side")
-    p.add_argument(
-        "--seed", type=count_or_zero, metavar="S", help="seed of everything (default: drawn and stored)"
-    )
+    p.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     p.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
     p.add_argument(
         "-i",
@@ -118,6 +118,8 @@ def run(argv: Sequence[str]) -> int:
     check_services(args)
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
+    if args.tensorboard_log:
+        check_folder(Path(args.tensorboard_log) / config.algo)
     plan = plan_of(config)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_place(_log_folder(args, point))

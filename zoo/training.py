@@ -69,14 +69,8 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
         if weights is not None:
             load_checkpoint(model, weights)
         run = open_run_folder(request, envs, ranks)
-        try:
+        with removed_if_untrained(run, request, model):
             Session(request, model, envs, run, say).learn()
-        except LostRank:
-            raise
-        except VLAZooError:
-            if ranks.is_first and request.resume is None and not run.saved_steps():
-                shutil.rmtree(run.path)
-            raise
     return run if ranks.is_first else None
 
 
@@ -114,8 +108,9 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
     """Keyword arguments of `VLAPolicy`; `weights` is a checkpoint that stands in for `config.policy`."""
     options = dict(config.policy_kwargs)
     if weights is not None:
-        # A run goes on even when the folder its first weights came from is gone.
-        options.pop("backbone_kwargs", None)
+        # What a checkpoint says of itself, even when the folder its first weights came from is gone.
+        for name in ("backbone_kwargs", "unnorm_key", "revision"):
+            options.pop(name, None)
     suites = {task.suite for task in envs.benchmark.tasks}
     return {
         "backbone": config.policy if weights is None else str(weights),
@@ -139,6 +134,22 @@ def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
         run = create_run_folder(request.log_folder, config.algo, config.env)
     describe_run(run, config=config, args=request.args, command=request.command, protocol=envs.protocol())
     return run
+
+
+@contextmanager
+def removed_if_untrained(
+    run: RunFolder, request: TrainingRequest, model: VLAOnPolicyAlgorithm
+) -> Iterator[None]:
+    """A new run that fails before its first simulator step leaves no folder; whatever came of one stays."""
+    try:
+        yield
+    except LostRank:
+        raise
+    except (VLAZooError, OSError):
+        empty = model.num_timesteps == 0 and not run.best.exists() and not run.saved_steps()
+        if model.ranks.is_first and request.resume is None and empty:
+            shutil.rmtree(run.path)
+        raise
 
 
 def say_nothing(text: str) -> None:

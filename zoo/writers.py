@@ -15,6 +15,8 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
+from zoo.runs import damaged
+
 METRICS_FILE = "metrics.jsonl"
 
 _FIRST = (
@@ -116,17 +118,28 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
     return numbers
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Every line that `JsonLines` wrote, as text and as what it says; raises `BadValue` for a file of another kind."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            # A kill can leave half a line at the end.
-            continue
-        if entry["step"] <= step:
-            kept.append(line)
-    return kept
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break  # a kill can leave half a line at the end
+            raise damaged(path, f"line {number} is no JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise damaged(path, f"line {number} does not say its step")
+        rows.append((line, row))
+    return rows
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    return [line for line, row in read_rows(path) if row["step"] <= step]
 
 
 def _cell(value: Any, form: str) -> str:

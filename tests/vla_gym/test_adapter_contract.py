@@ -25,7 +25,10 @@ ONE_OF_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "ManiSkill/PickCube",
         {"image_size": 64},
     ),
-    "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": ("MetaWorld/reach", {"image_size": 64}),
+    "vla_gym.adapters.metaworld_tasks:metaworld_benchmark": (
+        "MetaWorld/reach",
+        {"image_size": 64, "privileged": True},
+    ),
     "vla_gym.adapters.plate25_tasks:plate25_benchmark": (
         "ManiSkill-Plate25-MultiPlateTest",
         {"image_size": 64, "action_units": "scaled"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +13,46 @@ from gymnasium.vector import AutoresetMode
 from vla_gym import VLAVectorEnv
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
 from vla_gym.checks import check_vla_env
+from vla_gym.observation import ObservationLayout
 from vla_gym.sb3 import SB3VecEnv
 from vla_gym.simulator import SimStep
 from vla_gym.slot_table import SlotTable
-from vla_gym.specs import StartState
+from vla_gym.specs import Benchmark, StartState
 from vla_gym.start_states import Schedule
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"wrist_camera": True, "image_size": 24}])
 def test_toy_reach_keeps_the_contract(options: dict[str, Any]) -> None:
     check_vla_env("Toy-Reach", num_decisions=6, **options)
+
+
+def knowing(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    """Toy-Reach with something to read for scripted experts: its state, twice as long."""
+
+    def privileged(self: ToyReach) -> np.ndarray:
+        return np.tile(self.observe()["state"], 2).astype(np.float64)
+
+    monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
+    return dataclasses.replace(toy_benchmark("Toy-Reach"), privileged_dim=4)
+
+
+def test_what_experts_read_is_part_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = knowing(monkeypatch)
+    check_vla_env(benchmark, privileged=True)
+    check_vla_env(benchmark, to_the_end=False)
+
+
+@pytest.mark.parametrize("field", [((4,), np.dtype(np.float32)), ((3,), np.dtype(np.float64)), None])
+def test_what_experts_read_in_another_form_is_caught(monkeypatch: pytest.MonkeyPatch, field: Any) -> None:
+    original = ObservationLayout.arrays
+
+    def arrays(self: ObservationLayout) -> Any:
+        others = {key: value for key, value in original(self).items() if key != "privileged"}
+        return others if field is None else others | {"privileged": field}
+
+    monkeypatch.setattr(ObservationLayout, "arrays", arrays)
+    with pytest.raises(AssertionError, match=r"the observation has `privileged` float64 \[4\]"):
+        check_vla_env(knowing(monkeypatch), privileged=True)
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:
@@ -104,6 +135,15 @@ def test_a_held_slot_that_pays_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(AssertionError, match="a finished slot costs and pays nothing"):
         changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, pay))
+
+
+def test_a_held_slot_that_stays_solved_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay(result: Any) -> Any:
+        result[4]["success"][:] = True
+        return result
+
+    with pytest.raises(AssertionError, match="solved in its last decision, not in later ones"):
+        changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, stay))
 
 
 def test_a_wrong_instruction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,19 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
+from vla_gym.errors import BadValue
 from vla_gym.film import Film, caption
 
 
 def picture(level: int = 0) -> np.ndarray:
     return np.full((32, 32, 3), level, dtype=np.uint8)
+
+
+def one_picture() -> Film:
+    film = Film()
+    film.begin(0, "go")
+    film.add(0, picture(), solved=True)
+    return film
 
 
 def read(path: Path) -> tuple[np.ndarray, bytes]:
@@ -57,6 +65,29 @@ def test_a_tile_that_begins_again_forgets_and_a_dropped_one_is_gone(tmp_path: Pa
 def test_an_empty_film_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no frame"):
         Film().write(tmp_path / "film.mp4", fps=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("film.txt", r"must end in \.mp4"), ("file/film.mp4", "no folder")]
+)
+def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadValue, match=says):
+        one_picture().write(tmp_path / name, fps=1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").symlink_to("/dev/full")
+    with pytest.raises(BadValue, match="cannot write the film"):
+        one_picture().write(tmp_path / "film.mp4", fps=1)
+
+
+def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Film, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
+    with pytest.raises(BadValue, match="ffmpeg did not finish it"):
+        one_picture().write(tmp_path / "film.mp4", fps=1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_bar_tells_solved_from_failed_from_under_way() -> None:

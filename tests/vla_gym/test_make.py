@@ -57,6 +57,17 @@ def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
         ({"autoreset_mode": "nextstep"}, UnknownName, "Did you mean 'next_step'"),
         ({"on_worker_error": "resart"}, UnknownName, "Did you mean 'restart'"),
         ({"render_mode": "human"}, UnknownName, "rgb_array"),
+        ({"schedule": None}, UnknownName, r"no schedule 'None'\. Known: grid, random"),
+        ({"split": 3}, UnknownName, "no split .*'3'"),
+        ({"reward": ["sparse"]}, UnknownName, "no reward"),
+        ({"autoreset_mode": ["disabled"]}, UnknownName, "no autoreset mode"),
+        ({"step_timeout": "a"}, BadValue, "step_timeout must be a number, got 'a'"),
+        ({"reset_timeout": None}, BadValue, "reset_timeout must be a number, got None"),
+        ({"reward_scale": "1"}, BadValue, "reward_scale must be a number, got '1'"),
+        ({"group_size": "a"}, BadValue, "group_size must be an integer >= 1, got 'a'"),
+        ({"group_size": 1.0}, BadValue, "group_size"),
+        ({"group_offset": "a"}, BadValue, "group_offset must be an integer >= 0, got 'a'"),
+        ({"num_groups": "a"}, BadValue, "num_groups must be an integer >= 1, got 'a'"),
         ({"protocl": "x"}, UnknownName, "no option of Toy-Reach 'protocl'"),
     ],
 )
@@ -64,6 +75,12 @@ def test_mistakes_are_one_line(options: dict[str, Any], error: type[VLAZooError]
     with pytest.raises(error, match=message) as caught:
         make_vec("Toy-Reach", **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env_id", [3, None, ["Toy-Reach"]])
+def test_what_is_no_environment_id_is_named(env_id: Any) -> None:
+    with pytest.raises(BadValue, match=r"env_id must be an environment id .* got"):
+        make_vec(env_id)
 
 
 def test_a_benchmark_of_one_s_own() -> None:

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
+from vla_gym.errors import WorkerRestarted
 from vla_gym.observation import ObservationLayout
-from vla_gym.pool import LocalPool, SlotCommand, SlotSetup
+from vla_gym.pool import LocalPool, OnWorkerError, SlotCommand, SlotSetup
 from vla_gym.rewards import RewardRule
 from vla_gym.slot_memory import MemoryLayout
 from vla_gym.specs import StartState
 
 
-def make_pool() -> LocalPool:
-    benchmark = scripted_benchmark()
+def make_pool(*, fate: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:
+    benchmark = scripted_benchmark(fate=fate)
     layout = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
     return LocalPool(
         SlotSetup(
@@ -21,7 +25,8 @@ def make_pool() -> LocalPool:
             tasks=benchmark.tasks,
             rule=RewardRule(),
             memory=MemoryLayout(num_slots=2, chunk=4, action_dim=2, observation=layout),
-        )
+        ),
+        on_worker_error=on_worker_error,
     )
 
 
@@ -52,3 +57,25 @@ def test_close_frees_the_simulators_once() -> None:
     pool.close()
     assert all(simulator.closed for simulator in made)
     assert pool.pids() == []
+
+
+@pytest.mark.parametrize("close_fails", [False, True])
+def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(simulator: Scripted) -> None:
+        simulator.closed = True
+        if close_fails and simulator is failed:
+            raise RuntimeError("nothing works any more")
+
+    monkeypatch.setattr(Scripted, "close", close)
+    pool = make_pool(fate="raise", on_worker_error="restart")
+    failed, other = simulators(pool)
+    pool.run([command(0, "reset"), command(1, "reset")])
+    disaster = dataclasses.replace(command(0, "step"), action_TA=np.ones((4, 2), dtype=np.float32))
+    with pytest.warns(WorkerRestarted, match="the arm fell off"):
+        (report,) = pool.run([disaster])
+    assert report.lost
+    assert failed.closed
+    assert simulators(pool)[1] is other
+    assert [simulator.closed for simulator in simulators(pool)] == [False, False]
+    pool.run([command(0, "reset")])
+    assert pool.memory.observation["state"].tolist() == [[0], [0]]

@@ -22,7 +22,7 @@ def test_a_slot_s_life() -> None:
     table.record(1, SlotReport(step_rewards=(0.0, 0.0)), action_TA)
     table.record(1, SlotReport(step_rewards=(1.0,), success=True, terminated=True), action_TA[:1])
     assert table.actions(1, 3).shape == (3, 3)
-    assert (table.finished[1], table.success[1], table.running[1]) == (True, True, False)
+    assert (table.finished[1], table.running[1]) == (True, False)
     table.begin(1, START, "cd")
     assert table.actions(1, 3).shape == (0, 3)
     assert not table.finished[1]

@@ -116,12 +116,17 @@ def test_disabled_holds_what_has_ended(make: Make) -> None:
     expect(seen(envs), count=[3, 5, 5], terminated=[True, False, False], executed=[3, 5, 5])
     got = seen(envs)
     expect(got, count=[3, 7, 10], reward=[0, 1, 0], terminated=[True, True, False], executed=[0, 2, 5])
-    expect(got, ended=[False, True, False], success=[True, True, False])
-    expect(seen(envs), count=[3, 7, 12], reward=[0, 0, 1], terminated=[True] * 3, executed=[0, 0, 2])
-    expect(seen(envs), count=[3, 7, 12], reward=[0, 0, 0], terminated=[True] * 3, executed=[0, 0, 0])
+    expect(got, ended=[False, True, False], success=[False, True, False])
+    got = seen(envs)
+    expect(got, count=[3, 7, 12], reward=[0, 0, 1], terminated=[True] * 3, executed=[0, 0, 2])
+    expect(got, success=[False, False, True])
+    got = seen(envs)
+    expect(got, count=[3, 7, 12], reward=[0, 0, 0], terminated=[True] * 3, executed=[0, 0, 0])
+    expect(got, success=[False] * 3)
     assert envs.finished.all()
 
     obs, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert not infos["success"].any()
     assert obs["image"][:, 0, 0, 0].tolist() == [3, 0, 12]
     assert infos["trial_id"].tolist() == [0, 1, 0]
     assert envs.finished.tolist() == [True, False, True]

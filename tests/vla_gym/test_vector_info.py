@@ -47,13 +47,15 @@ def test_one_slot_of_everything() -> None:
 
 def test_decisions_collect_and_clear() -> None:
     decision = Decision(2, 3)
-    decision.enter(1, SlotReport(step_rewards=(0.25, 0.5), episode=STATS))
+    decision.enter(1, SlotReport(step_rewards=(0.25, 0.5), success=True, episode=STATS))
     assert decision.reward_N.tolist() == [0, 0.75]
     assert decision.executed_N.tolist() == [0, 2]
+    assert decision.success_N.tolist() == [False, True]
     assert decision.step_reward_NK.tolist() == [[0, 0, 0], [0.25, 0.5, 0]]
     cleared = decision.cleared(np.array([False, True]))
     assert cleared.reward_N.tolist() == [0, 0]
     assert cleared.executed_N.tolist() == [0, 0]
+    assert cleared.success_N.tolist() == [False, False]
     assert not cleared.step_reward_NK.any()
     assert cleared.episodes == [None, None]
     assert decision.episodes == [None, STATS]

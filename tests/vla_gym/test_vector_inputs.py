@@ -7,7 +7,7 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import StartState
-from vla_gym.vector_inputs import read_actions, read_reset_options
+from vla_gym.vector_inputs import join_options, read_actions, read_reset_options
 
 RUNNING = np.array([True, False])
 SPACE = Box(-1, 1, (3, 2), np.float32)
@@ -96,3 +96,41 @@ def test_task_and_trial_go_together() -> None:
 def test_unknown_option() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'reset_mask'"):
         read_reset_options({"resetmask": np.array([True, True])}, 2, TASKS)
+
+
+def test_the_options_of_each_slot_become_those_of_all() -> None:
+    joined = join_options([{"task_id": 1, "trial_id": 0}, {"trial_id": np.int64(3), "task_id": 0}], 2)
+    assert {key: value.tolist() for key, value in joined.items()} == {"task_id": [1, 0], "trial_id": [0, 3]}
+    assert read_reset_options(joined, 2, TASKS)[1] == {
+        0: StartState(task_id=1, trial_id=0),
+        1: StartState(task_id=0, trial_id=3),
+    }
+    assert join_options([{}, {}], 2) == {}
+
+
+CELL = {"task_id": 1, "trial_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "message"),
+    [
+        ([CELL], BadValue, "one dict per slot, 2, got 1"),
+        (
+            [CELL, {}],
+            BadValue,
+            r"options\[1\] has no 'task_id', got \{\}: .* every slot must give task_id and trial_id",
+        ),
+        ([CELL, {"task_id": 1}], BadValue, r"options\[1\] has no 'trial_id', got \{'task_id': 1\}"),
+        (
+            [CELL, CELL | {"trial_id": 0.5}],
+            BadValue,
+            r"options\[1\]\['trial_id'\] must be an integer, got 0.5",
+        ),
+        ([CELL | {"task_id": [1, 1]}, CELL], BadValue, r"options\[0\]\['task_id'\] must be an integer"),
+        ([CELL, {"trialid": 0}], UnknownName, "Did you mean 'trial_id'"),
+        ([{"reset_mask": np.array([True, False])}, {}], UnknownName, "Known: task_id, trial_id"),
+    ],
+)
+def test_wrong_options_of_single_slots(entries: list[dict], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        join_options(entries, 2)

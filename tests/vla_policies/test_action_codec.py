@@ -66,6 +66,16 @@ def test_a_table_takes_the_nearest_of_other_numbers() -> None:
     assert codec.encode(torch.tensor([[-0.6, 0.3], [0.4, 9.0]])).tolist() == [[0, 1], [1, 0]]
 
 
+def test_of_twins_the_nearest_to_the_data_is_the_numbers_token() -> None:
+    codec = TableBins(np.array([[-1.0, -1.0, -1.0, 1.0, 1.0]]), np.array([[2.0, 0.5, 1.0, 3.0, 3.0]]))
+    assert codec.encode(torch.tensor([[-1.0], [1.0]])).tolist() == [[1], [3]]
+    # float32 knows numbers 2^-24 apart below 1: none, two and one step towards zero; of equals the first stays.
+    steps = torch.tensor([2.0, 0.0, 1.0, 0.0, 1.0]) * 2.0**-24
+    token = torch.arange(5)[:, None]
+    assert torch.equal(1.0 - codec.decode(token)[:, 0].abs(), steps)
+    assert torch.equal(codec.encode(codec.decode(token)), token)
+
+
 @pytest.mark.parametrize("value_AV", [np.zeros(4), np.full((1, 2), 1.5)])
 def test_an_impossible_table_raises(value_AV: np.ndarray) -> None:
     with pytest.raises(ValueError, match="value_AV"):

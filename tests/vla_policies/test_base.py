@@ -193,3 +193,35 @@ def test_sde_noise_and_bare_arrays_raise(policy: VLAPolicy) -> None:
         policy.predict(np.zeros(3))
     with pytest.raises(BadValue, match="an observation is a dict"):
         policy(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": "1"}, "temperature of VLAPolicy must be a number, got '1'"),
+        ({"top_k": 2.5}, "top_k of VLAPolicy must be an integer, got 2.5"),
+        ({"greedy": ["mean"]}, "greedy of VLAPolicy must be one of likeliest, mean, got"),
+        ({"backbone_kwargs": "tiny"}, "backbone_kwargs must be a mapping, got 'tiny'"),
+        ({"value_lr": "1e-3"}, "value_lr of VLAPolicy must be a number or null, got '1e-3'"),
+        (
+            {"backbone_kwargs": {"width": 96.0}},
+            "width of backbone_kwargs of nano must be an integer, got 96.0",
+        ),
+        ({"backbone_kwargs": {"size": ["tiny"]}}, "no size of nano"),
+        (
+            {"backbone_kwargs": {"cameras": "image"}},
+            "cameras of backbone_kwargs must be a list of strings, got 'im",
+        ),
+        (
+            {"backbone_kwargs": {"image_size": "32"}},
+            "image_size of backbone_kwargs must be an integer, got '32'",
+        ),
+        (
+            {"backbone_kwargs": {"use_state": "no"}},
+            "use_state of backbone_kwargs must be true or false, got 'no'",
+        ),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_named(conventions: Conventions, settings: dict, message: str) -> None:
+    with pytest.raises((BadValue, UnknownName), match=message):
+        VLAPolicy(conventions.observation_space(), conventions.action_space(), lambda _: 1e-3, **settings)

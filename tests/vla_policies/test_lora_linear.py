@@ -73,6 +73,27 @@ def test_half_precision_weights_keep_float32_adapters_and_gradients() -> None:
     assert kinds == {torch.float32}
 
 
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_in_mixed_precision_outputs_and_gradients_are_pefts(weights: torch.dtype) -> None:
+    peft = adapted()
+    for name, parameter in peft.named_parameters():
+        if "lora" not in name:
+            parameter.data = parameter.data.to(weights)
+    ours = copy.deepcopy(peft)
+    fuse(ours)
+    x = torch.randn(7, 6).to(weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = ours(x), peft(x)
+        assert got.dtype == want.dtype == torch.bfloat16
+        # bfloat16 has 8 bits: neighbours are 2^-8 apart, and there are two layers.
+        torch.testing.assert_close(got, want, rtol=2**-6, atol=2**-6)
+        gradients, wanted = grads(ours, x), grads(peft, x)
+    assert {one.dtype for one in gradients[1:]} == {torch.float32}
+    for one, other in zip(gradients, wanted, strict=True):
+        # All of a gradient together; single numbers near zero are mostly rounding.
+        assert (one.float() - other.float()).norm() < 0.05 * other.float().norm()
+
+
 def test_what_is_switched_off_merged_or_special_goes_pefts_way() -> None:
     module = adapted()
     x = torch.randn(3, 6)

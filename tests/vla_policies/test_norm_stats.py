@@ -77,6 +77,11 @@ def test_wrong_and_missing_keys_are_named() -> None:
         (None, "have no 'action'"),
         ({"q01": [0.0]}, "lack numbers 'action.q99'"),
         ({"q01": [0.0], "q99": ["x"]}, "lack numbers 'action.q99'"),
+        (
+            {"q01": [0.0, None], "q99": [1.0, 1.0]},
+            r"'a' of here: 'action.q01' must be finite .*, got \[0.0, None\]",
+        ),
+        ({"q01": [0.0], "q99": [float("inf")]}, r"'action.q99' must be finite numbers, got \[inf\]"),
         ({"q01": [0.0], "q99": [1.0, 2.0]}, "not of one length"),
         ({"q01": [0.0], "q99": [1.0], "mask": [True, True]}, "not of one length"),
     ],

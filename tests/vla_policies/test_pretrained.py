@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +123,9 @@ def test_a_broken_file_is_named(folder: Path) -> None:
         ({"format_version": 2}, BadValue, "format_version 2, this version reads 1"),
         ({"model": {"width": 32, "hat": 1}}, UnknownName, "no setting in model of .* 'hat'"),
         ({"sampling": {"temperature": -1.0}}, BadValue, "temperature must be > 0"),
+        ({"sampling": {"top_k": 2.5}}, BadValue, "top_k of sampling of .* must be an integer, got 2.5"),
+        ({"sampling": []}, BadValue, r"sampling of .*config.json must be a mapping, got \[\]"),
+        ({"conventions": 3}, BadValue, "conventions of .*config.json must be a mapping, got 3"),
     ],
 )
 def test_a_strange_config_is_named(folder: Path, changes: dict, error: type[Exception], message: str) -> None:
@@ -200,9 +204,84 @@ def test_a_folder_has_no_revision(folder: Path) -> None:
         VLAPolicy.from_pretrained(folder, revision="main")
 
 
+@pytest.mark.parametrize(("name", "options"), [("nano", {}), ("pi0", {"size": "tiny"})])
+def test_fresh_weights_have_no_revision(name: str, options: dict) -> None:
+    with pytest.raises(BadValue, match=f"revision 'main' is for Hub ids; '{name}' means fresh weights"):
+        VLAPolicy.from_pretrained(name, revision="main", backbone_kwargs=options)
+
+
 def test_a_config_of_nobody_we_know_is_named(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(BadValue, match=r"neither ours .* nor of a known model_type .* it says 'bert'"):
+        VLAPolicy.from_pretrained(folder)
+
+
+def drop(*path: str) -> Callable[[dict], None]:
+    """An edit that takes out the entry under a path of keys."""
+
+    def edit(config: dict) -> None:
+        for key in path[:-1]:
+            config = config[key]
+        del config[path[-1]]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "edit", "cause"),
+    [
+        ("openvla_tiny", "config.json", lambda one: one.update(text_config=None), "TypeError: "),
+        ("openvla_tiny", "config.json", drop("text_config", "vocab_size"), "AssertionError: "),
+        ("openvla_tiny", "config.json", lambda one: one.update(image_sizes=[224]), "ValueError: zip"),
+        (
+            "openvla_tiny",
+            "config.json",
+            lambda one: one["text_config"].update(num_attention_heads=5),
+            "The hidden size",
+        ),
+        ("openvla_tiny", "config.json", lambda one: one.update(vla_zoo={}), "KeyError: 'settings'"),
+        ("openvla_tiny", "preprocessor_config.json", dict.clear, "KeyError: 'means'"),
+        (
+            "openvla_tiny",
+            "dataset_statistics.json",
+            lambda one: one.update(libero_spatial_no_noops=[1]),
+            "AttributeError",
+        ),
+        ("pi0_tiny", "config.json", lambda one: one.update(image_resolution=56), "TypeError: 'int' object"),
+        ("pi05_tiny", "config.json", lambda one: one.update(chunk_size=None), "TypeError: int"),
+        (
+            "pi0_tiny",
+            "config.json",
+            lambda one: one.update(input_features=None),
+            "AttributeError: 'NoneType'",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_named_with_the_cause(
+    golden_root: Path, tmp_path: Path, name: str, file: str, edit: Callable[[dict], None], cause: str
+) -> None:
+    if not (golden_root / name).is_dir():
+        pytest.skip(f"no golden fixtures at {golden_root / name}")
+    folder = tmp_path / name
+    shutil.copytree(
+        golden_root / name, folder, ignore=shutil.ignore_patterns("golden*"), copy_function=shutil.copyfile
+    )
+    config = json.loads((folder / file).read_text())
+    edit(config)
+    (folder / file).write_text(json.dumps(config))
+    key = "libero_spatial" if name == "openvla_tiny" else None
+    with pytest.raises(BadValue) as caught:
+        VLAPolicy.from_pretrained(folder, unnorm_key=key, device="cpu")
+    message = str(caught.value)
+    assert message.startswith(f"'{folder}' cannot be opened: a file holds what does not belong there (")
+    assert cause in message
+    assert "\n" not in message
+    assert caught.value.__cause__ is not None
+
+
+def test_a_family_that_is_no_name_is_one_line(folder: Path) -> None:
+    edit_config(folder, family=["nano"])
+    with pytest.raises(BadValue, match=r"cannot be opened.*TypeError"):
         VLAPolicy.from_pretrained(folder)
 
 

@@ -32,3 +32,24 @@ def test_half_precision_passes_the_head_by() -> None:
     assert module[1].weight.dtype == torch.bfloat16
     assert torch.equal(head.mlp[0].weight, before)  # type: ignore[arg-type]
     assert head(torch.ones(2, 8, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_autocast_passes_the_head_by() -> None:
+    torch.manual_seed(0)
+    head = ValueHead(8, outputs=2)
+    head.initialise()
+    hidden = torch.randn(3, 8)
+    plain = head(hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = head(hidden)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, plain)
+    # Gathered by FSDP in half precision, weights round, and nothing else does.
+    rounded = [parameter.bfloat16() for parameter in head.parameters()]
+    with torch.no_grad():
+        for parameter, value in zip(head.parameters(), rounded, strict=True):
+            parameter.copy_(value)
+    wanted = head(hidden)
+    for parameter, value in zip(head.parameters(), rounded, strict=True):
+        parameter.data = value
+    assert torch.equal(head(hidden), wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -207,7 +208,35 @@ def test_incomplete_checkpoints_are_passed_over(saved: Path):
 )
 def test_a_missing_file_is_named(saved: Path, name: str):
     (saved / name).unlink()
-    with pytest.raises(BadValue, match=name.replace(".", r"\.")):
+    with pytest.raises(BadValue, match=rf"step_\d+'.* (it )?lacks {re.escape(name)}"):
+        load_checkpoint(build("ppo"), saved)
+
+
+def test_a_file_that_was_cut_is_named_with_both_sizes(saved: Path):
+    with (saved / "optimizer.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(BadValue, match=r"optimizer\.safetensors should have \d+ bytes, has 100"):
+        load_checkpoint(build("ppo"), saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (None, {}, "lacks format_version, algorithm, counters, param_groups, rng, files, env, episodes"),
+        ("rng", None, "training_state.json lacks rng$"),
+        ("successes", None, "training_state.json lacks successes$"),
+        ("files", ["a"], "does not say which files there are"),
+    ],
+)
+def test_a_state_that_was_tampered_with_is_refused(saved: Path, key: str | None, value: Any, says: str):
+    path = saved / STATE_FILE
+    state = json.loads(path.read_text()) if key else {}
+    if key:
+        state.pop(key)
+        if value:
+            state[key] = value
+    path.write_text(json.dumps(state))
+    with pytest.raises(BadValue, match=f"is damaged: .*{says}"):
         load_checkpoint(build("ppo"), saved)
 
 
@@ -314,6 +343,13 @@ def test_best_is_replaced_only_by_better(tmp_path: Path):
     again = CheckpointCallback(tmp_path)
     again.init_callback(model)
     assert not again.offer_best(0.45)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"success": null}', "half a f"])
+def test_a_damaged_score_is_named(text: str, tmp_path: Path):
+    (tmp_path / "score.json").write_text(text)
+    with pytest.raises(BadValue, match=r"score\.json' (is damaged|cannot be read)"):
+        best_success(tmp_path)
 
 
 def test_best_of_nothing_is_nothing(tmp_path: Path):

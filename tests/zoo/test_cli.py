@@ -93,6 +93,19 @@ def test_a_dry_run_refuses_what_the_run_would(
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_tensorboard_folder_that_cannot_be_is_refused_first(
+    dry: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main(["train", "--env", "Toy-Reach", "-n", "64", "-tb", "file", *dry]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"error: cannot write into 'file/ppo': '{tmp_path}/file' is a file, no folder\n"
+    assert printed.out == ""
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
 def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:
     def mistake(argv: Sequence[str]) -> int:
         raise BadValue("two\n  lines")

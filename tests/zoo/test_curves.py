@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations
+from zoo.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations, read_metrics
 from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
 from zoo.runs import RunFolder
 
@@ -47,3 +47,40 @@ def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
     with pytest.raises(BadValue, match="no column 'num_timesteps'"):
         read_episodes(RunFolder(tmp_path))
+
+
+def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
+    file.close()
+    with (tmp_path / "monitor.csv").open("a") as half:
+        half.write("0.0,7")
+    assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
+        (tmp_path / "monitor.csv").write_bytes(damage)
+        with pytest.raises(
+            BadValue, match=r"no readable monitor\.csv: .|monitor\.csv' has no column 'num_time"
+        ):
+            read_episodes(run)
+    (tmp_path / "evaluations.npz").write_bytes(b"garbage")
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
+        read_evaluations(run)
+
+
+def test_metrics_may_end_in_half_a_line_and_no_other_damage(tmp_path: Path) -> None:
+    path, run = tmp_path / "metrics.jsonl", RunFolder(tmp_path)
+    path.write_text('{"step": 1}\n{"step": 2, "a"')
+    assert read_metrics(run) == [{"step": 1}]
+    for damage, says in (
+        (b'{"step": 1}\ngarbage\n{"step": 2}\n', "line 2 is no JSON"),
+        (b'{"a": 1}\n', "line 1 does not say its step"),
+        (b"[1]\n", "line 1 does not say its step"),
+        (b"\xff\n", "utf-8"),
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=rf"metrics\.jsonl' is damaged: .*{says}"):
+            read_metrics(run)

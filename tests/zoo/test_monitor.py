@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from stable_baselines3.common.monitor import load_results
 
+from vla_gym.errors import BadValue
 from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
 
 
@@ -63,6 +64,42 @@ def test_evaluations_grow_and_resume(tmp_path: Path) -> None:
         assert file["ep_lengths"].tolist() == [[16, 4], [16, 16]]
         assert file["results"].shape == (2, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["evaluations.npz"]
+
+
+def test_a_damaged_monitor_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.csv"
+    for damage in (
+        b"garbage",
+        b"",
+        b"#{}\nr,l\n",
+        b"#[1]\n",
+        b"\xff\xfe\x00",
+        b'#{"t_start": 1.0}\nr\x00\n\xff',
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=r"monitor\.csv' is damaged: .* move it away"):
+            MonitorFile(tmp_path, "Toy-Reach", keep_until=20)
+        assert path.read_bytes() == damage
+
+
+def test_damaged_evaluations_are_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.npz"
+    for damage in (b"garbage", b"", b"PK\x03\x04 half a zip"):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .* move it away"):
+            EvaluationFile(tmp_path, keep_until=150)
+        assert path.read_bytes() == damage
+    arrays = {"timesteps": np.array([1, 2]), "results": np.zeros((2, 1)), "ep_lengths": np.zeros((2, 1))}
+    np.savez(path, **arrays)
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .*successes"):
+        EvaluationFile(tmp_path, keep_until=150)
+    np.savez(path, **arrays, successes=np.zeros((1, 1)))
+    with pytest.raises(BadValue, match="different numbers of evaluations"):
+        EvaluationFile(tmp_path, keep_until=150)
+    np.save(path.with_suffix(".npy"), np.zeros(3))
+    path.with_suffix(".npy").rename(path)
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
+        EvaluationFile(tmp_path, keep_until=150)
 
 
 def write_run(logs: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(publ
     config = resolve(f"--env LIBERO-Spatial --policy {published}")
     assert config.entry == "LIBERO/openvla-oft"
     assert config.env_options["chunk"] == 8
-    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32}
+    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
 
 
 def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.zoo.test_evaluation import episode, task
 from zoo.results import (
+    closing_lines,
     evaluated_line,
     evaluation_metrics,
     evaluation_record,
@@ -50,6 +52,14 @@ def test_a_long_benchmark_is_cut_and_says_so() -> None:
     table = evaluation_table([episode(i, 0, False) for i in range(130)], tasks, "p")
     assert "... and 90 tasks more" in table
     assert "0/130" in table
+
+
+@pytest.mark.parametrize(
+    ("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)]
+)
+def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
+    lines = closing_lines(Path("logs/run"), None, n_timesteps=asked, done=done, num_starts=1)
+    assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
 
 
 def test_the_record_is_json_and_keeps_every_episode() -> None:

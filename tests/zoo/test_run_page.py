@@ -65,6 +65,19 @@ def test_a_number_that_was_nan_leaves_a_gap_not_an_error(finished: Path, tmp_pat
     assert "entropy (nats)" not in page
 
 
+@pytest.mark.parametrize(
+    "name", ["monitor.csv", "evaluations.npz", "metrics.jsonl", "evaluation.json", "protocol.json"]
+)
+def test_a_damaged_file_is_one_line(
+    name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    (copy / name).write_bytes(b"garbage\n" * 9)
+    assert guarded(run, ["-i", str(copy)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(copy / name) in line
+
+
 def test_bad_paths_are_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(run, ["-i", str(finished), "-o", str(tmp_path / "none" / "page.html")]) == 2
     assert "cannot write" in capsys.readouterr().err

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import re
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
 from zoo.runs import (
     FINETUNING,
     RunFolder,
+    _commit,
     create_run_folder,
     describe_run,
     find_resume_point,
@@ -33,6 +38,11 @@ def run(tmp_path: Path) -> RunFolder:
     run = create_run_folder(tmp_path, "ppo", CONFIG.env)
     describe_run(run, config=CONFIG, args={"env": CONFIG.env}, command=["python", "a b"], protocol={"x": 1})
     return run
+
+
+def hold_policy(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
 
 
 def test_folders_are_numbered_like_rl_zoo3s(tmp_path: Path) -> None:
@@ -61,12 +71,32 @@ def test_every_start_is_a_line_of_command_txt(run: RunFolder) -> None:
     assert [line.split("  #")[0] for line in lines] == ["python 'a b'", "python -i x"]
 
 
+def test_the_flags_of_the_first_start_stay(run: RunFolder) -> None:
+    longer = replace(CONFIG, n_timesteps=200)
+    describe_run(run, config=longer, args={"env": None}, command=["python", "-i", "x"], protocol={})
+    assert yaml.safe_load((run.path / "args.yml").read_text()) == {"env": CONFIG.env}
+    assert run.config() == longer
+
+
+def test_the_commit_is_this_projects_own(tmp_path: Path) -> None:
+    own, others = tmp_path / "zoo", tmp_path / ".venv" / "site-packages" / "zoo"
+    for package in (own, others):
+        package.mkdir(parents=True)
+        assert _commit(package) == ""
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert re.fullmatch(", commit [0-9a-f]{12}", _commit(own))
+    assert _commit(others) == ""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("algo: ppo", "algoo: ppo", "Did you mean 'algo'"),
         ("seed: 1\n", "", "lacks seed"),
         ("num_envs: 4", "num_envs: 3", "group_size"),
+        ("seed: 1\n", "seed: 4294967296\n", r"seed must be an integer in 0 \.\. 4294967295"),
     ],
 )
 def test_a_damaged_configuration_is_refused(run: RunFolder, old: str, new: str, message: str) -> None:
@@ -88,6 +118,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         find_run(str(tmp_path))
 
 
+@pytest.mark.parametrize("missing", ["args.yml", "config.yml"])
+def test_the_file_that_a_run_lacks_is_named(run: RunFolder, missing: str) -> None:
+    run.best.mkdir()
+    (run.path / missing).unlink()
+    for folder in (run.path, run.best):
+        with pytest.raises(BadValue, match=f"LIBERO-Spatial-3_1' is incomplete: it has no {missing}$"):
+            find_run(str(folder))
+
+
 def test_a_run_resumes_in_place_from_its_newest_checkpoint(run: RunFolder) -> None:
     for step in (9, 100, 20):
         run.checkpoint(step).mkdir(parents=True)
@@ -105,16 +144,31 @@ def test_one_checkpoint_resumes_into_a_new_folder(run: RunFolder) -> None:
 def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
     with pytest.raises(BadValue, match="no checkpoint to resume"):
         find_resume_point(str(run.path))
-    run.best.mkdir()
-    with pytest.raises(BadValue, match="weights only"):
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=r"weights only .* --policy .*best$"):
         find_resume_point(str(run.best))
 
 
-def test_a_run_of_another_command_names_it(run: RunFolder) -> None:
-    run.checkpoint(20).mkdir(parents=True)
-    with pytest.raises(
-        BadValue, match=r"is a run of zoo\.train: go on with python -m zoo\.train -i .*--policy .*best"
-    ):
+def test_a_folder_of_a_run_without_a_checkpoint_is_not_called_one(run: RunFolder) -> None:
+    run.videos.mkdir()
+    with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_<n>$"):
+        find_resume_point(str(run.videos))
+    for step in (20, 9):
+        hold_policy(run.checkpoint(step))
+    for folder in (run.checkpoints, run.videos):
+        with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_20$"):
+            find_resume_point(str(folder))
+
+
+def test_a_run_of_another_command_names_it_and_a_policy_that_is_there(run: RunFolder) -> None:
+    named = r"is a run of zoo\.train: go on with python -m zoo\.train -i \S+"
+    with pytest.raises(BadValue, match=f"{named}$"):
+        find_resume_point(str(run.path), FINETUNING)
+    hold_policy(run.checkpoint(20))
+    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+step_20$"):
+        find_resume_point(str(run.path), FINETUNING)
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=rf"{named}, .* --policy \S+best$"):
         find_resume_point(str(run.path), FINETUNING)
 
 

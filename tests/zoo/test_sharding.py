@@ -11,7 +11,8 @@ from torch import nn
 
 from tests.zoo.launching import TOY, finish, first_checkpoint, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
-from zoo.sharding import hand_over, learning_copy, sharding_asked, sharding_settings
+from zoo.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
+from zoo.sharding import check_precision, hand_over, learning_copy, sharding_asked, sharding_settings
 
 FSDP = "one_node_fsdp2.yaml"
 RUN = (
@@ -77,6 +78,61 @@ def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> 
     assert all(row["train/actor/ratio_first_gap"] == 0.0 for row in rows)
 
 
+@pytest.mark.slow
+def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_path: Path) -> None:
+    less = "policy_kwargs:{backbone_kwargs: {size: tiny, dtype: bfloat16}}"
+    whole_run = train(2, tmp_path / "whole", less, precision="bf16")
+    early = first_checkpoint(whole_run)
+    finish(start(2, ["-i", str(early), "-f", str(tmp_path / "on")], config=FSDP, precision="bf16"))
+    resumed = only_run(tmp_path / "on")
+    same_updates(updates(whole_run)[1:], updates(resumed))
+    last = max((whole_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    assert last != early
+    same_tensors(last, resumed / "checkpoints" / last.name, "optimizer.safetensors", 1e-6)
+
+
+def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = nn.Linear(2, 1).to(torch.bfloat16)
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(BadValue, match="weights that are trained must be float32"):
+        check_precision(policy)
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadValue, match="float32"):
+        check_precision(policy)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    check_precision(policy)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    check_precision(policy.requires_grad_(False))
+    check_precision(nn.Linear(2, 1))
+
+
+def of_sixteen_bits() -> nn.Linear:
+    policy = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
+    policy.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
+    return policy
+
+
+def test_moments_of_sixteen_bit_weights_keep_the_precision_they_were_saved_in() -> None:
+    policy, fine = of_sixteen_bits(), torch.tensor([[1.0001, 2.0]])
+    policy.weight.sum().backward()
+    policy.optimizer.step()
+    saved = optimizer_tensors(policy)
+    torch.testing.assert_close(saved["0.master"], policy.weight.detach().float())
+    saved |= {"0.exp_avg": fine, "0.master": fine}
+    fresh = of_sixteen_bits()
+    load_optimizer(fresh.optimizer, saved, optimizer_groups(policy.optimizer), Path("file"))
+    assert torch.equal(fresh.optimizer.state[fresh.weight]["exp_avg"], fine)
+    assert torch.equal(fresh.optimizer.state[fresh.weight]["master"], fine)
+
+
+def test_a_rank_that_does_not_write_keeps_nothing() -> None:
+    assert optimizer_tensors(of_sixteen_bits(), keep=False) == {}
+
+
 def test_it_is_the_launchers_configuration_that_asks() -> None:
     assert not sharding_asked({})
     assert sharding_asked({"ACCELERATE_USE_FSDP": "true"})
@@ -103,8 +159,11 @@ def test_the_learning_policy_hands_its_trained_weights_over() -> None:
     acting = nn.Linear(2, 1)
     acting.bias.requires_grad_(False)
     acting.optimizer = torch.optim.SGD([acting.weight], lr=1.0)
+    known = {"momentum_buffer": torch.zeros(1, 2)}
+    acting.optimizer.state[acting.weight] = known
     learning = learning_copy(acting)
     assert acting.optimizer is learning.optimizer
+    assert dict(learning.optimizer.state) == {learning.weight: known}
     before = acting.weight.detach().clone()
     learning.weight.sum().backward()
     learning.optimizer.step()

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import yaml
 
+from vla_gym import make_vec
 from vla_gym.errors import BadValue, WorkerFailed
 from zoo import evaluate, record_video
 from zoo import train as train_command
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.cli import guarded
+from zoo.config import RunConfig
+from zoo.training import policy_arguments
 
 TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
 
@@ -216,6 +219,39 @@ def test_a_simulator_lost_at_the_start_leaves_no_run_folder(
     assert list((tmp_path / "ppo").iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_at_the_start_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("zoo.session.JsonLines", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train(tmp_path, "ppo", "-n 100")
+    assert list((tmp_path / "ppo").iterdir()) == []
+
+
+def test_a_simulator_lost_later_leaves_what_came_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_decision = VLAOnPolicyAlgorithm.after_decision
+
+    def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        if self._updates_done == 2:
+            raise WorkerFailed("Toy-Reach, task 0, trial 0: gone")
+        return after_decision(self, *args, **kwargs)
+
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+    # One of several ranks cannot save alone.
+    monkeypatch.setattr("zoo.session.save_checkpoint", lambda *args: None)
+    with pytest.raises(WorkerFailed):
+        train(tmp_path, "ppo", "-n 400 --save-freq 0 --eval-freq 50")
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert (run / "best" / "model.safetensors").is_file()
+    assert len(episodes(run)) > 0
+    assert len(metrics(run)) >= 2
+
+
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
 
@@ -287,3 +323,16 @@ def test_record_video_films_a_run(ppo_run: Path, tmp_path: Path) -> None:
 def test_evaluate_names_what_is_wrong(flags: str, message: str) -> None:
     with pytest.raises(BadValue if "Reech" not in flags else ValueError, match=message):
         evaluate.run(flags.split())
+
+
+def test_a_resumed_run_asks_its_checkpoint_and_not_where_the_first_weights_came_from() -> None:
+    first = {"unnorm_key": "a", "revision": "main", "backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
+    config = RunConfig(
+        algo="ppo", env="Toy-Reach", policy="org/name", n_timesteps=1, num_envs=1, seed=0, policy_kwargs=first
+    )
+    envs = make_vec("Toy-Reach", 1)
+    fresh, resumed = policy_arguments(config, envs, None), policy_arguments(config, envs, Path("run/step_1"))
+    envs.close()
+    assert {name: fresh[name] for name in ("backbone", *first)} == {"backbone": "org/name", **first}
+    assert resumed.keys() & {"unnorm_key", "revision", "backbone_kwargs"} == set()
+    assert (resumed["backbone"], resumed["temperature"]) == ("run/step_1", 0.5)

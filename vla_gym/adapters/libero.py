@@ -75,14 +75,14 @@ class LiberoSimulator:
         starts: str = PUBLISHED,
     ) -> None:
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
-        self._settle_steps, self._starts = settle_steps, starts
+        self._settle_steps, self._settle_gripper, self._starts = settle_steps, settle_gripper, starts
         self._settle_action = np.array([0.0] * 6 + [settle_gripper])
         self._task: Task | None = None
 
     def reset(self, start: StartState) -> str:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
-        wanted = (self._starts, start.trial_id)
+        wanted = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
         self._restore(self._loaded.settled.get(wanted, lambda: self._settle(wanted)))
         self._advance(self._settle_action)
         self._untouched: Start | None = wanted
@@ -145,7 +145,7 @@ class LiberoSimulator:
         self._lit = self._glowing()
         for _ in range(2):  # upstream forces a sample at reset and another at set_init_state
             self._clock.tick(force=True)
-        for _ in range(self._settle_steps - 1):
+        for _ in range(start.settle_steps - 1):
             self._advance(self._settle_action)
         return self._memory()
 

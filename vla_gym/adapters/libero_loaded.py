@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,19 @@ SPARE_MODELS = 1
 """Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB each with their GL resources)."""
 KEPT_STARTS = TRIALS
 """Start states of a task that are remembered, settled and with their first pictures (0.2 MB each at 256 px)."""
-Start = tuple[str, int]
-"""Where a start state is from (PUBLISHED, or the split it is drawn for) and its trial."""
 Made = TypeVar("Made")
+
+
+class Start(NamedTuple):
+    """A start state and how it settles: all that decides what a slot of the task begins with."""
+
+    origin: str
+    """PUBLISHED, or the split it is drawn for."""
+    trial: int
+    settle_steps: int
+    """Policy steps between `set_init_state` and the first observation."""
+    settle_gripper: float
+    """Gripper command of those steps."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,11 @@ class LoadedTask:
 
     def row(self, start: Start) -> np.ndarray:
         """A start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""
-        origin, trial = start
-        if origin == PUBLISHED:
-            published: np.ndarray = self._published[trial]
+        if start.origin == PUBLISHED:
+            published: np.ndarray = self._published[start.trial]
             return published
-        return draw_start(self._regions, start_generator(self._task.suite, self._task.name, origin, trial))
+        suite, name = self._task.suite, self._task.name
+        return draw_start(self._regions, start_generator(suite, name, start.origin, start.trial))
 
     @cached_property
     def _published(self) -> np.ndarray:

@@ -124,18 +124,25 @@ class MetaWorldProtocol:
     """Where the numbers are published, and how that run differs from ours."""
 
 
+RLINF_RESET = (
+    "its reset sends one zero action more, to all slots: new episodes there begin after 16, and those under way make a "
+    "step that is not counted"
+)
+"""How settling there differs from ours, which is its 15 alone."""
+
 PROTOCOLS: dict[str, MetaWorldProtocol] = {
     "rlinf": MetaWorldProtocol(
         horizon=100,
         settle_steps=15,
         published_trials=10,
-        source="RLinf a3816b59, MT50 recipes (500 environments); its goals are drawn unseeded",
+        source=f"RLinf a3816b59, MT50 recipes (500 environments); its goals are drawn unseeded; {RLINF_RESET}",
     ),
     "rlinf-ml45": MetaWorldProtocol(
         horizon=160,
         settle_steps=15,
         published_trials=20,
-        source="RLinf a3816b59, ML45 evaluation (100 environments on the 5 test tasks); goals unseeded",
+        source="RLinf a3816b59, ML45 evaluation (100 environments on the 5 test tasks); goals unseeded; "
+        + RLINF_RESET,
     ),
     "lerobot": MetaWorldProtocol(
         horizon=500,

@@ -22,13 +22,14 @@ MAX_GEOMS = 1000
 """Visible geometries per scene, robosuite binding_utils.py:MjRenderContext."""
 HIDDEN_GROUP = mujoco.mjNGROUP - 1
 """Geom group that is never drawn; MuJoCo hides it by default."""
+CONTEXT_SIZE = 64
+"""Side of the GL context's own picture, which stays empty: every `Camera` draws into a buffer of its size."""
 
 
 @functools.cache
-def _gl_context(size: int) -> mujoco.GLContext:
-    context = mujoco.GLContext(size, size)
-    context.make_current()
-    return context
+def _gl_context() -> mujoco.GLContext:
+    """The one context of this process: GL's numbers of textures and buffers mean something only in their own."""
+    return mujoco.GLContext(CONTEXT_SIZE, CONTEXT_SIZE)
 
 
 class Camera:
@@ -52,7 +53,7 @@ class Camera:
         hidden_groups: Sequence[int] = (),
         textures: Mapping[int, Path] | None = None,
     ) -> None:
-        _gl_context(size).make_current()
+        _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         self._model = model
         self._names = tuple(names)
@@ -89,7 +90,7 @@ class Camera:
 
     def develop(self, film: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
         """Draw each camera of `film`: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
-        _gl_context(self._size).make_current()
+        _gl_context().make_current()
         # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
         # models in a process each would get the other's picture.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
@@ -103,7 +104,7 @@ class Camera:
 
     def close(self) -> None:
         """Free the GL resources."""
-        _gl_context(self._size).make_current()
+        _gl_context().make_current()
         TEXTURES.give_back(self._resources, self._borrowed)
         self._resources.free()
 

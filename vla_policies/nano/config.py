@@ -74,7 +74,7 @@ def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConf
     The grid follows the image unless given: 8 pixels or more to a token, at most 8 x 8 tokens.
     """
     size = options.get("size", "small")
-    if size not in SIZES:
+    if not isinstance(size, str) or size not in SIZES:
         raise unknown_name("size of nano", str(size), SIZES)
     grid = min(8, max(1, image_size // 8))
     own = {key: value for key, value in options.items() if key != "size"}

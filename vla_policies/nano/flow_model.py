@@ -147,7 +147,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         hidden_BHE = self.head.expert(tokens_BHE, context.layers, position_BH, context.mask_B11L)
         velocity_BHD = self.head.velocity(hidden_BHE, self.horizon).float()
         start_BHD = gaussian_velocity(x_BHD, time_B, self.config.trunk.initial_std)
-        return Denoised(start_BHD + velocity_BHD, hidden_BHE)
+        return Denoised(start_BHD + velocity_BHD, hidden_BHE.float())
 
     def learned_std(self, hidden_BHE: Tensor) -> Tensor:
         assert self.noise_head is not None

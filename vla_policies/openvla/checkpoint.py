@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,14 @@ roll, pitch, yaw, run by a controller that moves its last target). Other names s
 
 
 def resolve(
-    folder: Path, config: Mapping[str, Any], request: Request, base: Settings
+    folder: Path,
+    config: Mapping[str, Any],
+    request: Request,
+    base: Settings,
+    data_settings: Callable[[str | None], Mapping[str, Any]],
 ) -> tuple[OpenVLAConfig, Conventions]:
-    """Settings and conventions of a folder: what it says itself, over `base`, under the user's options."""
+    """Settings and conventions of a folder: what it says itself, or else `data_settings` of the data set that is used,
+    over `base`, under the user's options."""
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OURS, {})
@@ -68,7 +73,7 @@ def resolve(
     if OURS in config:
         base = from_json(Settings, saved["settings"], f"{OURS}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(base, **_habits(chosen, official["norm_stats"]))
+        base = replace(base, **data_settings(chosen), **_habits(chosen, official["norm_stats"]))
     settings = from_json(Settings, {**settings_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)

@@ -97,8 +97,7 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         check_options(request.options, cls.family)
-        base = replace(cls.base_settings, **cls.folder_settings(folder, request.unnorm_key))
-        found, conventions = checkpoint.resolve(folder, config, request, base)
+        found, conventions = checkpoint.resolve(folder, config, request, cls.base_settings, cls.data_settings)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(config)
         spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
@@ -106,8 +105,8 @@ class OpenVLAFamily(Backbone):
         return Header(cls.family, conventions, checkpoint.saved_sampling(config), found.to_json())
 
     @classmethod
-    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
-        """Settings that follow from the files of a folder."""
+    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
+        """The family's settings that go with a data set, None = no data set."""
         return {}
 
     @classmethod
@@ -118,7 +117,10 @@ class OpenVLAFamily(Backbone):
         self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
     ) -> None:
         place(self.network, "language_model.model.layers", device_map, offload_folder)
-        self.value_head.to(next(self.network.parameters()).device)
+        main = next(self.network.parameters()).device
+        for part in self.children():
+            if part is not self.network:
+                part.to(main)
 
     def config_json(self) -> dict[str, Any]:
         return self.config.to_json()
@@ -176,9 +178,13 @@ class OpenVLAFamily(Backbone):
             check_tensors(folder, tensors, self.network.state_dict())
             self.network.load_state_dict(tensors)
         checkpoint.load_value_head(self.value_head, values, folder)
+        self.restore_heads(folder)
 
     def load_heads(self, folder: Path) -> None:
         """Read what a family keeps beside the common weights."""
+
+    def restore_heads(self, folder: Path) -> None:
+        """As `load_heads`, in place; what the folder lacks stays as it is."""
 
     def save_heads(self, folder: Path) -> None:
         """Write what `load_heads` reads."""
@@ -203,15 +209,18 @@ class OpenVLAFamily(Backbone):
         revision = self.source_revision if base == self.source else None
         save_adapter(self.network, folder, base, revision)
         write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
+        self.save_heads(folder)
         ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
         write_text(folder / ADAPTER_SETTINGS, json.dumps({OURS: ours}, indent=2) + "\n")
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)
+        self._say(lora=_attached_lora(self.network))
         self.network.freeze_unused()
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
             checkpoint.load_value_head(self.value_head, read_safetensors(path), path)
+        self.restore_heads(folder)
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
@@ -221,4 +230,21 @@ class OpenVLAFamily(Backbone):
     def merge_adapter(self) -> None:
         self._features = None
         merge(self.network)
+        # All of it trains now, so no features can be kept.
+        self._say(lora=None, cache_features=0.0)
+        self.network.requires_grad_(True)
         self.network.freeze_unused()
+
+    def _say(self, **settings: Any) -> None:
+        """Keep the settings true, from which Stable-Baselines3's `load` builds the network again."""
+        self.config = replace(self.config, settings=replace(self.config.settings, **settings))
+
+
+def _attached_lora(network: nn.Module) -> dict[str, Any] | None:
+    """The adapter that is there, as `Settings.lora`; None for one by peft that this cannot describe."""
+    config: Any = network.peft_config["default"]  # type: ignore[index]
+    if config.use_rslora or config.rank_pattern or config.alpha_pattern:
+        return None
+    targets = config.target_modules
+    named = targets if isinstance(targets, str) else sorted(targets)
+    return {"rank": config.r, "alpha": config.lora_alpha, "targets": named}

@@ -52,11 +52,11 @@ class OpenVLAProcessor:
         self.state_normaliser = (
             _normaliser(config, "proprio", conventions.state_dim, where) if conventions.state_dim else None
         )
-        self.codec = TableBins(
-            environment_actions(
-                self.action_normaliser.unnormalise(bin_centres()[:, None]).T, config, conventions.action_spec
-            )
-        )
+        unit_AV = self.action_normaliser.unnormalise(bin_centres()[:, None]).T
+        value_AV = environment_actions(unit_AV, config, conventions.action_spec)
+        # Many tokens close a gripper; the one to imitate is that of the data's own number for closed.
+        data_AV = data_actions(value_AV, config, conventions.action_spec)
+        self.codec = TableBins(value_AV, np.abs(unit_AV - data_AV))
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         """Tensors of B observations, on any device; the work is done where the images are."""
@@ -121,8 +121,21 @@ def environment_actions(unit_AX: np.ndarray, config: OpenVLAConfig, spec: Action
     if config.settings.gripper == "zero_to_one_opens":
         opening = 2.0 * out_AX[-1] - 1.0
         opening = np.sign(opening) if config.settings.binarize_gripper else opening
-        out_AX[-1] = -opening if spec is not None and spec.gripper == "plus_one_closes" else opening
+        out_AX[-1] = opening * _opening_sign(spec)
     return np.clip(out_AX, -1.0, 1.0)
+
+
+def data_actions(action_AX: np.ndarray, config: OpenVLAConfig, spec: ActionSpec | None) -> np.ndarray:
+    """Environment actions, dims first, in the data set's units: inverse of `environment_actions`."""
+    out_AX = action_AX.copy()
+    if config.settings.gripper == "zero_to_one_opens":
+        out_AX[-1] = (out_AX[-1] * _opening_sign(spec) + 1.0) / 2.0
+    return out_AX
+
+
+def _opening_sign(spec: ActionSpec | None) -> float:
+    """The environment's number for an open gripper."""
+    return -1.0 if spec is not None and spec.gripper == "plus_one_closes" else 1.0
 
 
 def tones_of(config: OpenVLAConfig, where: str) -> tuple[Tones, ...]:

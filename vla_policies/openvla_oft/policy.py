@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import BackboneOutput, TokenBackbone
+from vla_policies.backbone import BackboneOutput, Header, Request, TokenBackbone
 from vla_policies.checkpoint_files import fill, one_file, read_pt, read_safetensors, write_safetensors
 from vla_policies.conventions import Conventions
 from vla_policies.noise import TORCH_NOISE, Noise
@@ -22,6 +24,9 @@ from vla_policies.openvla_oft.config import BASE, platform_settings
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.sampling import ActionTokenDistribution, Sampling
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+from vla_policies.weights import check_tensors
+
+_log = logging.getLogger(__name__)
 
 STOP = 2
 """Id of `</s>`."""
@@ -54,19 +59,33 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
 
     @classmethod
-    def folder_settings(cls, folder: Path, unnorm_key: str | None) -> dict[str, Any]:
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        header = super().read_official(folder, config, request)
+        if OURS not in config:
+            _warn_of_unread_heads(folder, header.model["settings"], request.options)
+        return header
+
+    @classmethod
+    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
         return platform_settings(unnorm_key)
 
     def load_heads(self, folder: Path) -> None:
         dtype = weight_dtype(self.config)
         for name, head in self._heads().items():
-            own, official = folder / f"{name}.safetensors", one_file(folder, f"{name}--*.pt")
-            if not own.is_file() and official is None:
+            path = _head_file(folder, name)
+            if path is None:
                 raise BadValue(
                     f"checkpoint folder '{folder}' lacks {name}--<step>_checkpoint.pt, which its settings need"
                 )
-            tensors = read_pt(official) if official is not None else read_safetensors(own)
-            fill(head, tensors, official or own, lambda _: dtype)
+            fill(head, _read_head(path), path, lambda _: dtype)
+
+    def restore_heads(self, folder: Path) -> None:
+        for name, head in self._heads().items():
+            path = _head_file(folder, name)
+            if path is not None:
+                tensors = _read_head(path)
+                check_tensors(path, tensors, head.state_dict())
+                head.load_state_dict(tensors)
 
     def save_heads(self, folder: Path) -> None:
         for name, head in self._heads().items():
@@ -150,3 +169,36 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
         last_B = num_seen + inputs.text_mask_BL.sum(dim=1) - 1
         return segment, last_B, num_seen + inputs.text_BL.shape[1]
+
+
+def _head_file(folder: Path, name: str) -> Path | None:
+    """The head as we write it, else as its makers do; None where the folder has neither."""
+    own = folder / f"{name}.safetensors"
+    return own if own.is_file() else one_file(folder, f"{name}--*.pt")
+
+
+def _read_head(path: Path) -> dict[str, Tensor]:
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
+
+
+def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Name the heads of a makers' folder that are left out though the user did not say so.
+
+    They are not taken by themselves: RL needs tokens, and a state is not in every observation.
+    """
+    for setting, value, files, price in (
+        ("head", "l1", "action_head--*.pt", "acts, cannot be trained by RL"),
+        ("use_state", True, "proprio_projector--*.pt", "the environment must give the state"),
+    ):
+        if setting not in options and settings[setting] != value and any(folder.glob(files)):
+            here, there = (str(one).lower() for one in (settings[setting], value))
+            _warn(
+                f"'{folder}' was trained with {files}, which is left out; give backbone_kwargs {setting}: {there} "
+                f"to use it ({price}), or {setting}: {here} to go without"
+            )
+
+
+@lru_cache
+def _warn(text: str) -> None:
+    """Once, however often a folder is opened."""
+    _log.warning(text)

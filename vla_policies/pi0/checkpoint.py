@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,6 +44,13 @@ INDEX_FILE = WEIGHTS_FILE + ".index.json"
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """What openpi's `config.json` leaves unsaid: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
+Normalization = Literal["mean_std", "quantiles"]
+_NORMALIZATIONS: dict[str, Normalization | None] = {
+    "MEAN_STD": "mean_std",
+    "QUANTILES": "quantiles",
+    "IDENTITY": None,
+}
+"""lerobot's `normalization_mapping` to ours; None leaves a vector as it is."""
 _VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
@@ -79,15 +86,17 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]
+    kinds = _normalizations(config, traits.normalization, where)
+    normalization = kinds["state"] or kinds["action"] or traits.normalization
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
     return Pi0Config(
         network=network,
         preprocessing=Preprocessing(
-            normalization=traits.normalization,
-            epsilon=1e-6 if openpi else 1e-8 if traits.normalization == "mean_std" else 0.0,
+            normalization=normalization,
+            epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
             epsilon_back=openpi,
-            state=chosen.get("state"),
-            action=chosen.get("action"),
+            state=chosen.get("state") if kinds["state"] else None,
+            action=chosen.get("action") if kinds["action"] else None,
             prompt_state=style,  # type: ignore[arg-type]
             max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
             resize="pil" if openpi else "torch",
@@ -96,6 +105,33 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
         learning=Learning(value_feature=traits.value_feature, value_hidden=_VALUE_HIDDEN[family]),
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
     )
+
+
+def _normalizations(
+    config: Mapping[str, Any], usual: Normalization, where: str
+) -> dict[str, Normalization | None]:
+    """How "state" and "action" are normalised, None = not at all; `usual` where the folder does not say.
+
+    As in lerobot, what a mapping leaves out stays as it is.
+    """
+    if "normalization_mapping" not in config:
+        return {"state": usual, "action": usual}
+    mapping = config["normalization_mapping"]
+    if not isinstance(mapping, Mapping):
+        raise BadValue(f"{where}: normalization_mapping must be a mapping, got {mapping!r}")
+    for part, kind in mapping.items():
+        allowed = tuple(_NORMALIZATIONS) if part in ("STATE", "ACTION") else ("IDENTITY",)
+        if kind not in allowed:
+            raise BadValue(
+                f"{where}: normalization_mapping {part} must be one of {', '.join(allowed)}, got '{kind}'"
+            )
+    kinds = {part: _NORMALIZATIONS[mapping.get(part.upper(), "IDENTITY")] for part in ("state", "action")}
+    if None not in kinds.values() and kinds["state"] != kinds["action"]:
+        raise BadValue(
+            f"{where}: normalization_mapping must be the same for STATE and ACTION, or IDENTITY for one of them, "
+            f"got {mapping['STATE']} and {mapping['ACTION']}"
+        )
+    return kinds
 
 
 def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.flow import FlowSettings
-from vla_policies.records import Record, from_json
+from vla_policies.records import Record, changed, from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,5 +281,4 @@ def _plain(value: Any) -> Any:
 
 def _changed(record: Record, options: Mapping[str, Any]) -> Record:
     own = {one.name for one in fields(record)}  # type: ignore[arg-type]
-    values = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items() if key in own}
-    return replace(record, **values)  # type: ignore[type-var]
+    return changed(record, {key: one for key, one in options.items() if key in own}, "backbone_kwargs")

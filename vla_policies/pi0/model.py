@@ -26,6 +26,7 @@ from vla_policies.pi0.network import Pi0Network, Prefix
 from vla_policies.pi0.prefix_rows import join_prefixes, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
+from vla_policies.records import as_annotated
 from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
 from vla_policies.weights import CONFIG_FILE, check_tensors
@@ -118,7 +119,7 @@ class Pi0Backbone(FlowBackbone):
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
-        cameras = tuple(options.pop("cameras", ()))
+        cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
         own = read_config(folder, config, cls.family, request.unnorm_key).with_options(options)
         conventions = folder_conventions(config, own, request)
         return Header(
@@ -222,7 +223,8 @@ class Pi0Backbone(FlowBackbone):
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
-        return Denoised(self.network.velocity(hidden_BQE, self.horizon), hidden_BQE[:, -self.horizon :])
+        velocity_BHD = self.network.velocity(hidden_BQE, self.horizon)
+        return Denoised(velocity_BHD.float(), hidden_BQE[:, -self.horizon :].float())
 
     def learned_std(self, hidden_BHE: Tensor) -> Tensor:
         assert self.noise_head is not None

@@ -31,7 +31,7 @@ def settled(env_id: str, names: list[str]) -> dict[str, Any]:
         origin, trial = name.split(":")
         sim = LiberoSimulator(benchmark.tasks, 64, (), **{**benchmark.simulator_kwargs, "starts": origin})
         fingerprint = sim.reset(StartState(task_id=0, trial_id=int(trial)))
-        row = sim._loaded.row((origin, int(trial)))
+        row = sim._loaded.row(sim._untouched)
         began_O3, ended_O3 = (
             np.array([positions[address : address + 3] for address in addresses])
             for positions in (row[1:], sim._data.qpos)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vla_gym.adapters.libero_tasks import libero_benchmark
+from vla_gym.rendering import EGL_LIBRARIES, OSMESA_LIBRARIES, library_loads
 from vla_gym.worker_environment import worker_environment
 
 pytestmark = pytest.mark.sim
@@ -35,10 +36,10 @@ from vla_gym.adapters import model_store
 from vla_gym.adapters.gl_textures import TEXTURES
 from vla_gym.adapters.mujoco_camera import Camera
 
-def picture(model, **options):
+def picture(model, size=64, **options):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    camera = Camera(model, ("above",), 64, **options)
+    camera = Camera(model, ("above",), size, **options)
     film = camera.blank()
     camera.snap(data, film)
     return camera, film
@@ -48,6 +49,8 @@ folder = Path(tempfile.mkdtemp())
 model_store.save(whole, folder / "scene", folder / "pieces")
 camera, film = picture(whole)
 expected = camera.develop(film)[0]
+camera, film = picture(whole, 96)
+expected_large = camera.develop(film)[0]
 black, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
 assert not black.tex_data.any() and sorted(files) == [0, 1], files
 first, first_film = picture(black, textures=files)
@@ -55,6 +58,11 @@ assert len(TEXTURES) == 2
 again, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
 second, second_film = picture(again, textures=files)
 assert len(TEXTURES) == 2 and not again.tex_data.any()  # borrowed, not read again
+large, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+third, third_film = picture(large, 96, textures=files)
+assert len(TEXTURES) == 2 and not large.tex_data.any()
+np.testing.assert_array_equal(third.develop(third_film)[0], expected_large)
+third.close()
 first.close()
 assert len(TEXTURES) == 2
 np.testing.assert_array_equal(second.develop(second_film)[0], expected)
@@ -66,9 +74,12 @@ print("done")
 """Run in a child process with a GL context of its own."""
 
 
-def test_scenes_share_textures_and_look_the_same() -> None:
+@pytest.mark.parametrize(("backend", "libraries"), [("osmesa", OSMESA_LIBRARIES), ("egl", EGL_LIBRARIES)])
+def test_scenes_share_textures_and_look_the_same(backend: str, libraries: tuple[str, ...]) -> None:
+    if not any(map(library_loads, libraries)):
+        pytest.skip(f"none of {', '.join(libraries)} here")
     benchmark = libero_benchmark("LIBERO-Spatial")
-    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=1)
+    environment = worker_environment(benchmark, {**os.environ, "MUJOCO_GL": backend}, worker=0, num_workers=1)
     script = f"SCENE = {SCENE!r}\n{DRAW}"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout.endswith("done\n"), done.stderr

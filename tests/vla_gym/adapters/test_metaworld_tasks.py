@@ -73,7 +73,9 @@ def test_protocols_set_horizon_and_settling(
     benchmark = metaworld_benchmark(env_id, protocol=protocol)
     assert {task.horizon for task in benchmark.tasks} == {horizon}
     assert benchmark.simulator_kwargs["settle_steps"] == settle
-    assert benchmark.protocol["source"] == PROTOCOLS[str(benchmark.protocol["name"])].source
+    source = benchmark.protocol["source"]
+    assert source == PROTOCOLS[str(benchmark.protocol["name"])].source
+    assert ("new episodes there begin after 16" in str(source)) == (settle == 15)
 
 
 def test_the_record_says_how_pictures_are_drawn_and_is_json() -> None:

@@ -115,7 +115,7 @@ def test_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Pat
     ("options", "error", "message"),
     [
         ({"shceme": "flow_sde"}, UnknownName, "'shceme'"),
-        ({"scheme": "sde"}, UnknownName, "no flow scheme 'sde'"),
+        ({"scheme": "sde"}, UnknownName, "no scheme of backbone_kwargs of nano-flow 'sde'"),
         ({"trunk": {}}, BadValue, "must have: trunk, flow"),
         ({"trunk": {}, "flo": {}}, UnknownName, "Did you mean 'flow'"),
     ],

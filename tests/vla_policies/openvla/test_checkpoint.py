@@ -118,6 +118,32 @@ def test_the_gripper_is_written_as_the_environment_reads_it(folder: Path) -> Non
         assert torch.equal(codec.encode(codec.decode(token)), token)
 
 
+@pytest.mark.parametrize(("gripper", "closed"), [("plus_one_closes", 1.0), ("plus_one_opens", -1.0)])
+def test_an_experts_gripper_is_written_as_in_training(folder: Path, gripper: str, closed: float) -> None:
+    spec = ActionSpec(rotation="axis_angle", gripper=gripper, frame="delta", image="mirrored")  # type: ignore[arg-type]
+    codec = open_policy(folder, action_spec=spec).backbone.codec
+    expert = torch.zeros(2, 7)
+    expert[:, 6] = torch.tensor([closed, -closed])
+    # Closed is 0 in the data, open is 1, and id = 32000 - digitize: 128 of the 256 edges -1, -253/255, ..., -1/255,
+    # 1/255, ..., 1 are <= 0, and all of them <= 1.
+    assert (codec.encode(expert)[:, 6] + 31744).tolist() == [32000 - 128, 32000 - 256]
+    token = torch.arange(256)[:, None].expand(256, 7)
+    action = codec.decode(token)
+    assert torch.equal(codec.encode(action), token)
+    assert torch.equal(codec.decode(codec.encode(action)), action)
+
+
+def test_a_number_beyond_which_all_is_clipped_is_written_as_in_training(copy: Path) -> None:
+    def widen(config: dict[str, Any]) -> None:
+        config["norm_stats"]["bridge_orig"]["action"] |= {"q01": [-2.0] * 7, "q99": [2.0] * 7}
+
+    (copy / "dataset_statistics.json").unlink()
+    edit_json(copy / "config.json", widen)
+    codec = open_policy(copy, unnorm_key="bridge_orig").backbone.codec
+    # 1 is 0.5 of 2, and the edges -1, ..., -1 + 2 x 191 / 255 are <= 0.5: 192. Its bin's centre is 128/255, x 2 > 1.
+    assert (codec.encode(torch.ones(7))[0] + 31744).item() == 32000 - 192
+
+
 def test_shards_are_read(copy: Path, observe: Observe) -> None:
     whole = open_policy(copy)
     shard(copy)
@@ -213,6 +239,26 @@ def test_a_broken_file_is_named(copy: Path, name: str, content: str, message: st
     (copy / name).write_text(content)
     with pytest.raises(BadValue, match=message):
         open_policy(copy)
+
+
+def test_a_prompt_begins_with_bos_whatever_the_tokenizer_adds(copy: Path, folder: Path) -> None:
+    wanted = open_policy(folder).backbone.processor.tokenizer.ids("pick up the cup")
+    assert (wanted[0], wanted[1] == wanted[0]) == (1, False)
+    edit_json(copy / "tokenizer.json", lambda values: values.update(post_processor=None))
+    assert open_policy(copy).backbone.processor.tokenizer.ids("pick up the cup") == wanted
+
+
+def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:
+    edit_json(copy / "tokenizer.json", lambda values: values.update(added_tokens=[], post_processor=None))
+    edit_json(copy / "tokenizer.json", lambda values: rename(values["model"]["vocab"], "<s>", "<bos>"))
+    with pytest.raises(
+        BadValue, match=r"tokenizer\.json of .* '<s>'.* must be id 1, got no such piece; take the"
+    ):
+        open_policy(copy)
+
+
+def rename(values: dict[str, Any], old: str, new: str) -> None:
+    values[new] = values.pop(old)
 
 
 def test_a_wrong_key_lists_the_right_ones(folder: Path) -> None:

@@ -122,6 +122,54 @@ def test_merged_outputs_are_the_same(trained: VLAPolicy, observe: Observe, tmp_p
     trained.merge_adapter()
     assert ".lora_" not in " ".join(trained.state_dict())
     torch.testing.assert_close(logits(trained, observe(0)), wanted, rtol=0.0, atol=1e-4)
+    with pytest.raises(BadValue, match="has no LoRA adapter to save"):
+        trained.save_adapter(tmp_path / "nothing")
+
+
+def trainable(policy: VLAPolicy) -> set[str]:
+    return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+
+
+@BOTH
+def test_a_merged_policy_trains_as_a_full_one(trained: VLAPolicy, folder: Path, observe: Observe) -> None:
+    trained.merge_adapter()
+    plain = open_policy(folder, family=trained.backbone.family)
+    assert trainable(trained) == trainable(plain)
+    in_groups = sum(len(group["params"]) for group in trained.optimizer.param_groups)
+    assert in_groups == len(trainable(plain))
+    weight = trained.backbone.network.language_model.model.layers[0].mlp.up_proj.weight
+    before = weight.detach().clone()
+    train_a_step(trained, observe(1))
+    assert not torch.equal(weight, before)
+
+
+def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> None:
+    lora = {"rank": 2, "targets": ["q_proj", "lm_head"]}
+    policy = open_policy(folder, family="openvla", backbone_kwargs={"lora": lora, "cache_features": 0.5})
+    policy.act(observe(0))
+    policy.merge_adapter()
+    policy.act(observe(0))
+    assert policy.backbone.config.settings.cache_features == 0.0
+
+
+@BOTH
+@pytest.mark.parametrize("state", ["attached", "opened", "merged"])
+def test_stable_baselines3_saves_and_loads_it(
+    trained: VLAPolicy, observe: Observe, tmp_path: Path, state: str
+) -> None:
+    if state == "opened":
+        trained.save_adapter(tmp_path / "adapter")
+        trained = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
+        # `LORA` attaches rank 4, whose alpha is the smaller of that and 16.
+        lora = trained.backbone.config.settings.lora
+        assert (lora["rank"], lora["alpha"]) == (4, 4)
+    elif state == "merged":
+        trained.merge_adapter()
+        assert trained.backbone.config.settings.lora is None
+    trained.save(tmp_path / "policy.zip")
+    loaded = VLAPolicy.load(tmp_path / "policy.zip", device="cpu")
+    assert trainable(loaded) == trainable(trained)
+    assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
 
 
 def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
@@ -235,3 +283,31 @@ def test_weights_are_restored_in_place(folder: Path, observe: Observe, tmp_path:
     other.backbone.restore(tmp_path)
     assert torch.equal(logits(other, observe(0)), logits(policy, observe(0)))
     assert all(parameter is held[name] for name, parameter in other.named_parameters())
+
+
+@FAMILIES
+@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
+def test_in_mixed_precision_scores_and_values_are_float32(
+    folder: Path, observe: Observe, family: str, options: dict[str, Any]
+) -> None:
+    policy = open_policy(folder, family=family, backbone_kwargs=options)
+    sample = policy.act(observe(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = policy.evaluate(observe(0), sample.record)
+    assert result.logprob_BKA.dtype == result.value_B.dtype == torch.float32
+    # Some bits of each are beyond bfloat16's eight.
+    for numbers in (result.logprob_BKA, result.value_B):
+        assert not torch.equal(numbers, numbers.bfloat16().float())
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in policy.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("options", [{}, LORA], ids=["all weights", "adapter"])
+def test_autocast_passes_logits_by(folder: Path, options: dict[str, Any]) -> None:
+    network = open_policy(folder, backbone_kwargs=options).backbone.network
+    hidden = torch.randn(5, 64)
+    plain = network.action_logits(hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = network.action_logits(hidden)
+    assert mixed.dtype == torch.float32
+    assert torch.equal(mixed, plain)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from vla_gym import text
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.checkpoint_files import write_tensors
@@ -166,6 +167,90 @@ def test_lerobots_statistics_are_read(folder: Path) -> None:
     assert (policy.conventions.state_dim, policy.conventions.action_dim) == (8, 7)
     with pytest.raises(UnknownName, match=r"no unnorm_key in .* 'libero'\. Known: default"):
         open_policy(folder, unnorm_key="libero")
+
+
+def save_statistics(folder: Path) -> None:
+    """Of 8 numbers of state and 7 of an action, all alike: mean 0.1, std 0.2, q01 -0.9, q99 0.7."""
+    numbers = {"mean": 0.1, "std": 0.2, "q01": -0.9, "q99": 0.7}
+    tensors = {
+        f"{part}.{name}": torch.full((dims,), number)
+        for part, dims in (("observation.state", 8), ("action", 7))
+        for name, number in numbers.items()
+    }
+    save_file(tensors, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+
+
+def map_normalization(folder: Path, mapping: object) -> None:
+    """Write `normalization_mapping`; `...` takes it out."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["normalization_mapping"]
+    if mapping is not ...:
+        config["normalization_mapping"] = mapping
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "state", "action"),
+    [
+        # 0.5 in the data is (0.5 - 0.1) / 0.2 = 2 deviations, and 2 (0.5 + 0.9) / 1.6 - 1 = 0.75 of the quantiles.
+        ({"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}, 2.0, 2.0),
+        ({"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}, 0.75, 0.75),
+        ({"STATE": "IDENTITY", "ACTION": "IDENTITY"}, 0.5, 0.5),
+        ({"STATE": "IDENTITY", "ACTION": "MEAN_STD"}, 0.5, 2.0),
+        ({"STATE": "QUANTILES"}, 0.75, 0.5),
+    ],
+)
+def test_the_folder_says_how_it_is_normalised(
+    folder: Path, mapping: dict, state: float, action: float
+) -> None:
+    save_statistics(folder)
+    map_normalization(folder, mapping)
+    wanted = Conventions(cameras=("image",), image_size=56, state_dim=8, chunk=1, action_dim=7)
+    policy = open_policy(
+        folder, observation_space=wanted.observation_space(), action_space=wanted.action_space()
+    )
+    assert isinstance(policy.backbone, Pi0Backbone)
+    inputs = policy.backbone.prepare(
+        {
+            "image": torch.zeros(1, 56, 56, 3, dtype=torch.uint8),
+            "state": torch.full((1, 8), 0.5),
+            "instruction": torch.from_numpy(text.encode("open"))[None],
+        }
+    )
+    assert inputs.state_BS is not None
+    torch.testing.assert_close(inputs.state_BS[:, :8], torch.full((1, 8), state))
+    x_BHD = policy.backbone.from_env(torch.full((1, 1, 7), 0.5), inputs)
+    torch.testing.assert_close(x_BHD[:, :1, :7], torch.full((1, 1, 7), action))
+
+
+def test_a_folder_that_does_not_say_is_normalised_as_its_family(golden: Golden, folder: Path) -> None:
+    save_statistics(folder)
+    map_normalization(folder, ...)
+    policy = open_policy(folder)
+    assert isinstance(policy.backbone, Pi0Backbone)
+    usual = {"pi0": "mean_std", "pi05": "quantiles"}[golden.backbone.family]
+    assert policy.backbone.config.preprocessing.normalization == usual
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"STATE": "MIN_MAX", "ACTION": "MEAN_STD"},
+            "normalization_mapping STATE must be one of MEAN_STD, QUANTILES, IDENTITY, got 'MIN_MAX'",
+        ),
+        (
+            {"STATE": "MEAN_STD", "ACTION": "QUANTILES"},
+            "must be the same for STATE and ACTION.* got MEAN_STD and",
+        ),
+        ({"VISUAL": "MEAN_STD"}, "normalization_mapping VISUAL must be one of IDENTITY, got 'MEAN_STD'"),
+        (["MEAN_STD"], "normalization_mapping must be a mapping, got"),
+    ],
+)
+def test_a_normalisation_that_is_not_ours_is_refused(folder: Path, mapping: object, message: str) -> None:
+    map_normalization(folder, mapping)
+    with pytest.raises(BadValue, match=message):
+        open_policy(folder)
 
 
 def test_a_key_without_statistics_is_refused(folder: Path) -> None:

@@ -36,6 +36,22 @@ def test_single_settings_are_changed_by_name() -> None:
         config.with_options({"noise_levle": 0.3})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_state": "no"}, "no prompt_state of backbone_kwargs 'no'.*Did you mean 'none'"),
+        ({"resize": "PIL"}, "no resize of backbone_kwargs 'PIL'.*Did you mean 'pil'"),
+        ({"num_steps": "5"}, "num_steps of backbone_kwargs must be an integer, got '5'"),
+        ({"noise_std": 0.1}, "noise_std of backbone_kwargs must be a list of 2 numbers, got 0.1"),
+        ({"train_expert_only": "false"}, "train_expert_only of backbone_kwargs must be true or false"),
+        ({"value_hidden": 512}, "value_hidden of backbone_kwargs must be a list of integers, got 512"),
+    ],
+)
+def test_option_values_are_checked(options: dict, message: str) -> None:
+    with pytest.raises((BadValue, UnknownName), match=message):
+        tiny_config("pi0").with_options(options)
+
+
 def test_wrong_files_are_named() -> None:
     values = tiny_config("pi0").to_json()
     with pytest.raises(UnknownName, match="no setting in here 'flw'"):

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 
 from vla_policies.pi0.heads import Critic, NoiseHead, masked_mean
@@ -24,6 +25,21 @@ def test_first_noise_lies_in_the_middle_of_its_range() -> None:
     head = NoiseHead(16, (8,), 3, (0.08, 0.16))
     std = head(torch.randn(5, 4, 16))
     torch.testing.assert_close(std, torch.full((5, 4, 3), math.sqrt(0.08 * 0.16)), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_leaves_the_heads_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    critic, noise = Critic(16, (8,)), NoiseHead(16, (8,), 3, (0.08, 0.16))
+    with torch.no_grad():
+        for parameter in (*critic.parameters(), *noise.parameters()):
+            parameter.add_(torch.randn_like(parameter))
+    x_BHE = torch.randn(5, 4, 16).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        value_B, std_BHD = critic(x_BHE[:, 0]), noise(x_BHE)
+    assert (value_B.dtype, std_BHD.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(value_B, critic(x_BHE[:, 0]))
+    assert torch.equal(std_BHD, noise(x_BHE))
 
 
 def test_masked_mean_by_hand() -> None:

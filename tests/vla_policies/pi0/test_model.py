@@ -42,6 +42,24 @@ def test_the_ratio_is_exactly_one_on_fresh_data(
     assert result.logprob_BKA.requires_grad
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_are_float32_under_autocast(make_backbone: MakeBackbone, obs: Obs, family: str) -> None:
+    backbone = make_backbone(family, scheme="flow_noise", num_steps=2)
+    inputs = backbone.prepare(obs)
+    with torch.autocast("cpu", torch.bfloat16):
+        sample = act(backbone, obs)
+        result = backbone.evaluate(inputs, sample.record, Sampling())
+        denoised = backbone.denoise(backbone.read(inputs), sample.record["chain"][:, 0], torch.ones(3))
+        std_BHD = backbone.learned_std(denoised.hidden_BHE)
+        value_B = backbone.value(inputs)
+    for tensor in (sample.logprob_BKA, sample.value_B, result.logprob_BKA, result.entropy_BKA, value_B):
+        assert tensor.dtype == torch.float32
+    for tensor in (denoised.velocity_BHD, denoised.hidden_BHE, std_BHD):
+        assert tensor.dtype == torch.float32
+    # A bfloat16 number is a multiple of 2^-8 of its size: of a float32 head's, few can be.
+    assert not torch.equal(value_B, value_B.bfloat16().float())
+
+
 def test_the_golden_checkpoints_decide_and_score_alike(golden: Golden) -> None:
     inputs = golden.rows(0, 1, 2, cameras=3)
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ class Plate25Simulator:
         protocol: a key of `PROTOCOLS`.
         action_units: a key of `ACTION_UNITS`.
         render_quality: "full" draws 640 x 480 and shrinks that; "fast" draws at `image_size`.
+        success_ends: does the first success end the episode?
         assets: fields of `Assets`.
     """
 
@@ -54,12 +55,13 @@ class Plate25Simulator:
         protocol: str,
         action_units: str,
         render_quality: RenderQuality,
+        success_ends: bool,
         assets: Mapping[str, str | None],
     ) -> None:
         self._run = find_run(run, split)
         numbers = {name: number for number, name in enumerate(self._run.task_names)}
         self._tasks = [numbers[task.name] for task in tasks]
-        self._rules = PROTOCOLS[protocol]
+        self._rules, self._success_ends = PROTOCOLS[protocol], success_ends
         self._units_A = np.array(ACTION_UNITS[action_units])
         self._size, self._cameras = (image_size, image_size), cameras
         self._frame = FRAME if render_quality == "full" else self._size
@@ -83,7 +85,7 @@ class Plate25Simulator:
         return self._fingerprint()
 
     def step(self, action_A: np.ndarray) -> SimStep:
-        """Advance 1/5 s. Pays the change of the judgement's level; nothing but time ends an episode."""
+        """Advance 1/5 s. Pays the change of the judgement's level; success ends an episode only on demand."""
         self._scene.arm.set_action(np.asarray(action_A, dtype=np.float64) * self._units_A)
         self._scene.run(SUBSTEPS)
         self._steps += 1
@@ -93,8 +95,11 @@ class Plate25Simulator:
                 self._scene.run(SETTLE)
         before = self._judgement
         self._judgement = judge(before, grasping=self._grasping(), on_plate=self._on_plate())
+        success = self._judgement.success
         return SimStep(
-            reward=self._judgement.level - before.level, success=self._judgement.success, terminated=False
+            reward=self._judgement.level - before.level,
+            success=success,
+            terminated=success and self._success_ends,
         )
 
     def observe(self) -> dict[str, np.ndarray]:

@@ -145,6 +145,19 @@ def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Pat
     assert sim.step(still).reward == pytest.approx(1.0)
 
 
+def test_success_ends_an_episode_where_that_was_asked_for(bare: Path) -> None:
+    from vla_gym.adapters.plate25.laying import Place
+
+    sim = simulator(success_ends=True)
+    sim.reset(START)
+    still = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    assert not sim.step(still).terminated
+    x, y, z = (float(number) for number in sim._plate.pose.p)
+    sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
+    sim.step(still)
+    assert sim.step(still).terminated
+
+
 def test_published_files_are_used_where_they_are(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANISKILL_ASSET_DIR", str(sample))
     sim = simulator("ManiSkill-Plate25-Carrot", render_quality="full")

@@ -1,0 +1,83 @@
+"""Run by test_libero.py in a process of its own, for it looks into simulators that live in one process.
+
+`protocols NAME ...` plays one start state by each protocol in turn and prints what each begins with, as JSON;
+`group SIZE` prints what the simulators of a group hold after they have settled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from vla_gym import VLAVectorEnv, make_vec
+
+ENV_ID = "LIBERO-Spatial/3"
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+
+
+def simulators(envs: VLAVectorEnv) -> list[Any]:
+    slots: Any = envs.pool._slots  # type: ignore[attr-defined]
+    return [slot._simulator for slot in slots]
+
+
+def protocols(names: list[str]) -> list[dict[str, Any]]:
+    """What trial 3 is like after each protocol's settling; `time` is how long it took, simulated seconds."""
+    told = []
+    for name in names:
+        envs = make_vec(ENV_ID, 1, num_workers=0, image_size=64, wrist_camera=True, protocol=name, chunk=2)
+        obs, infos = envs.reset(options={"task_id": 0, "trial_id": 3})
+        (simulator,) = simulators(envs)
+        told.append(
+            {
+                "finger": float(obs["state"][0, 6]),
+                "time": simulator._data.time,
+                "start_state": infos["start_state"][0],
+                "wrist_image": digest(obs["wrist_image"]),
+            }
+        )
+        envs.close()
+    return told
+
+
+def group(size: str) -> dict[str, Any]:
+    """Arrays of a group's slots, before and after it begins anew; and of another loading of the same task.
+
+    The slots share a model. So the other loading, which compares the fixtures too, has a model and a settling of
+    its own: its pictures are of another size.
+    """
+    envs = make_vec(ENV_ID, int(size), group_size=int(size), num_workers=0, image_size=32, chunk=3)
+    other = make_vec(ENV_ID, 1, num_workers=0, image_size=40)
+    rng = np.random.default_rng(0)
+    envs.reset(seed=0)
+    envs.step(rng.uniform(-1, 1, envs.action_space.shape))
+    apart = arrays(envs)
+    _, infos = envs.reset()
+    other.reset(
+        options={"task_id": int(infos["task_id"][0]), "trial_id": (int(infos["trial_id"][0]) + 1) % 50}
+    )
+    another = arrays(other)
+    other.reset(options={key: int(infos[key][0]) for key in ("task_id", "trial_id")})
+    return {"apart": apart, "together": arrays(envs), "alone": arrays(other), "another trial": another}
+
+
+def arrays(envs: VLAVectorEnv) -> dict[str, list[str]]:
+    """Digests of what the simulators of the slots hold, per slot."""
+    models, datas = zip(*((one._model, one._data) for one in simulators(envs)), strict=True)
+    return {
+        **{key: [digest(getattr(data, key)) for data in datas] for key in ("qpos", "qvel")},
+        **{key: [digest(getattr(model, key)) for model in models] for key in ("body_pos", "body_quat")},
+    }
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(sys.stderr):  # upstream prints
+        answer = protocols(sys.argv[2:]) if sys.argv[1] == "protocols" else group(sys.argv[2])
+    sys.stdout.write(json.dumps(answer))

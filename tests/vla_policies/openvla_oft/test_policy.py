@@ -1,0 +1,178 @@
+"""OpenVLA-OFT's own heads through the life of a checkpoint, and what its folders are opened as."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from vla_policies.backbone import Request
+from vla_policies.pretrained import read_header
+
+KEY = "libero_spatial"
+STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
+LORA = {"lora": {"rank": 4, "targets": ["q_proj"]}}
+WAYS = pytest.mark.parametrize("way", [LORA, {}], ids=["adapter", "all weights"])
+
+Observe = Callable[[int], dict[str, Tensor]]
+
+
+def open_policy(folder: Path, **options: Any) -> VLAPolicy:
+    return VLAPolicy.from_pretrained(folder, unnorm_key=KEY, device="cpu", backbone_kwargs=options)
+
+
+def decide(policy: VLAPolicy, obs: dict[str, Tensor]) -> Tensor:
+    sample = policy.act(obs, deterministic=True)
+    return torch.cat([sample.action_BKA.flatten(), sample.logprob_BKA.flatten(), sample.value_B])
+
+
+@pytest.fixture
+def obs(observe: Observe) -> dict[str, Tensor]:
+    return observe(0)
+
+
+@WAYS
+def test_a_trained_projector_is_saved_and_restored(
+    folder: Path, obs: dict[str, Tensor], tmp_path: Path, way: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    policy = open_policy(folder, **STATE, **way)
+    before = policy.backbone.proprio.fc1.weight.clone()
+    for group in policy.optimizer.param_groups:
+        group["lr"] = 0.05
+    policy.evaluate(obs, policy.act(obs).record).logprob_BKA.sum().backward()
+    policy.optimizer.step()
+    trained = policy.backbone.proprio.fc1.weight
+    assert not torch.equal(trained, before)
+    policy.save_trained(tmp_path)
+    opened = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert torch.equal(opened.backbone.proprio.fc1.weight, trained)
+    restored = open_policy(folder, **STATE, **way)
+    held = dict(restored.named_parameters())
+    restored.backbone.restore(tmp_path)
+    for other in (opened, restored):
+        assert torch.equal(decide(other, obs), decide(policy, obs))
+    # In place: the optimiser still holds the very same tensors.
+    assert all(parameter is held[name] for name, parameter in restored.named_parameters())
+
+
+@WAYS
+def test_a_changed_regression_head_is_saved_and_restored(
+    folder: Path, obs: dict[str, Tensor], tmp_path: Path, way: dict[str, Any]
+) -> None:
+    options = {**STATE, "head": "l1", **way}
+    policy = open_policy(folder, **options)
+    with torch.no_grad():
+        policy.backbone.regression.model.fc2.bias.fill_(0.25)
+    policy.save_trained(tmp_path)
+    restored = open_policy(folder, **options)
+    restored.backbone.restore(tmp_path)
+    for other in (VLAPolicy.from_pretrained(tmp_path, device="cpu"), restored):
+        assert other.backbone.regression.model.fc2.bias.tolist() == [0.25] * 7
+        assert torch.equal(decide(other, obs), decide(policy, obs))
+
+
+def test_heads_of_ours_come_before_those_of_its_makers(folder: Path, tmp_path: Path) -> None:
+    policy = open_policy(folder, **STATE)
+    with torch.no_grad():
+        policy.backbone.proprio.fc2.bias.fill_(0.5)
+    policy.save_pretrained(tmp_path)
+    official = folder / "proprio_projector--150000_checkpoint.pt"
+    (tmp_path / official.name).write_bytes(official.read_bytes())
+    opened = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert opened.backbone.proprio.fc2.bias.unique().tolist() == [0.5]
+
+
+def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
+    open_policy(folder, **STATE, **LORA).save_trained(tmp_path)
+    path = tmp_path / "proprio_projector.safetensors"
+    tensors = load_file(path)
+    save_file({name: tensor for name, tensor in tensors.items() if name != "fc1.bias"}, path)
+    with pytest.raises(BadValue, match=r"proprio_projector\.safetensors.*missing 'fc1\.bias'"):
+        VLAPolicy.from_pretrained(tmp_path, device="cpu")
+
+
+def test_heads_go_where_the_network_goes(folder: Path) -> None:
+    backbone = open_policy(folder, **STATE, head="l1").backbone
+    backbone.place({"": "meta"})
+    assert {parameter.device.type for parameter in backbone.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("data", "chunk", "bounds"),
+    [("aloha_fold_towel", 25, "min_max"), ("bridge_orig", 5, "q01_q99"), ("libero_goal", 8, "q01_q99")],
+)
+def test_the_only_data_set_decides_whether_it_is_named_or_not(
+    folder: Path, tmp_path: Path, data: str, chunk: int, bounds: str
+) -> None:
+    # Openvla-oft's constants: ALOHA 25 and the extremes, BRIDGE 5, LIBERO 8.
+    only_data_set(folder, tmp_path, data)
+    for request in (Request(), Request(unnorm_key=data), Request(suite=data)):
+        header = read_header(tmp_path, replace(request, family="openvla-oft"))
+        assert header.conventions.chunk == chunk
+        assert header.model["settings"]["bounds"] == bounds
+    asked = Request(family="openvla-oft", options={"chunk": 6})
+    assert read_header(tmp_path, asked).conventions.chunk == 6
+
+
+def only_data_set(source: Path, target: Path, name: str) -> None:
+    """The files read before the weights, with one set of statistics, called `name`."""
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, target / file.name)
+    (target / "dataset_statistics.json").unlink()
+    config = json.loads((target / "config.json").read_text())
+    config["norm_stats"] = {name: next(iter(config["norm_stats"].values()))}
+    (target / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({}, ["head: l1", "use_state: true"]),
+        ({"head": "l1"}, ["use_state: true"]),
+        ({"head": "tokens", "use_state": True}, []),
+        ({"head": "tokens", "use_state": False}, []),
+    ],
+)
+def test_heads_left_out_without_a_word_are_warned_of_once(
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    warned: list[str],
+) -> None:
+    only_data_set(folder, tmp_path, "libero_goal")
+    for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        settings = read_header(tmp_path, Request(options=options)).model["settings"]
+    # What is documented stays: tokens, no state.
+    assert {"head": "tokens", "use_state": False, **options}.items() <= settings.items()
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(warned)
+    for message, option in zip(messages, warned, strict=True):
+        assert str(tmp_path) in message
+        assert f"give backbone_kwargs {option} to use it" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"head": "l1", "use_state": True}])
+def test_a_saved_folder_opens_as_it_was_saved_without_a_word(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    open_policy(folder, **options).save_pretrained(tmp_path)
+    for file in folder.glob("*.pt"):
+        shutil.copyfile(file, tmp_path / file.name)
+    caplog.clear()
+    settings = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.config.settings
+    assert (settings.head, settings.use_state) == (("l1", True) if options else ("tokens", False))
+    assert caplog.records == []
