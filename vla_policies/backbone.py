@@ -211,6 +211,13 @@ class Backbone(nn.Module, ABC):
     ) -> ActionSample:
         """Decide; what is random comes from `noise`, a row of it for each observation."""
 
+    def manner(self, sampling: Sampling, *, deterministic: bool) -> str:
+        """How it decides, in words: what a success rate depends on besides the weights."""
+        if deterministic:
+            return "deterministic actions" + (" (nearest the mean)" if sampling.greedy == "mean" else "")
+        top = f" among the top {sampling.top_k}" if sampling.top_k else ""
+        return f"actions sampled at temperature {sampling.temperature:g}{top}"
+
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score decisions made earlier by the present weights, with gradients."""

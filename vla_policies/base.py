@@ -126,6 +126,10 @@ class VLAPolicy(ActorCriticPolicy):
         """What the policy reads and writes."""
         return self.backbone.conventions
 
+    def manner(self, *, deterministic: bool) -> str:
+        """How it decides, in words."""
+        return self.backbone.manner(self.sampling, deterministic=deterministic)
+
     @torch.no_grad()
     def act(
         self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE

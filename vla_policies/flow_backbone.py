@@ -136,6 +136,13 @@ class FlowBackbone(Backbone):
             record={"chain": torch.stack(chain, dim=1), "step": chosen_B},
         )
 
+    def manner(self, sampling: Sampling, *, deterministic: bool) -> str:
+        steps = f"in {self.flow.num_steps} denoising steps"
+        if deterministic:
+            start = " from drawn noise" if self.flow.eval_noise == "random" else ""
+            return f"deterministic actions {steps}{start}"
+        return f"actions sampled by {self.flow.scheme} {steps}"
+
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score stored chains: one pass of the flow head for Flow-SDE, J for Flow-Noise."""
         _refuse_token_settings(sampling)

@@ -134,6 +134,6 @@ class BestKeeper:
             episodes,
             tasks,
             chunk=self.envs.chunk,
-            deterministic=True,
+            actions=self.policy.manner(deterministic=True),
             start_kind=self.envs.benchmark.start_kind,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,8 +158,9 @@ class PolicyChoice:
     """Which family's hyperparameters fit."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
-    takes_options: bool
-    """Do a hyperparameter entry's `backbone_kwargs` apply? Fresh weights and published checkpoints take them."""
+    settled: Collection[str] | None
+    """Which of a hyperparameter entry's `backbone_kwargs` a checkpoint has settled, so that they do not apply: all
+    where it is one of ours (None), `lora` where it is an adapter."""
 
 
 def resolve_policy(
@@ -177,7 +178,7 @@ def resolve_policy(
         raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
         _check_family_choices(name, given)
-        return PolicyChoice(name=name, family=name, env_options={}, takes_options=True)
+        return PolicyChoice(name=name, family=name, env_options={}, settled=())
     folder = local_or_shipped(name)
     if not folder.is_dir():
         if "/" not in name:
@@ -212,8 +213,15 @@ def resolve_policy(
         name=str(folder) if local_or_shipped(name).is_dir() else name,
         family=family,
         env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
-        takes_options="family" not in stored and (folder / "config.json").is_file(),
+        settled=_settled(folder, stored),
     )
+
+
+def _settled(folder: Path, stored: Mapping[str, Any]) -> Collection[str] | None:
+    if stored:
+        return None if "family" in stored else ()
+    # An adapter: ours says how it was trained.
+    return None if (folder / "vla_zoo.json").is_file() else ("lora",)
 
 
 def _check_family_choices(name: str, given: Mapping[str, Any]) -> None:
@@ -274,11 +282,12 @@ def over_recipe(
 ) -> dict[str, Any]:
     """A recipe's settings as they fit the policy, with the user's over them."""
     tuned = {**recipe, **policy.env_options}
-    if not policy.takes_options:
-        # A checkpoint of ours has its own size; options of fresh weights are not for it.
-        fresh = dict(tuned.get("policy_kwargs", {}))
-        fresh.pop("backbone_kwargs", None)
-        tuned["policy_kwargs"] = fresh
+    fresh = dict(tuned.get("policy_kwargs", {}))
+    options = fresh.pop("backbone_kwargs", {})
+    if policy.settled is not None:
+        options = {name: value for name, value in options.items() if name not in policy.settled}
+        fresh |= {"backbone_kwargs": options} if options else {}
+    tuned["policy_kwargs"] = fresh
     return _merge(tuned, overrides)
 
 

@@ -133,18 +133,18 @@ def protocol_line(
     tasks: Sequence[Task],
     *,
     chunk: int,
-    deterministic: bool,
+    actions: str,
     start_kind: str,
 ) -> str:
-    """One line that keeps a success rate from being misread; `start_kind` as of `Benchmark`."""
+    """One line that keeps a success rate from being misread; `actions` as of `VLAPolicy.manner`, `start_kind` of
+    `Benchmark`."""
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
-    how = "deterministic actions" if deterministic else "sampled actions"
     return (
         f"{env_id}, {len(episodes)} episodes = {len(episodes)} of {trials} {start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {how}, chunk {chunk}"
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}"
     )
 
 

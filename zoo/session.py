@@ -163,12 +163,13 @@ class Session:
         video = None
         if evaluation is not None and evaluation.last is not None:
             episodes = evaluation.last
+            policy: Any = self._model.policy
             line = protocol_line(
                 self._config.env,
                 episodes,
                 tasks,
                 chunk=self._config.chunk,
-                deterministic=True,
+                actions=policy.manner(deterministic=True),
                 start_kind=self._envs.benchmark.start_kind,
             )
             self._say(evaluation_table(episodes, tasks, line))

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import ActionSpec
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.registry import family_class
 
 MakePolicy = Callable[..., VLAPolicy]
 MakeObs = Callable[..., dict[str, np.ndarray]]
@@ -225,3 +227,29 @@ def test_sde_noise_and_bare_arrays_raise(policy: VLAPolicy) -> None:
 def test_settings_of_a_wrong_kind_are_named(conventions: Conventions, settings: dict, message: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=message):
         VLAPolicy(conventions.observation_space(), conventions.action_space(), lambda _: 1e-3, **settings)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "deterministic", "words"),
+    [
+        ("nano", {"temperature": 0.4}, True, "deterministic actions"),
+        ("nano", {"greedy": "mean"}, True, "deterministic actions (nearest the mean)"),
+        ("nano", {"temperature": 0.4}, False, "actions sampled at temperature 0.4"),
+        ("nano", {"top_k": 5}, False, "actions sampled at temperature 1 among the top 5"),
+        ("nano-flow", {}, True, "deterministic actions in 4 denoising steps"),
+        ("nano-flow", {}, False, "actions sampled by flow_sde in 4 denoising steps"),
+    ],
+)
+def test_a_policy_says_in_words_how_it_decides(
+    backbone: str, options: dict[str, Any], deterministic: bool, words: str
+) -> None:
+    conventions = family_class(backbone).default_conventions
+    policy = VLAPolicy(
+        conventions.observation_space(),
+        conventions.action_space(),
+        lambda _: 1e-4,
+        backbone=backbone,
+        backbone_kwargs={"size": "tiny"},
+        **options,
+    )
+    assert policy.manner(deterministic=deterministic) == words

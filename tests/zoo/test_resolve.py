@@ -266,4 +266,11 @@ def test_an_adapter_folder_keeps_its_own_size(
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
     config = resolve(f"--env LIBERO-Spatial --policy {folder}")
     assert config.entry == "LIBERO/openvla-oft"
-    assert "backbone_kwargs" not in config.policy_kwargs
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True}
+    chosen = ["-params", "policy_kwargs:{unnorm_key: libero_10_no_noops}"]
+    command = ["--env", "ManiSkill-Plate25", "--policy", str(folder), *chosen]
+    config = resolve_new_run(parser().parse(command))
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True, "value_outputs": 8}
+    # One of ours says all of that itself.
+    (folder / "vla_zoo.json").write_text("{}")
+    assert "backbone_kwargs" not in resolve(f"--env LIBERO-Spatial --policy {folder}").policy_kwargs

@@ -83,11 +83,11 @@ def test_an_evaluation_while_training_is_a_line_and_numbers() -> None:
 
 def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
     line = protocol_line(
-        "E", EPISODES, TASKS, chunk=8, deterministic=True, start_kind="sampled start states (split test)"
+        "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="sampled start states (split test)"
     )
     assert line == (
         "E, 3 episodes = 3 of 6 sampled start states (split test) on 2 of 2 tasks, success at any step, "
-        "horizon 10 steps, deterministic actions, chunk 8"
+        "horizon 10 steps, as it likes, chunk 8"
     )
 
 
