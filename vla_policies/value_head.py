@@ -6,9 +6,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from vla_policies.autocasting import as_written
+from vla_policies.autocasting import in_float32
 
 HIDDEN = (512, 128)
 FIRST_VALUES_STD = 1e-4
@@ -42,12 +41,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_BD: Tensor) -> Tensor:
         """`[B, D]` of any float dtype to float32 `[B, outputs]`, under autocast too."""
-        x = hidden_BD.float()
-        with as_written(x):
-            for layer in self.mlp:
-                # FSDP may hand over the weights in half precision, to be multiplied in float32 all the same.
-                x = _linear(layer, x) if isinstance(layer, nn.Linear) else layer(x)
-        return x
+        return in_float32(self.mlp, hidden_BD)
 
     def _linears(self) -> list[nn.Linear]:
         return [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
@@ -60,8 +54,3 @@ class ValueHead(nn.Module):
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.data = data.to(parameter.device, torch.float32)
         return self
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    bias = None if layer.bias is None else layer.bias.float()
-    return functional.linear(x, layer.weight.float(), bias)

@@ -29,6 +29,7 @@ from zoo.imitation import Frames, frames_of
 from zoo.lerobot_reader import read_dataset
 from zoo.ranks import Ranks, join, launched_processes
 from zoo.runs import ResumePoint, RunFolder, create_run_folder, describe_run
+from zoo.sharding import check_precision
 from zoo.training import policy_arguments, say_nothing, warnings_as_lines
 from zoo.writers import JsonLines, TensorBoard
 
@@ -85,6 +86,7 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         envs = make_evaluation_envs(config, cells, ranks)
         cleanup.callback(envs.close)
         policy = _make_policy(request, envs).to(device)
+        check_precision(policy)
         frames = frames_of(shown, envs.chunk)
         for folder, group in groups.items():
             check_fits(group, policy, folder)

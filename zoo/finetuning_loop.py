@@ -20,7 +20,6 @@ from zoo.finetuning_checkpoint import FinetuningCheckpoints
 from zoo.finetuning_settings import settings_of
 from zoo.imitation import Frames, ImitationScorer, batches
 from zoo.learner import Learner
-from zoo.sharding import check_precision
 from zoo.shares import own_block
 
 _LINES = 20
@@ -47,7 +46,6 @@ class FinetuningLoop:
         """What evaluates the policy, and keeps the best."""
         self._ranks = keeper.ranks
         self._checkpoints = checkpoints
-        check_precision(self._policy)
         self._learner = Learner(
             ImitationScorer(self._policy), self._policy.optimizer, self._settings.max_grad_norm
         )

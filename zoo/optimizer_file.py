@@ -60,12 +60,24 @@ def load_optimizer(
             f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
         )
     parameters = parameters_of(optimizer)
-    by_parameter: dict[int, dict[str, Tensor]] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    masters: dict[int, Tensor] = {}
     for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
-        by_parameter.setdefault(int(index), {})[name] = cut_like(parameters[int(index)], tensor)
-    optimizer.load_state_dict({"state": by_parameter, "param_groups": list(groups)})
-    for number, values in by_parameter.items():
-        # Torch has given what it read the precision of the weights.
-        present = optimizer.state[parameters[number]]
-        present.update({name: one.to(present[name].device) for name, one in values.items()})
+        number, _, name = key.partition(".")
+        if name == MASTER:
+            masters[int(number)] = tensor
+        else:
+            moments.setdefault(int(number), {})[name] = cut_like(parameters[int(number)], tensor)
+    optimizer.load_state_dict({"state": moments, "param_groups": list(groups)})
+    for index, values in moments.items():
+        state = optimizer.state[parameters[index]]
+        # Torch has given moments the precision of the weights; in older files they have it.
+        for name, one in values.items():
+            state[name] = (one if one.dtype.itemsize >= 4 else one.float()).to(state[name].device)
+    for index, master in masters.items():
+        parameter = parameters[index]
+        if parameter.dtype.itemsize >= 4:
+            parameter.data.copy_(master)
+        else:
+            # For `zoo.sharding.shard` to take.
+            optimizer.state[parameter][MASTER] = master

@@ -71,9 +71,10 @@ def check_precision(policy: nn.Module) -> None:
     """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512."""
     if trains_in_less(policy) and not masters_asked():
         raise BadValue(
-            "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Set "
+            "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
             "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
-            "masters: accelerate launch --config_file hyperparams/accelerate/one_node_fsdp2.yaml"
+            "masters, which a run that goes on may do too: accelerate launch --config_file "
+            "hyperparams/accelerate/one_node_fsdp2.yaml"
         )
 
 

@@ -110,27 +110,59 @@ def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
     check_precision(nn.Linear(2, 1))
 
 
-def of_sixteen_bits() -> nn.Linear:
-    policy = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
+def linear(dtype: torch.dtype) -> nn.Linear:
+    """A policy of one trained weight that learns and one that has no gradient."""
+    policy = nn.Linear(2, 1).to(dtype)
     policy.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
     return policy
 
 
-def test_moments_of_sixteen_bit_weights_keep_the_precision_they_were_saved_in() -> None:
-    policy, fine = of_sixteen_bits(), torch.tensor([[1.0001, 2.0]])
+def load(policy: nn.Linear, tensors: dict[str, torch.Tensor]) -> None:
+    load_optimizer(policy.optimizer, tensors, optimizer_groups(policy.optimizer), Path("file"))
+
+
+@pytest.fixture
+def saved() -> dict[str, torch.Tensor]:
+    """Of a bfloat16 policy after a step of its weight alone, with what only float32 can say."""
+    policy = linear(torch.bfloat16)
     policy.weight.sum().backward()
     policy.optimizer.step()
-    saved = optimizer_tensors(policy)
-    torch.testing.assert_close(saved["0.master"], policy.weight.detach().float())
-    saved |= {"0.exp_avg": fine, "0.master": fine}
-    fresh = of_sixteen_bits()
-    load_optimizer(fresh.optimizer, saved, optimizer_groups(policy.optimizer), Path("file"))
-    assert torch.equal(fresh.optimizer.state[fresh.weight]["exp_avg"], fine)
-    assert torch.equal(fresh.optimizer.state[fresh.weight]["master"], fine)
+    tensors = optimizer_tensors(policy)
+    torch.testing.assert_close(tensors["0.master"], policy.weight.detach().float())
+    assert sorted(tensors) == ["0.exp_avg", "0.exp_avg_sq", "0.master", "0.step", "1.master"]
+    return {**tensors, "0.exp_avg": torch.tensor([[1.0001, 2.0]]), "0.master": torch.tensor([[3.0001, 4.0]])}
+
+
+def test_moments_and_masters_of_sixteen_bit_weights_keep_their_precision(
+    saved: dict[str, torch.Tensor],
+) -> None:
+    policy = linear(torch.bfloat16)
+    load(policy, saved)
+    assert torch.equal(policy.optimizer.state[policy.weight]["exp_avg"], saved["0.exp_avg"])
+    assert torch.equal(policy.optimizer.state[policy.weight]["master"], saved["0.master"])
+    # What had no gradient has a master and no moments.
+    assert list(policy.optimizer.state[policy.bias]) == ["master"]
+    assert torch.equal(optimizer_tensors(policy)["0.master"], saved["0.master"])
+
+
+def test_a_float32_policy_goes_on_from_masters_and_keeps_none(saved: dict[str, torch.Tensor]) -> None:
+    policy = linear(torch.float32)
+    load(policy, saved)
+    assert torch.equal(policy.weight.detach(), saved["0.master"])
+    assert not [name for name in optimizer_tensors(policy) if "master" in name]
+
+
+def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(saved: dict[str, torch.Tensor]) -> None:
+    policy = linear(torch.float32)
+    load(policy, {**saved, "0.exp_avg": saved["0.exp_avg"].bfloat16()})
+    policy.weight.sum().backward()
+    policy.optimizer.step()
+    # 0.9 x 1 + 0.1 x 1, and 0.9 x 2 + 0.1.
+    assert policy.optimizer.state[policy.weight]["exp_avg"].tolist() == [pytest.approx([1.0, 1.9])]
 
 
 def test_a_rank_that_does_not_write_keeps_nothing() -> None:
-    assert optimizer_tensors(of_sixteen_bits(), keep=False) == {}
+    assert optimizer_tensors(linear(torch.bfloat16), keep=False) == {}
 
 
 def test_it_is_the_launchers_configuration_that_asks() -> None:

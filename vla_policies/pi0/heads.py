@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
+from vla_policies.autocasting import in_float32
 from vla_policies.flow import bounded_std
 
 FIRST_VALUES_STD = 1e-3
@@ -29,8 +29,7 @@ class Critic(nn.Module):
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Features of any float dtype to float32 `[B]`, under autocast too."""
-        with _no_autocast(x_BD):
-            return self.mlp(x_BD.float())[:, 0]
+        return in_float32(self.mlp, x_BD)[:, 0]
 
 
 class NoiseHead(nn.Module):
@@ -48,19 +47,13 @@ class NoiseHead(nn.Module):
 
     def forward(self, hidden_BHE: Tensor) -> Tensor:
         """`[B, H, E]` of any float dtype to float32 `[B, H, D]`, under autocast too."""
-        with _no_autocast(hidden_BHE):
-            return bounded_std(self.mlp(hidden_BHE.float()), *self.noise_std)
+        return bounded_std(in_float32(self.mlp, hidden_BHE), *self.noise_std)
 
 
 def masked_mean(x_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """Mean over the real tokens, float32 `[B, D]`."""
     weight_BL1 = mask_BL[..., None].float()
     return (x_BLD.float() * weight_BL1).sum(dim=1) / weight_BL1.sum(dim=1)
-
-
-def _no_autocast(x: Tensor) -> torch.autocast:
-    """Inside, what follows from `x` is computed in the types that it has."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _hidden_layers(width: int, hidden: Sequence[int], activation: type[nn.Module]) -> list[nn.Module]:
