@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue
 
@@ -22,14 +23,14 @@ def check_destination(path: Path, *, suffix: str = "") -> Path:
     return path
 
 
-def check_folder(path: Path) -> Path:
-    """`path` if it is a folder to write in or can be made one, else `BadValue`; nothing is made."""
+def check_folder(path: Path, *, what: str, flag: str) -> Path:
+    """`path` if it is a folder to write `what` in or can be made one, else `BadValue`; nothing is left there."""
     try:
         reason = _no_place(path)
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        raise BadValue(f"cannot write into '{path}': {reason}")
+        raise BadValue(f"cannot write {what} under '{path}': {reason}; give another {flag}")
     return path
 
 
@@ -49,4 +50,9 @@ def _no_place(wanted: Path) -> str:
     folder = next(one for one in (wanted, *wanted.absolute().parents) if one.exists())
     if not folder.is_dir():
         return f"'{folder}' is a file, no folder"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"folder '{folder}' must not be written"
+    try:
+        # Asking for permissions is not enough: a superuser has all of them, also in /proc.
+        with TemporaryDirectory(dir=folder):
+            return ""
+    except OSError as error:
+        return f"folder '{folder}' must not be written ({error.strerror})"

@@ -64,7 +64,7 @@ class Film:
         except OSError as error:
             if path.is_file():
                 path.unlink()  # half a film
-            raise BadValue(f"cannot write the film '{path}': {str(error).splitlines()[0]}") from error
+            raise BadValue(f"cannot write the film '{path}': {error.strerror or error}") from error
         return path
 
     def _encode(self, path: Path, fps: float) -> None:

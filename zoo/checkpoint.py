@@ -38,7 +38,7 @@ from vla_policies.weights import WEIGHTS_FILE, load_weights
 from zoo.boundary import Boundary, gather_boundary, own_env_state, vla_envs
 from zoo.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 from zoo.rng import set_rng_state
-from zoo.runs import damaged
+from zoo.runs import damaged, read_json
 
 if TYPE_CHECKING:
     from zoo.algorithm import VLAOnPolicyAlgorithm
@@ -140,7 +140,7 @@ def best_success(folder: Path) -> float | None:
     path = folder / SCORE_FILE
     if not path.is_file():
         return None
-    score = _read_json(path)
+    score = read_json(path)
     try:
         return float(score["success"])
     except (KeyError, TypeError, ValueError) as error:
@@ -234,7 +234,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
 
 def boundary_of(folder: Path) -> Mapping[str, Any]:
     """The counters of a checkpoint, for tools that only want to know where it stands."""
-    counters: Mapping[str, Any] = _read_json(folder / STATE_FILE)["counters"]
+    counters: Mapping[str, Any] = read_json(folder / STATE_FILE)["counters"]
     return counters
 
 
@@ -249,7 +249,7 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     path = folder / STATE_FILE
     if not path.is_file():
         raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
-    state = _read_json(path)
+    state = read_json(path)
     if missing := [key for key in (*_STATE_KEYS, *keys) if key not in state]:
         raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} lacks {', '.join(missing)}")
     if not isinstance(state["files"], dict):
@@ -289,16 +289,6 @@ def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
         return load(path)
     except (OSError, SafetensorError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValue(f"'{path}' cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _size(path: Path) -> int:

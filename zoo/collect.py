@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.benchmarks import find_benchmark
+from vla_gym.destination import check_folder
 from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
 from zoo.cli import guarded
 from zoo.progress import Progress
-from zoo.resolve import check_place
 from zoo.sources import Source, expert_source, policy_source
 
 
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.demonstrations import candidates
     from zoo.lerobot_writer import LeRobotWriter
 
-    check_place(Path(args.output), what="a dataset", flag="-o FOLDER")
+    check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)

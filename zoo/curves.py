@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from zoo.evaluation import Rate
-from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE, read_evaluation_arrays
+from zoo.monitor import EVALUATIONS_FILE, MONITOR_FILE, monitor_lines, read_evaluation_arrays
 from zoo.runs import RunFolder
 from zoo.writers import METRICS_FILE, read_rows
 
@@ -46,16 +46,8 @@ class EvaluationPoint:
 def read_episodes(run: RunFolder) -> Episodes:
     """From `monitor.csv`; raises `BadValue` when it is missing or not of this project."""
     path = run.path / MONITOR_FILE
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            file.readline()
-            reader = csv.DictReader(file)
-            rows, names = list(reader), reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadValue(f"run '{run.path}' has no readable {MONITOR_FILE}: {reason}") from error
-    if rows and None in rows[-1].values():  # a kill can leave half a line at the end
-        rows.pop()
+    reader = csv.DictReader(monitor_lines(path)[1:])
+    rows, names = list(reader), reader.fieldnames or ()
 
     def column(name: str, kind: type[np.generic]) -> np.ndarray:
         wrong = f"'{path}' has no column '{name}' of numbers in every row"

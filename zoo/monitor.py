@@ -87,13 +87,21 @@ class _OldMonitor:
 
 def _read(path: Path) -> _OldMonitor:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header = json.loads(file.readline().lstrip("#"))
-            # A kill can leave half a line at the end.
-            rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[-1].isdecimal()]
-        return _OldMonitor(began=float(header["t_start"]), rows=rows)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        head, *table = monitor_lines(path)
+        began = float(json.loads(head.lstrip("#"))["t_start"])
+    except (ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"its first line must say when the run began ({error})") from error
+    # Under the names of the columns.
+    return _OldMonitor(began=began, rows=[row for row in csv.reader(table) if row and row[-1].isdecimal()])
+
+
+def monitor_lines(path: Path) -> list[str]:
+    """All lines of a `monitor.csv`, but half a one that a kill left at the end; raises `BadValue` for no such text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, check_integer
 from zoo.arguments import OneLineParser, count, import_gym_packages, seed
 from zoo.cli import guarded
+from zoo.config import LARGEST_SEED
 from zoo.dry_run import plan_of
 from zoo.resolve import check_services, resolve_new_run
 from zoo.runs import RunFolder, folder_name
@@ -101,6 +102,7 @@ class Search:
                 flag = f"--{name.replace('_', '-')}"
                 raise BadValue(f"{flag} after -- is not for trials: {instead}")
         import_gym_packages(own.gym_packages)
+        check_integer("the last run's seed", self.seeds[-1], 0, LARGEST_SEED)
         args = train_parser().parse(self._argv(self.seeds[0], self.folder))
         check_services(args)
         config = resolve_new_run(args)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vla_gym.errors import BadValue
 from zoo.evaluation import Rate
+from zoo.monitor import EVALUATIONS_FILE, read_evaluation_arrays
 from zoo.results import rate_values
-from zoo.runs import RunFolder
+from zoo.runs import RunFolder, read_json
 
 RESULTS_FILE, PROTOCOL_FILE = "results.json", "protocol.json"
 _PROTOCOL = ("split", "tasks", "own_instructions", "options")
@@ -33,9 +30,9 @@ def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[s
         record = read_json(last)
         if record.get("num_timesteps") == step:
             return record
-    if (run.path / "evaluations.npz").is_file() and step is not None:
-        with np.load(run.path / "evaluations.npz") as log:
-            rows = log["successes"][log["timesteps"] == step]
+    if (run.path / EVALUATIONS_FILE).is_file() and step is not None:
+        log = read_evaluation_arrays(run.path / EVALUATIONS_FILE)
+        rows = log["successes"][log["timesteps"] == step]
         if len(rows):
             rate = Rate(label=run.config().env, successes=int(rows[-1].sum()), episodes=rows.shape[1])
             return {"success": rate_values(rate)}
@@ -56,12 +53,3 @@ def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
     evaluated = record.get("protocol", {})
     same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
     return bool(record.get("deterministic")) and record.get("env") == run.config().env and same
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's mapping; raises `BadValue` when it cannot be read."""
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValue(f"'{path}' cannot be read as JSON: {error}") from error
-    return values

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from vla_gym.benchmarks import find_benchmark
@@ -22,7 +21,7 @@ from zoo.agents import local_or_shipped
 from zoo.arguments import key_values
 from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
-from zoo.runs import ResumePoint, RunFolder
+from zoo.runs import ResumePoint, RunFolder, longer
 from zoo.settings import check_algorithm, check_settings
 from zoo.sharing import check_repo
 from zoo.trackers import check_tracker
@@ -54,19 +53,6 @@ def check_services(args: argparse.Namespace) -> None:
         check_tracker(args.track)
     if args.push_to_hub is not None:
         check_repo(args.push_to_hub)
-
-
-def check_place(folder: Path, *, what: str = "run folders", flag: str = "-f DIR") -> None:
-    """Raise `BadValue` where `folder` cannot be made or written into; nothing is left in it."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    try:
-        # Asking for permissions is not enough: a superuser has all of them, also in /proc.
-        with TemporaryDirectory(dir=there):
-            pass
-    except OSError as error:
-        raise BadValue(
-            f"cannot write {what} under '{folder}': {error.strerror} ('{there}'); give another {flag}"
-        ) from error
 
 
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
@@ -117,7 +103,7 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
     if config.n_timesteps <= point.step:
         raise BadValue(
             f"'{point.run.path}' has done {point.step} of {config.n_timesteps} simulator steps already: "
-            f"give a larger total with -n, e.g. -n {2 * point.step}"
+            f"give a larger total with -n, e.g. -n {longer(config.n_timesteps, point.step)}"
         )
     return config
 

@@ -18,7 +18,7 @@ from zoo.curves import Episodes, moving_mean, read_episodes, read_evaluations, r
 from zoo.evaluation import Rate
 from zoo.hyperparams import packaged_entry
 from zoo.line_chart import Line, line_chart
-from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder, damaged
+from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder, read_json
 
 _WINDOW = 50
 _BINS = 20
@@ -223,13 +223,7 @@ def _read(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(_read(path)) if path.is_file() else {}
-    except ValueError as error:
-        raise damaged(path, error) from error
-    if not isinstance(values, dict):
-        raise damaged(path, "it holds no JSON object")
-    return values
+    return read_json(path) if path.is_file() else {}
 
 
 def _text(value: object) -> str:

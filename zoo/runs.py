@@ -209,9 +209,22 @@ def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
 
 
 def damaged(file: Path, reason: object) -> BadValue:
-    """The error for a run's file that does not hold what this project writes there."""
+    """The error for a run's file that cannot be read, or does not hold what this project writes there."""
+    if isinstance(reason, OSError):
+        return BadValue(f"'{file}' cannot be read: {reason.strerror or reason}")
     said = " ".join(str(reason).split()).rstrip(".")
     return BadValue(f"'{file}' is damaged: {said}. Restore it, or move it away to do without what it holds")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping that a run's file holds; raises `BadValue` when there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+    if not isinstance(values, dict):
+        raise damaged(path, f"it must hold a JSON object, got {type(values).__name__}")
+    return values
 
 
 def longer(n_timesteps: int, done: int) -> int:

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
 from zoo.model_card import CardFacts, model_card
-from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation, read_json
+from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation
 from zoo.runs import (
     TRAINING,
     ResumePoint,
@@ -28,6 +28,7 @@ from zoo.runs import (
     find_run,
     folder_name,
     policy_folder,
+    read_json,
 )
 
 CARD, REPLAY = "README.md", "replay.mp4"

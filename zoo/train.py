@@ -21,7 +21,7 @@ from zoo.arguments import (
 from zoo.cli import guarded, hush_ranks
 from zoo.config import RunConfig
 from zoo.dry_run import check_startable, dry_run_text, memory_lines, plan_of
-from zoo.resolve import check_place, check_services, resolve_new_run, resolve_resumed_run
+from zoo.resolve import check_services, resolve_new_run, resolve_resumed_run
 from zoo.runs import ResumePoint, find_resume_point
 from zoo.sharing import is_remote, publish_trained, remote_resume_point
 
@@ -119,10 +119,10 @@ def run(argv: Sequence[str]) -> int:
     point = _resume_point(args.resume) if args.resume else None
     config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
     if args.tensorboard_log:
-        check_folder(Path(args.tensorboard_log) / config.algo)
+        check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = plan_of(config)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
-        check_place(_log_folder(args, point))
+        check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
     if args.dry_run:
         check_startable(config)
         print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,25 +41,34 @@ def test_where_no_file_can_go_is_told_with_the_reason(
         check_destination(tmp_path / name, suffix=suffix)
 
 
+def refuse(*args: Any, **kwargs: Any) -> None:
+    """Whatever is asked for."""
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
 def test_what_must_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(BadValue, match="must not be written"):
         check_destination(tmp_path / "file")
-    with pytest.raises(BadValue, match=r"folder '.*' must not be written"):
+    monkeypatch.setattr("vla_gym.destination.TemporaryDirectory", refuse)
+    with pytest.raises(BadValue, match=r"folder '.*' must not be written \(Permission denied\)"):
         check_destination(tmp_path / "new" / "file")
 
 
 def test_a_folder_is_there_or_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_folder(tmp_path)
-    check_folder(tmp_path / "new" / "folder")
+    words = {"what": "a dataset", "flag": "-o FOLDER"}
+    assert check_folder(tmp_path, **words) == tmp_path
+    check_folder(tmp_path / "new" / "folder", **words)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
-        with pytest.raises(BadValue, match=r"cannot write into '.*': '.*/file' is a file, no folder"):
-            check_folder(wanted)
+        with pytest.raises(
+            BadValue, match=r"a dataset under '.*': '.*/file' is a file, no folder; give another"
+        ):
+            check_folder(wanted, **words)
     with pytest.raises(BadValue, match="File name too long"):
-        check_folder(tmp_path / ("n" * 300))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+        check_folder(tmp_path / ("n" * 300), **words)
+    monkeypatch.setattr("vla_gym.destination.TemporaryDirectory", refuse)
     with pytest.raises(BadValue, match="must not be written"):
-        check_folder(tmp_path)
+        check_folder(tmp_path, **words)

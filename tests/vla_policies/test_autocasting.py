@@ -1,6 +1,8 @@
+import pytest
 import torch
+from torch import nn
 
-from vla_policies.autocasting import as_written, autocast_type
+from vla_policies.autocasting import as_written, autocast_type, in_float32
 
 
 def test_products_keep_their_types_inside() -> None:
@@ -21,3 +23,17 @@ def test_tensors_without_memory_have_no_autocast() -> None:
     assert autocast_type(x) is None
     with as_written(x):
         assert (x @ x).shape == (2, 2)
+
+
+def test_layers_multiply_in_float32_whatever_their_weights_and_autocast() -> None:
+    layers = nn.Sequential(nn.Linear(2, 1), nn.ReLU()).to(torch.bfloat16)
+    with torch.no_grad():
+        layers[0].weight.copy_(torch.tensor([[1.0, 2.0]]))
+        layers[0].bias.fill_(0.5)
+    # 1.001 + 2 x 1.002 + 0.5; in bfloat16 1.001 is 1.
+    x = torch.tensor([[1.001, 1.002]])
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            y = in_float32(layers, x)
+        assert y.dtype == torch.float32
+        assert y.item() == pytest.approx(3.505, abs=1e-6)

@@ -101,7 +101,10 @@ def test_a_tensorboard_folder_that_cannot_be_is_refused_first(
     (tmp_path / "file").write_text("")
     assert main(["train", "--env", "Toy-Reach", "-n", "64", "-tb", "file", *dry]) == 2
     printed = capsys.readouterr()
-    assert printed.err == f"error: cannot write into 'file/ppo': '{tmp_path}/file' is a file, no folder\n"
+    assert printed.err == (
+        f"error: cannot write TensorBoard's files under 'file/ppo': '{tmp_path}/file' is a file, no folder; give "
+        "another -tb DIR\n"
+    )
     assert printed.out == ""
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 

@@ -42,7 +42,7 @@ def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
 
 
 def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"no readable monitor\.csv"):
+    with pytest.raises(BadValue, match=r"monitor\.csv' cannot be read: No such file"):
         read_episodes(RunFolder(tmp_path))
     (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
     with pytest.raises(BadValue, match="no column 'num_timesteps'"):
@@ -53,9 +53,10 @@ def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
     file = MonitorFile(tmp_path, "Toy-Reach")
     file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
     file.close()
-    with (tmp_path / "monitor.csv").open("a") as half:
-        half.write("0.0,7")
-    assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
+    whole = (tmp_path / "monitor.csv").read_bytes()
+    for half in (b"0.0,7", b"0.5,12,3.1,1,4,", b"0.5,12,3.1,1,4,20"):
+        (tmp_path / "monitor.csv").write_bytes(whole + half)
+        assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
         (tmp_path / "monitor.csv").write_bytes(damage)
         with pytest.raises(
-            BadValue, match=r"no readable monitor\.csv: .|monitor\.csv' has no column 'num_time"
+            BadValue, match=r"monitor\.csv' is damaged: 'utf-8'|monitor\.csv' has no column 'num_time"
         ):
             read_episodes(run)
     (tmp_path / "evaluations.npz").write_bytes(b"garbage")
