@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +51,12 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
         )
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
-    settings: dict[str, Any] = {"mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy()}
+    # Old log-probabilities, advantages and the loss go in and out as they are: 16 bits would move a ratio by per cents.
+    asked = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+    precision = replace(asked, output_dtype=None, cast_forward_inputs=False)
+    if precision.reduce_dtype is not None:
+        precision = replace(precision, reduce_dtype=torch.float32)
+    settings: dict[str, Any] = {"mp_policy": precision}
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
         settings["offload_policy"] = plugin.cpu_offload
     return settings
