@@ -171,7 +171,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_argument(
         "--stochastic", action="store_true", help="sample actions instead of deterministic ones"
     )
-    actions.add_argument("--deterministic", action="store_true", help="likeliest actions (the default)")
+    actions.add_argument(
+        "--deterministic", action="store_true", help="what the policy takes for best (the default)"
+    )
     parser.add_argument(
         "--instructions",
         metavar="FILE",

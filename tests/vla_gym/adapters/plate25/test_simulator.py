@@ -128,34 +128,38 @@ def test_the_hand_goes_where_it_is_sent(bare: Path) -> None:
     np.testing.assert_allclose(scaled.observe()["state"], sim.observe()["state"], atol=1e-5)
 
 
+STILL = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+
+
+def lay_on_plate(sim: Any) -> None:
+    """Put the object 4 cm above the middle of the plate, at rest."""
+    from vla_gym.adapters.plate25.laying import Place
+
+    x, y, z = (float(number) for number in sim._plate.pose.p)
+    sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
+
+
 def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
     from vla_gym.adapters.plate25.judge import Judgement
-    from vla_gym.adapters.plate25.laying import Place
 
     sim = simulator()
     sim.reset(START)
-    still = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
-    assert not sim.step(still).success
-    x, y, z = (float(number) for number in sim._plate.pose.p)
-    sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
-    sim.step(still)
-    lying = sim.step(still)
+    assert not sim.step(STILL).success
+    lay_on_plate(sim)
+    sim.step(STILL)
+    lying = sim.step(STILL)
     assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, False)
     sim._judgement = Judgement(grasped=True)
-    assert sim.step(still).reward == pytest.approx(1.0)
+    assert sim.step(STILL).reward == pytest.approx(1.0)
 
 
 def test_success_ends_an_episode_where_that_was_asked_for(bare: Path) -> None:
-    from vla_gym.adapters.plate25.laying import Place
-
     sim = simulator(success_ends=True)
     sim.reset(START)
-    still = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
-    assert not sim.step(still).terminated
-    x, y, z = (float(number) for number in sim._plate.pose.p)
-    sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
-    sim.step(still)
-    assert sim.step(still).terminated
+    assert not sim.step(STILL).terminated
+    lay_on_plate(sim)
+    sim.step(STILL)
+    assert sim.step(STILL).terminated
 
 
 def test_published_files_are_used_where_they_are(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
