@@ -16,7 +16,7 @@ from vla_gym.benchmarks import find_benchmark
 from vla_gym.env_config import EnvConfig
 from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_gym.instructions import Instructions, changed_instructions, retold
-from vla_gym.observation import ObservationLayout
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
 from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
 from vla_gym.process_pool import ProcessPool
 from vla_gym.rewards import RewardKind, RewardRule
@@ -245,7 +245,7 @@ def check_stages(stages: int, *, num_envs: int, group_size: int, together: bool 
 def _image_size(benchmark: Benchmark, image_size: int | None) -> int:
     if image_size is None:
         return benchmark.default_image_size
-    return check_integer("image_size", image_size, 8, 2048, note="pixels")
+    return check_integer("image_size", image_size, SMALLEST_IMAGE, LARGEST_IMAGE, note="pixels")
 
 
 def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:

@@ -16,6 +16,9 @@ from gymnasium import spaces
 
 from vla_gym import text
 
+SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
+"""Sides of an image that simulators are asked for, pixels."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationLayout:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vla_gym.errors import BadValue, UnknownName, unknown_name
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
+from vla_gym.pool import OnWorkerError
+from vla_gym.rewards import RewardKind
 from zoo.schedules import build_schedule
 
 KindName = Literal["int", "float", "bool", "str", "mapping", "settings", "schedule", "pair"]
@@ -78,15 +81,15 @@ RUN_SETTINGS: Mapping[str, Kind] = {
 ENV_SETTINGS: Mapping[str, Kind] = {
     "chunk": _COUNT,
     "group_size": _COUNT,
-    "image_size": Kind(name="int", low=8, high=2048),
+    "image_size": Kind(name="int", low=SMALLEST_IMAGE, high=LARGEST_IMAGE),
     "wrist_camera": _BOOL,
     "state": _BOOL,
     "instructions": _MAPPING,
-    "reward": Kind(name="str", choices=("sparse", "differenced", "step_penalty")),
+    "reward": Kind(name="str", choices=get_args(RewardKind)),
     "reward_scale": _POSITIVE,
     "split": _STR,
     "num_workers": _COUNT_OR_0,
-    "on_worker_error": Kind(name="str", choices=("raise", "restart")),
+    "on_worker_error": Kind(name="str", choices=get_args(OnWorkerError)),
     "step_timeout": _POSITIVE,
     "reset_timeout": _POSITIVE,
     "env_kwargs": _MAPPING,
