@@ -7,6 +7,7 @@ Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetens
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,13 @@ class LoraSettings:
     def __post_init__(self) -> None:
         if self.rank < 1 or (self.alpha is not None and self.alpha < 1):
             raise BadValue(f"LoRA's rank and alpha must be >= 1, got {self.rank} and {self.alpha}")
+        if isinstance(self.targets, str):
+            try:
+                re.compile(self.targets)
+            except re.error as error:
+                raise BadValue(
+                    f"LoRA's targets must be layer names or a regular expression, got '{self.targets}': {error}"
+                ) from error
 
     @property
     def scale_alpha(self) -> int:

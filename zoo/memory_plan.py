@@ -47,7 +47,12 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
     decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * tokens + COLUMN_BYTES
     size = plan.rows * plan.columns_per_rank * decision
     what = f"rollout buffer, {plan.rows} x {plan.columns_per_rank} decisions of {decision:,} B"
-    return [Need("host", what, size)]
+    lines = [Need("host", what, size)]
+    if config.algo_kwargs.get("resample_dead_groups"):
+        # `zoo.groups` keeps a round of candidates beside it.
+        spare = f"rollout buffer of resampled groups, {plan.rows} x {plan.envs_per_rank} decisions"
+        lines.append(Need("host", spare, plan.rows * plan.envs_per_rank * decision))
+    return lines
 
 
 def observation_bytes(config: RunConfig, benchmark: Benchmark) -> int:

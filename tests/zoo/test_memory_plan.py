@@ -53,6 +53,17 @@ def test_the_rollout_buffer_and_the_policy_are_as_large_as_estimated(envs: VLAVe
     assert total(policy_needs(plan, TOY, benchmark), "device") == 16 * parameters
 
 
+def test_grpo_that_resamples_holds_one_round_more():
+    def held(**algo_kwargs: object) -> int:
+        options = {"chunk": 4, "image_size": 32, "group_size": 2}
+        kwargs = {"rollouts_per_update": 3, "batch_size": 12, **algo_kwargs}
+        config = RunConfig(**{**_fields(TOY), "algo": "grpo", "env_options": options, "algo_kwargs": kwargs})
+        return total(rollout_needs(solve(config), config, benchmark_of(config)), "host")
+
+    # Three rounds are kept; a fourth is where new groups are tried.
+    assert 3 * held(resample_dead_groups=2) == 4 * held()
+
+
 def test_simulators_are_counted_by_worker():
     config = RunConfig(
         algo="ppo",
