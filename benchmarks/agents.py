@@ -6,7 +6,8 @@
     python -m benchmarks.agents --jobs 4                         # four environments at a time, a core each
 
 Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, and
-one that was cut off starts anew, so the script can be stopped and started again. The table says what every step cost
+one that was cut off starts anew, so the script can be stopped and started again. What another recipe has left in the
+folder is refused. The table says what every step cost
 in seconds of CPU, workers included. Settings of the environments and algorithms are the recipes of
 `hyperparams/{ppo,grpo}.yml`.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -142,11 +144,17 @@ class Workshop:
 
         A training that was cut off starts anew: what it left in `<name>/` would be taken for the whole of it.
         """
-        if name in self.costs():
+        argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
+        line = shlex.join(["python", *argv[1:]])
+        if name in self._done():
+            if (made_by := self._done()[name]["command"]) != line:
+                raise SystemExit(
+                    f"'{name}' in {self.folder} was made by another recipe:\n  {made_by}\nnow it is:\n  {line}\n"
+                    "move the folder away, or give another -o"
+                )
             return
         shutil.rmtree(self.folder / name, ignore_errors=True)
-        argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
-        print(" ".join(["python", *argv[1:]]), flush=True)
+        print(line, flush=True)
         with (
             (self.folder / f"{name}.log").open("w") as log,
             subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT) as process,
@@ -156,16 +164,21 @@ class Workshop:
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise SystemExit(f"exit code {process.returncode}; see {self.folder / f'{name}.log'}")
-        seconds = usage.ru_utime + usage.ru_stime
-        self._costs_file.write_text(json.dumps({**self.costs(), name: round(seconds, 1)}, indent=1) + "\n")
+        seconds = round(usage.ru_utime + usage.ru_stime, 1)
+        done = {**self._done(), name: {"command": line, "cpu_seconds": seconds}}
+        self._done_file.write_text(json.dumps(done, indent=1) + "\n")
 
     @property
-    def _costs_file(self) -> Path:
-        return self.folder / "cpu_seconds.json"
+    def _done_file(self) -> Path:
+        return self.folder / "steps.json"
+
+    def _done(self) -> Mapping[str, Mapping[str, Any]]:
+        """Step -> its command, and what it took; of the steps that are done."""
+        return json.loads(self._done_file.read_text()) if self._done_file.is_file() else {}
 
     def costs(self) -> Mapping[str, float]:
         """Step -> seconds of CPU, workers included; of the steps that are done."""
-        return json.loads(self._costs_file.read_text()) if self._costs_file.is_file() else {}
+        return {name: one["cpu_seconds"] for name, one in self._done().items()}
 
     def ship(self, target: Path) -> None:
         """Copy each stage's policy and what describes its run to `target/<stage>/<env>/`."""

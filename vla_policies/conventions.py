@@ -104,7 +104,8 @@ def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
     """(K, A) of a `Box` `[K, A]`, or (1, A) of `[A]`; anything but [-1, 1] raises."""
     if not isinstance(action_space, spaces.Box) or len(action_space.shape) not in (1, 2):
         raise BadValue(
-            f"VLAPolicy needs a Box action space [chunk, action_dim] in [-1, 1], got {action_space}"
+            f"VLAPolicy needs a Box action space [chunk, action_dim] in [-1, 1], got {action_space}; a vector "
+            "environment has it as envs.as_sb3().action_space"
         )
     if np.any(action_space.low != -1.0) or np.any(action_space.high != 1.0):
         raise BadValue(f"VLAPolicy's actions are in [-1, 1]; the environment's space is {action_space}")

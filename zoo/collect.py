@@ -13,7 +13,7 @@ from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
 from zoo.cli import guarded
 from zoo.progress import Progress
-from zoo.sources import Source, expert_source, policy_source
+from zoo.sources import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
 
 
 def parser() -> OneLineParser:
@@ -37,17 +37,16 @@ def parser() -> OneLineParser:
         help="deviation added to an expert's executed actions (default: 0)",
     )
     p.add_argument("--keep-failures", action="store_true", help="keep episodes that were not solved, too")
-    for name, default, what in (("gamma", 0.99, "discount"), ("gae-lambda", 0.95, "lambda")):
+    for name, default, what in (("gamma", GAMMA, "discount"), ("gae-lambda", GAE_LAMBDA, "lambda")):
         p.add_argument(
             f"--{name}",
             type=_share,
-            default=default,
             metavar="X",
-            help=f"{what} of a policy's advantages, over decisions (default: %(default)s)",
+            help=f"{what} of a policy's advantages, over decisions (default: {default})",
         )
     p.add_argument(
         "--crf",
-        type=count_or_zero,
+        type=_crf,
         default=0,
         metavar="N",
         help="what pictures may lose, x264's measure: 0 nothing (default), 16 a quarter of the size",
@@ -140,6 +139,13 @@ def _deviation(text: str) -> float:
         value = -1.0
     if not 0.0 <= value < 2.0:
         raise argparse.ArgumentTypeError(f"must be a standard deviation in 0 .. 2, got '{text}'")
+    return value
+
+
+def _crf(text: str) -> int:
+    value = count_or_zero(text)
+    if value > 51:
+        raise argparse.ArgumentTypeError(f"must be in 0 .. 51, x264's scale, got {text}")
     return value
 
 

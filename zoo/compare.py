@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
 from zoo.paired import compare, compare_tasks, outcomes_of
+from zoo.quotable import RESULTS_FILE
 from zoo.results import comparison_table, task_comparison_table
+from zoo.runs import read_json
 
 _NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
+_NEEDED_OF_EPISODES = {"task_id", "start_state", "success_once"}
 
 
 def parser() -> OneLineParser:
@@ -24,7 +27,7 @@ def parser() -> OneLineParser:
             f"--{name}",
             nargs="+",
             metavar="FILE",
-            help=f"results of {whose} policy, JSON of zoo.evaluate; several splits count together",
+            help=f"results of {whose} policy: JSON of zoo.evaluate, or its run folder; several splits count together",
         )
     return p
 
@@ -62,14 +65,23 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def read_record(path: Path) -> Mapping[str, Any]:
-    """A file of `zoo.evaluate`; raises `BadValue` for anything else."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadValue(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or not record.keys() >= _NEEDED:
-        raise BadValue(f"'{path}' is no result of zoo.evaluate; write one with zoo.evaluate -o {path}")
+    """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
+    file = path / RESULTS_FILE if path.is_dir() else path
+    hint = f"write one with: python -m zoo.evaluate -i RUN -o {shlex.quote(str(file))}"
+    if not file.is_file():
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
+    record = read_json(file)
+    if not record.keys() >= _NEEDED or not _are_episodes(record["episodes"]):
+        raise BadValue(f"'{file}' is no result of zoo.evaluate; {hint}")
     return record
+
+
+def _are_episodes(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, dict) and one.keys() >= _NEEDED_OF_EPISODES for one in value)
+    )
 
 
 def main() -> int:

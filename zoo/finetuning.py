@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue
-from vla_gym.specs import StartState
+from vla_gym.specs import Benchmark, StartState
 from vla_policies import VLAPolicy
+from zoo.alarms import TrainingWarning
 from zoo.batch_plan import benchmark_of, check_dealing
 from zoo.best_keeper import BestKeeper
 from zoo.callbacks import Stopped, StopSignals
@@ -26,7 +28,7 @@ from zoo.finetuning_checkpoint import FinetuningCheckpoints, load_finetuning
 from zoo.finetuning_loop import FinetuningLoop
 from zoo.finetuning_settings import FinetuningSettings, settings_of
 from zoo.imitation import Frames, frames_of
-from zoo.lerobot_reader import read_dataset
+from zoo.lerobot_reader import check_dataset, read_dataset
 from zoo.ranks import Ranks, join, launched_processes
 from zoo.runs import ResumePoint, RunFolder, create_run_folder, describe_run
 from zoo.sharding import check_precision
@@ -82,7 +84,10 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
-        cells = own_cells(config, benchmark_of(config).tasks, ranks)
+        benchmark = benchmark_of(config)
+        for folder in groups:
+            check_rate(folder, benchmark)
+        cells = own_cells(config, benchmark.tasks, ranks)
         envs = make_evaluation_envs(config, cells, ranks)
         cleanup.callback(envs.close)
         policy = _make_policy(request, envs).to(device)
@@ -139,6 +144,18 @@ def check_alike(groups: Mapping[Path, Sequence[Demonstration]]) -> None:
 
 def _said(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def check_rate(folder: Path, benchmark: Benchmark) -> None:
+    """Warn when the dataset has other steps in a second than the environment: its actions may be of another length."""
+    fps = check_dataset(folder).fps
+    if round(fps) != round(benchmark.control_hz):
+        warnings.warn(
+            f"'{folder}' has {fps:g} frames per second, the environment {benchmark.control_hz:g} steps: each action "
+            "becomes one step",
+            TrainingWarning,
+            stacklevel=2,
+        )
 
 
 def check_fits(shown: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:

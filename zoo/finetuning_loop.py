@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_gym.errors import VLAZooError
+from vla_gym.errors import BadValue, VLAZooError
 from vla_policies import VLAPolicy
 from vla_policies.noise import Noise, SlotNoise
 from zoo.augmentation import augmented
@@ -135,7 +135,13 @@ class FinetuningLoop:
                 # Gradients are averaged over ranks, not summed.
                 learner.backward(scored * self._ranks.size)
             loss += scored.item()
-        return float(self._ranks.total(torch.tensor([loss]))), float(learner.apply()[0])
+        norm, finite = learner.apply()
+        if not finite and learner.accelerator.scaler is None:
+            raise BadValue(
+                f"the gradient of update {self._done + 1} is not finite, and the update was left out: "
+                "give a lower --learning-rate"
+            )
+        return float(self._ranks.total(torch.tensor([loss]))), float(norm)
 
 
 @dataclass(frozen=True)

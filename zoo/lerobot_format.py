@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
+from vla_policies.records import from_json
 
 VERSION = "v3.0"
 CHUNK_SIZE = 1000
@@ -32,6 +35,26 @@ STATE, ACTION, CAMERA_PREFIX = "observation.state", "action", "observation.image
 EXACT = "gbrp"
 """ffmpeg's name for red, green and blue planes: what H.264 keeps without loss."""
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """What is read here of `info.json`."""
+
+    features: Mapping[str, Mapping[str, Any]]
+    """Column or camera -> its dtype and shape."""
+    fps: float
+    """Frames per second."""
+    total_episodes: int
+    """Episodes there are."""
+    data_path: str
+    """Pattern of the tables' names, see `DATA_PATH`."""
+    video_path: str | None = None
+    """Pattern of the videos' names, see `VIDEO_PATH`; None where pictures are in the tables."""
+
+    def __post_init__(self) -> None:
+        if not self.fps > 0:
+            raise BadValue(f"fps must be above 0, got {self.fps}")
 
 
 def camera_key(camera: str) -> str:
@@ -124,9 +147,23 @@ def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write the file whole or not at all."""
+    with _whole(path) as partial:
+        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a pyarrow table as parquet, whole or not at all."""
+    _, pq = parquet()
+    with _whole(path) as partial:
+        pq.write_table(table, partial)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Another name to write to, which becomes `path` in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    yield partial
     partial.replace(path)
 
 
@@ -139,6 +176,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
     return values
+
+
+def read_info(root: Path) -> DatasetInfo:
+    """Of the dataset in `root`; raises `BadValue` for another version, and for what is missing or of another type."""
+    path = root / INFO_PATH
+    if not path.is_file():
+        raise BadValue(
+            f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
+            "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
+        )
+    values = read_json(path)
+    if values.get("codebase_version") != VERSION:
+        raise BadValue(
+            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read"
+        )
+    known = {field.name for field in fields(DatasetInfo)}
+    return from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
 
 
 def parquet() -> tuple[ModuleType, ModuleType]:

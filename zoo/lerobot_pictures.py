@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ PICTURES = ("video", "image")
 """What `info.json` calls a camera's dtype."""
 
 
-def cameras_of(info: Mapping[str, Any], root: Path) -> dict[str, str]:
+def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
     """Our name of each camera -> its feature. A single one is `image`, whatever it is called."""
-    found = [key for key, feature in info["features"].items() if feature["dtype"] in PICTURES]
+    found = [key for key, feature in info.features.items() if feature.get("dtype") in PICTURES]
     if not found:
         raise BadValue(f"'{root}' has no pictures: no feature is of dtype {' or '.join(PICTURES)}")
     if len(found) == 1:
@@ -55,46 +57,73 @@ def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
 
 
 class Videos:
-    """Videos of a dataset, each read once."""
+    """Videos of a dataset, each read on from episode to episode, so that no more than one is held."""
 
-    def __init__(self, root: Path, info: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, info: lr.DatasetInfo) -> None:
         self._root = root
         self._info = info
-        self._frames: dict[str, np.ndarray] = {}
+        self._open: dict[str, Video] = {}
 
     def of(self, row: Mapping[str, Any], key: str) -> np.ndarray:
         """Frames of camera `key` in the episode that `row` of the episodes' table describes."""
-        name = self._info["video_path"].format(
+        if self._info.video_path is None:
+            raise BadValue(
+                f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)"
+            )
+        path = self._root / self._info.video_path.format(
             video_key=key,
             chunk_index=row[f"videos/{key}/chunk_index"],
             file_index=row[f"videos/{key}/file_index"],
         )
-        if name not in self._frames:
-            height, width = _height_and_width(self._info["features"][key])
-            self._frames[name] = read_video(self._root / name, height, width)
-        first = round(row[f"videos/{key}/from_timestamp"] * self._info["fps"])
-        found = self._frames[name][first : first + row["length"]]
-        if len(found) != row["length"]:
-            raise BadValue(f"'{self._root / name}' ends before episode {row['episode_index']} does")
-        return found
+        first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        video = self._open.get(key)
+        if video is None or video.path != path or video.position > first:
+            video = self._open[key] = Video(path)
+        frames = video.read(first, row["length"])
+        if len(frames) != row["length"]:
+            raise BadValue(f"'{path}' ends before episode {row['episode_index']} does")
+        return frames
 
 
-def read_video(path: Path, height: int, width: int) -> np.ndarray:
-    """Every frame of an mp4, uint8 `[T, H, W, 3]`; raises `BadValue` when it is missing or cannot be read."""
+class Video:
+    """An mp4, read from its beginning on; raises `BadValue` when it is missing or cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        """Number of the next frame."""
+        self._frames = frames_of_video(path)
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """Frames `first .. first + count`, as far as there are any, uint8 `[T, H, W, 3]`."""
+        skipped = sum(1 for _ in islice(self._frames, max(0, first - self.position)))
+        found = list(islice(self._frames, count))
+        self.position += skipped + len(found)
+        return np.stack(found) if found else np.empty((0, 0, 0, 3), np.uint8)
+
+
+def frames_of_video(path: Path) -> Iterator[np.ndarray]:
+    """Every frame of an mp4, uint8 `[H, W, 3]`; raises `BadValue` when it is missing or cannot be read."""
     if not path.is_file():
         raise BadValue(f"the dataset lacks '{path}'")
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-fps_mode", "passthrough"]
-    done = subprocess.run(  # noqa: S603 - our own ffmpeg
-        [*command, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=False
-    )
-    size = height * width * 3
-    if done.returncode or not done.stdout or len(done.stdout) % size:
-        raise BadValue(f"'{path}' cannot be read as {width}x{height} video: {done.stderr.decode()[-200:]}")
-    return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3)
-
-
-def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
-    """Of `shape`, whose channels stand last or, where `names` says so, first."""
-    shape, names = feature["shape"], feature.get("names") or ()
-    height, width = shape[1:] if list(names[:1]) in (["channels"], ["channel"]) else shape[:2]
-    return int(height), int(width)
+    with (
+        tempfile.TemporaryFile() as log,
+        # A PPM says its own size, which `info.json` may have wrong.
+        subprocess.Popen(  # noqa: S603 - our own ffmpeg
+            [*command, "-f", "image2pipe", "-c:v", "ppm", "-"], stdout=subprocess.PIPE, stderr=log
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            while process.stdout.readline() == b"P6\n":
+                width, height = map(int, process.stdout.readline().split())
+                process.stdout.readline()
+                data = process.stdout.read(height * width * 3)
+                yield np.frombuffer(data, np.uint8).reshape(height, width, 3)
+            if process.wait():
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip()
+                raise BadValue(f"'{path}' cannot be read as video: {said[-200:]}")
+        finally:
+            process.kill()  # whoever reads may have had enough

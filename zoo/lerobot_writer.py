@@ -88,6 +88,10 @@ class LeRobotWriter:
             )
 
     def _write_files(self, episodes: Sequence[Demonstration]) -> None:
+        if not self._done["files"]:
+            # Whatever interrupts the first files: the folder is ours.
+            lr.write_json(self.root / PROGRESS_PATH, self._done)
+        pa, _ = lr.parquet()
         file = lr.place(int(self._done["files"]))
         cameras = sorted(episodes[0].images)
         for camera in cameras:
@@ -95,8 +99,8 @@ class LeRobotWriter:
             write_video(path, [one.images[camera] for one in episodes], fps=self.fps, crf=self._crf)
             self._add_moments(camera, [one.images[camera] for one in episodes])
         rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
-        self._write_table(lr.DATA_PATH.format(**file), table)
-        self._write_table(lr.EPISODES_PATH.format(**file), rows)
+        for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
+            lr.write_table(self.root / name.format(**file), pa.table(columns))
         self._done["episodes"] += len(episodes)
         self._done["frames"] += sum(one.length for one in episodes)
         self._done["files"] += 1
@@ -173,20 +177,14 @@ class LeRobotWriter:
                 rows.setdefault(key, []).append(value)
         return rows
 
-    def _write_table(self, name: str, columns: Mapping[str, Any]) -> None:
-        pa, pq = lr.parquet()
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(dict(columns)), path)
-
     def _write_tasks(self) -> None:
         """As pandas writes a table whose index is the sentence and whose one column is `task_index`."""
-        pa, pq = lr.parquet()
+        pa, _ = lr.parquet()
         tasks: list[str] = self._done["tasks"]
         table = pa.table(
             {"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)}
         )
-        pq.write_table(table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}), self.root / lr.TASKS_PATH)
+        lr.write_table(self.root / lr.TASKS_PATH, table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}))
 
     def _write_stats(self) -> None:
         _, pq = lr.parquet()
@@ -243,8 +241,19 @@ def own_columns(one: Demonstration) -> dict[str, np.ndarray]:
 
 
 def column_TD(table: Any, name: str) -> np.ndarray:
-    """A column of vectors of a pyarrow table, float32 `[T, D]`."""
-    flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    """A column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
+
+    Raises `BadValue` for vectors of several lengths. A number that is missing becomes NaN.
+    """
+    column = table.column(name).combine_chunks()
+    if hasattr(column, "value_lengths"):
+        lengths = set(column.value_lengths().to_pylist())
+        if len(lengths) != 1 or None in lengths:
+            raise BadValue(
+                f"'{name}' must be a vector of the same length in every frame, got lengths {lengths}"
+            )
+        column = column.flatten()
+    flat = column.to_numpy(zero_copy_only=False)
     return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)
 
 

@@ -101,7 +101,8 @@ def outcomes_of(records: Sequence[Mapping[str, Any]]) -> Outcomes:
             key = (f"{record['env']}/{episode['task_id']}", episode["start_state"])
             if key in found:
                 raise BadValue(
-                    f"start state {key[1][:8]} of {record['env']} is in two of the files; give each split once"
+                    f"start state {key[1][:8]} of task {episode['task_id']} of {record['env']} is there twice; "
+                    "give each split once"
                 )
             found[key] = bool(episode["success_once"])
     return found

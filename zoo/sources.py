@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TRAINING_ONLY = ("chunk", "group_size", "reward", "reward_scale", "on_worker_error")
 """Settings of an environment that say nothing about its pictures and protocol."""
 DEFAULT_NUM_ENVS = 4
+GAMMA, GAE_LAMBDA = 0.99, 0.95
+"""Of the advantages that are recorded, where nothing else is said."""
 MOST_ROUNDS = 100
 """How often every start state may be tried where no two tries are alike."""
 
@@ -48,8 +50,8 @@ class Source:
 
 def expert_source(args: argparse.Namespace) -> Source:
     """The benchmark's scripted expert, in the pictures of a recipe and `-params`."""
-    for name in ("run", "unnorm_key", "stochastic"):
-        if getattr(args, name):
+    for name in ("run", "unnorm_key", "stochastic", "gamma", "gae_lambda"):
+        if getattr(args, name) not in (None, False):
             raise BadValue(f"--{name.replace('_', '-')} is for policies; leave it or --expert out")
     options = _expert_options(args)
     benchmark = find_benchmark(args.env, **_benchmark_options(options))
@@ -78,6 +80,8 @@ def policy_source(args: argparse.Namespace) -> Source:
     """A run's or another policy, in the pictures it was trained on."""
     if args.noise:
         raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
+    gamma = GAMMA if args.gamma is None else args.gamma
+    gae_lambda = GAE_LAMBDA if args.gae_lambda is None else args.gae_lambda
     plan = plan_rollout(args, episodes=None)
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 
@@ -88,8 +92,8 @@ def policy_source(args: argparse.Namespace) -> Source:
         rules = RolloutRules(
             deterministic=not args.stochastic,
             seed=args.seed,
-            gamma=args.gamma,
-            gae_lambda=args.gae_lambda,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
         )
         policy, envs = open_rollout(
             plan, device=args.device, num_threads=args.num_threads, seed=args.seed, every_step=True
@@ -101,8 +105,8 @@ def policy_source(args: argparse.Namespace) -> Source:
         "options": _recorded(options),
         "policy": plan.policy,
         "stochastic": args.stochastic,
-        "gamma": args.gamma,
-        "gae_lambda": args.gae_lambda,
+        "gamma": gamma,
+        "gae_lambda": gae_lambda,
         "seed": args.seed,
     }
     return Source(

@@ -23,14 +23,17 @@ def write_result(shop: Workshop, stage: str, solved: list[bool]) -> None:
     shop.result(stage, "train").write_text(json.dumps({"env": "Toy-Reach", "episodes": episodes}))
 
 
+def write_costs(shop: Workshop, **seconds: float) -> None:
+    done = {step: {"command": f"python -m zoo.{step}", "cpu_seconds": one} for step, one in seconds.items()}
+    (shop.folder / "steps.json").write_text(json.dumps(done))
+
+
 def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
     shop = Workshop(RECIPE, tmp_path)
     write_result(shop, "sft", [True, False, False, False])
     write_result(shop, "ppo", [True, True, True, True])
     write_result(shop, "grpo", [False, True, True, False])
-    (shop.folder / "cpu_seconds.json").write_text(
-        json.dumps({"collect": 30, "sft": 90, "ppo": 120, "grpo": 60})
-    )
+    write_costs(shop, collect=30, sft=90, ppo=120, grpo=60)
     ppo, grpo = table([shop]).splitlines()[2:]
     # Three gained and none lost: p = 2 / 2^3.
     assert "| 25% [5%, 70%] of 4 | 100% [51%, 100%] of 4 | 3 / 0 | 0.2 | 2.0 + 2.0 |" in ppo
@@ -40,7 +43,7 @@ def test_the_table_holds_rates_changes_and_costs(tmp_path: Path) -> None:
 def test_an_agent_of_demonstrations_alone_has_a_row(tmp_path: Path) -> None:
     shop = Workshop(replace(RECIPE, algorithms=()), tmp_path)
     write_result(shop, "sft", [True, False])
-    (shop.folder / "cpu_seconds.json").write_text(json.dumps({"collect": 30, "sft": 90}))
+    write_costs(shop, collect=30, sft=90)
     assert table([shop]).splitlines()[2:] == [
         "| Toy-Reach | SFT alone | 3 | 50% [9%, 91%] of 2 | | | | 2.0 |"
     ]
@@ -54,6 +57,14 @@ def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:
     shop.step("help", "plot", "--help")
     assert not (shop.folder / "help.log").exists()
     assert shop.costs()["help"] > 0
+
+
+def test_what_another_recipe_made_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    shop = Workshop(RECIPE, tmp_path)
+    shop.step("help", "plot", "--help")
+    with pytest.raises(SystemExit, match=r"made by another recipe:\n  python -m zoo.plot --help\nnow it is"):
+        shop.step("help", "plot", "-h")
+    assert (shop.folder / "help.log").exists()
 
 
 def test_a_training_that_was_cut_off_starts_anew_and_a_whole_one_stays(tmp_path: Path) -> None:
@@ -121,7 +132,10 @@ def test_environments_side_by_side_have_files_and_costs_of_their_own(
     assert [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("| MetaWorld")] == [
         f"| {env}" for env in envs for _ in ("ppo", "grpo")
     ]
-    costs = [json.loads(file.read_text()) for file in sorted((tmp_path / "work").glob("*/cpu_seconds.json"))]
+    costs = [
+        {step: one["cpu_seconds"] for step, one in json.loads(file.read_text()).items()}
+        for file in sorted((tmp_path / "work").glob("*/steps.json"))
+    ]
     assert [list(one) for one in costs] == [["collect", "sft", "ppo", "grpo"]] * 2
     assert all(seconds > 0.0 for one in costs for seconds in one.values())
 

@@ -69,7 +69,37 @@ def test_both_sides_are_asked_for(tmp_path: Path) -> None:
         run(["--before", write(tmp_path / "a_1.json", "x")])
 
 
-@pytest.mark.parametrize("content", ["[]", '{"env": "Toy-Reach"}', "no JSON"])
+def test_a_run_folder_stands_for_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, solved in (("sft", "x---"), ("ppo", "xxx-")):
+        (tmp_path / name).mkdir()
+        Path(write(tmp_path / "run_1.json", solved)).rename(tmp_path / name / "results.json")
+    assert run(["--before", str(tmp_path / "sft"), "--after", str(tmp_path / "ppo")]) == 0
+    assert "2 start states gained, 0 lost" in capsys.readouterr().out
+    with pytest.raises(BadValue, match=r"no results of zoo.evaluate in '.*results.json'; write one with"):
+        run(["--before", str(tmp_path), "--after", str(tmp_path)])
+
+
+def test_a_start_state_played_twice_is_named(tmp_path: Path) -> None:
+    file = Path(write(tmp_path / "a_1.json", "x"))
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "episodes": record["episodes"] * 2}))
+    with pytest.raises(BadValue, match="start state 10 of task 0 of Toy-Reach/0 is there twice"):
+        run(["--before", str(file), "--after", str(file)])
+
+
+NO_EPISODES = {"env": "Toy-Reach", "summary": "", "deterministic": True, "tasks": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"env": "Toy-Reach"}',
+        "no JSON",
+        json.dumps({**NO_EPISODES, "episodes": []}),
+        json.dumps({**NO_EPISODES, "episodes": [{"task_id": 0}]}),
+    ],
+)
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)

@@ -35,6 +35,11 @@ PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
             "--noise is for --expert",
         ),
         (["--env", ENV, "--policy", "nono", "-n", "2", "-o", "x"], "Did you mean 'nano'"),
+        (
+            ["--env", ENV, "--expert", "-n", "2", "-o", "x", "--gae-lambda", "0"],
+            "--gae-lambda is for policies",
+        ),
+        (["--env", ENV, "--expert", "-n", "2", "-o", "x", "--crf", "52"], "must be in 0 .. 51"),
         (["-i", "logs/ppo/x", "-n", "2", "-o", "x"], "no folder 'logs/ppo/x'"),
         (
             ["--env", ENV, "--policy", "nano", "-n", "2", "-o", "x", "--gamma", "2"],

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.zoo.test_lerobot import shown
 from tests.zoo.test_sft_families import collect_demos
+from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
-from zoo import sft
+from zoo import imitation, sft
+from zoo.alarms import TrainingWarning
 from zoo.cli import guarded
 from zoo.finetuning_settings import FinetuningSettings
 from zoo.lerobot_reader import read_dataset
+from zoo.lerobot_writer import LeRobotWriter
 
 pytest.importorskip("pyarrow")
 ASKED = [
@@ -79,3 +83,24 @@ def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
 def test_every_dataset_must_be_there(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(sft.run, [*ASKED, "--dataset", str(demos), "none"]) == 2
     assert "no folder 'none'" in capsys.readouterr().err
+
+
+def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> None:
+    from zoo.finetuning import check_rate
+
+    toy = find_benchmark("Toy-Reach")  # ten steps a second
+    for fps in (10, 20):
+        LeRobotWriter(tmp_path / str(fps), {}, fps=fps).add([shown(2)], tried=1)
+    check_rate(tmp_path / "10", toy)
+    with pytest.warns(TrainingWarning, match="has 20 frames per second, the environment 10 steps"):
+        check_rate(tmp_path / "20", toy)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    actual = imitation.imitation_loss
+    monkeypatch.setattr(imitation, "imitation_loss", lambda *args: actual(*args) * float("nan"))
+    assert guarded(sft.run, [*ASKED, "--dataset", str(demos), *TINY]) == 2
+    assert "the gradient of update 1 is not finite" in capsys.readouterr().err

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo import lerobot_format as lr
 from zoo.demonstrations import Demonstration
+from zoo.lerobot_pictures import Video
 from zoo.lerobot_reader import read_dataset
 from zoo.lerobot_writer import LeRobotWriter
 
@@ -178,6 +181,118 @@ def test_a_collection_goes_on_under_its_own_settings_only(tmp_path: Path) -> Non
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(BadValue, match="is not empty"):
         LeRobotWriter(tmp_path / "mine", SETTINGS, fps=80)
+
+
+def change_table(root: Path, pattern: str, **columns: Any) -> None:
+    """Give the table that `pattern` finds other columns; None takes one away."""
+    pa, pq = lr.parquet()
+    (path,) = root.glob(pattern)
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        table = table.drop([name]) if name in table.column_names else table
+        table = table if values is None else table.append_column(name, pa.array(values))
+    pq.write_table(table, path)
+
+
+def change_info(root: Path, **values: Any) -> None:
+    info = json.loads((root / lr.INFO_PATH).read_text()) | values
+    given = {key: value for key, value in info.items() if value is not None}
+    (root / lr.INFO_PATH).write_text(json.dumps(given))
+
+
+NAN = float("nan")
+DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parquet"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda root: change_info(root, fps=None), r"info\.json' lacks 'fps'"),
+        (lambda root: change_info(root, fps=0), "fps must be above 0"),
+        (lambda root: change_info(root, total_episodes="1"), "total_episodes .* must be an integer"),
+        (lambda root: change_info(root, video_path=None), "not where videos are"),
+        (lambda root: change_info(root, total_episodes=2), "says it has 2 episodes, found 1"),
+        (lambda root: (root / TASKS).unlink(), "FileNotFoundError"),
+        (lambda root: (root / TASKS).write_text("version https://git-lfs"), "a Git LFS pointer"),
+        (lambda root: change_table(root, TASKS, __index_level_0__=None), "must have one column of sentences"),
+        (lambda root: change_table(root, TASKS, task_index=[7]), "KeyError"),
+        (lambda root: change_table(root, ROWS, length=None), "KeyError"),
+        (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]),
+            "of the same length in every frame",
+        ),
+        (lambda root: change_table(root, DATA, action=[[0.0], None]), "of the same length in every frame"),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [NAN]]),
+            "of episode 0 .* not finite in frame 1",
+        ),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [None]]),
+            "of episode 0 .* not finite in frame 1",
+        ),
+        (
+            lambda root: change_table(root, DATA, **{lr.STATE: [[NAN], [0.0]]}),
+            "'observation.state' .* frame 0",
+        ),
+        (lambda root: next(root.glob("videos/*/*/*.mp4")).write_bytes(b"no film"), "cannot be read as video"),
+    ],
+)
+def test_a_damaged_dataset_is_one_line(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    damage(tmp_path / "d")
+    with pytest.raises(BadValue, match=says):
+        read_dataset(tmp_path / "d")
+
+
+def test_what_other_writers_do_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(2)], tried=1)
+    # A vector of one number as a number, another order of the shape, a column more beside the sentences.
+    change_table(root, DATA, action=[0.25, 0.5])
+    change_table(root, TASKS, comment_id=[1])
+    features = json.loads((root / lr.INFO_PATH).read_text())["features"]
+    features["observation.images.image"] |= {"shape": [3, 16, 16], "names": None}
+    change_info(root, features=features)
+    (found,) = read_dataset(root)
+    np.testing.assert_array_equal(found.action_TA, [[0.25], [0.5]])
+    np.testing.assert_array_equal(found.images["image"], shown(2).images["image"])
+
+
+def test_a_video_is_read_no_further_than_wanted(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(3), shown(4, shade=60), shown(2)], tried=3)
+    (path,) = (tmp_path / "d").glob("videos/*/*/*.mp4")
+    video = Video(path)
+    np.testing.assert_array_equal(video.read(4, 2), shown(4, shade=60).images["image"][1:3])
+    assert video.position == 6
+    np.testing.assert_array_equal(video.read(7, 5), shown(2).images["image"])
+    assert len(video.read(0, 1)) == 0
+
+
+@pytest.mark.parametrize("step", ["_write_tasks", "_write_stats", "_write_info"])
+@pytest.mark.parametrize("whole", [0, 2])
+def test_an_interrupted_collection_goes_on_and_is_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whole: int
+) -> None:
+    root = tmp_path / "d"
+    episodes = [shown(3, shade=10 * number) for number in range(4)]
+    if whole:
+        LeRobotWriter(root, SETTINGS, fps=20).add(episodes[:whole], tried=whole)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    writer = LeRobotWriter(root, SETTINGS, fps=20)
+    monkeypatch.setattr(writer, step, die)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add(episodes[whole:], tried=4)
+    if whole:
+        assert len(read_dataset(root)) == whole
+    again = LeRobotWriter(root, SETTINGS, fps=20)
+    assert again.episodes == again.tried == whole
+    again.add(episodes[whole:], tried=4)
+    for one, other in zip(episodes, read_dataset(root), strict=True):
+        np.testing.assert_array_equal(one.images["image"], other.images["image"])
 
 
 def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:

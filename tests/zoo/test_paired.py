@@ -66,7 +66,7 @@ def test_splits_count_together_and_none_counts_twice() -> None:
         ("Reach/0", "bb"): False,
         ("Reach/0", "cc"): True,
     }
-    with pytest.raises(BadValue, match="start state aa of Reach"):
+    with pytest.raises(BadValue, match="start state aa of task 0 of Reach is there twice"):
         outcomes_of([train, train])
 
 
