@@ -51,7 +51,8 @@ class Source:
 def expert_source(args: argparse.Namespace) -> Source:
     """The benchmark's scripted expert, in the pictures of a recipe and `-params`."""
     for name in ("run", "unnorm_key", "stochastic", "gamma", "gae_lambda"):
-        if getattr(args, name) not in (None, False):
+        # A lambda of 0 is one, too.
+        if all(getattr(args, name) is not nothing for nothing in (None, False)):
             raise BadValue(f"--{name.replace('_', '-')} is for policies; leave it or --expert out")
     options = _expert_options(args)
     benchmark = find_benchmark(args.env, **_benchmark_options(options))
