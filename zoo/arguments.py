@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, get_args
 
@@ -105,6 +105,17 @@ def key_values(pairs: Sequence[str]) -> dict[str, Any]:
             reason = " ".join(str(error).split())
             raise BadValue(f"-params {key}: cannot read the value '{text}': {reason}") from error
     return values
+
+
+def as_pairs(values: Mapping[str, Any]) -> list[str]:
+    """Inverse of `key_values`."""
+    return [f"{name}:{yaml_line(value)}" for name, value in values.items()]
+
+
+def yaml_line(value: object) -> str:
+    """`value` in YAML, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").rstrip("\n")
 
 
 def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:

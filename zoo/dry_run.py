@@ -7,7 +7,7 @@ import os
 
 import yaml
 
-from vla_gym.worker_environment import num_cores
+from vla_gym.worker_environment import check_installed, num_cores
 from zoo.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config import RunConfig, to_plain
 from zoo.memory_plan import need_lines, needs
@@ -19,15 +19,24 @@ def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
     """The configuration as YAML, then what it means in decisions, simulator steps and updates."""
     plan = plan_of(config)
     lines = [yaml.safe_dump(to_plain(config), sort_keys=False).rstrip(), "", *arithmetic_lines(config, plan)]
-    if resume is not None:
-        where = "in place" if resume.in_place else "in a new run folder"
-        lines.append(f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}")
-    lines.append("dry run      nothing was started or written")
-    return "\n".join(lines)
+    return "\n".join([*lines, *resume_lines(resume), "dry run      nothing was started or written"])
+
+
+def resume_lines(resume: ResumePoint | None) -> list[str]:
+    """From where the run goes on, and into which folder; nothing of a fresh run."""
+    if resume is None:
+        return []
+    where = "in place" if resume.in_place else "in a new run folder"
+    return [f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}"]
 
 
 def check_startable(config: RunConfig) -> None:
-    """Raise for what the run itself would refuse before its simulators start."""
+    """Raise for what this process of the run would refuse before its simulators start, or for want of them."""
+    placement = parse_placement(config.placement, int(os.environ.get("WORLD_SIZE", "1")))
+    rank = int(os.environ.get("RANK", "0"))
+    if rank in placement.env or (config.eval_episodes and rank in placement.actor):
+        check_installed(benchmark_of(config))
+
     from zoo.devices import check_device
 
     check_device(config.device)

@@ -1,16 +1,18 @@
 """`python -m zoo.optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
 
 Every trial is a run of `zoo.train` in a process of its own, with several seeds if asked; what counts is the success of
-its last evaluation. The study is a file: a search that was stopped goes on, and several processes may share it.
+its last evaluation. The study is a file: a search that was stopped goes on, and several processes may share it, all
+with the same settings.
 """
 
 from __future__ import annotations
 
+import csv
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue, check_integer
-from zoo.arguments import OneLineParser, count, import_gym_packages, seed
+from zoo.arguments import OneLineParser, as_pairs, count, import_gym_packages, seed, yaml_line
 from zoo.cli import guarded
-from zoo.config import LARGEST_SEED
-from zoo.dry_run import plan_of
+from zoo.config import LARGEST_SEED, RunConfig, to_plain
+from zoo.dry_run import check_startable, plan_of
 from zoo.resolve import check_services, resolve_new_run
 from zoo.runs import RunFolder, folder_name
-from zoo.search_space import SPACES, Space, draw, read_space
+from zoo.search_space import SPACES, Space, described, draw, drawn_values, read_space
 from zoo.settings import check_algorithm
 from zoo.train import parser as train_parser
 
@@ -43,6 +45,11 @@ _NOT_TRAINS = {
     "params": "a trial draws them; settings that stay as they are go into a file: -- -conf FILE",
 }
 """Flags of `zoo.train` that no trial takes, and what to do instead."""
+_SETTINGS = "settings"
+"""Where a study keeps what every trial of it shares."""
+_MAY_CHANGE = ("seed", "device", "num_threads")
+"""Fields of `RunConfig` that do not make another search; the seeds of all runs are compared by themselves."""
+_MOST_SHOWN = 4
 
 
 def parser() -> OneLineParser:
@@ -80,10 +87,15 @@ class Search:
     """Seeds of a trial's runs."""
     space: Space
     """What is drawn."""
-    folder: Path
-    """Where the study and the runs go."""
+    log_folder: Path
+    """Where run folders go."""
     flags: tuple[str, ...]
     """Further flags of `zoo.train`."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the study and the trials' runs go."""
+        return self.log_folder / self.algo / f"{folder_name(self.env)}_optimize"
 
     def success(self, trial: Trial) -> float:
         """Train with drawn settings, one run per seed; mean success of the last evaluations.
@@ -94,8 +106,11 @@ class Search:
         reached = [self._run(drawn, seed, self.folder / f"trial_{trial.number}") for seed in self.seeds]
         return statistics.mean(reached)
 
-    def check(self) -> None:
-        """Raise for what no run could start with, as `zoo.train` would; nothing is written for it."""
+    def check(self) -> RunConfig:
+        """Raise for what no run could start with, as `zoo.train` would; nothing is written for it.
+
+        Returns the first run's configuration, the drawn settings as if they were not drawn.
+        """
         own = train_parser().parse(self.flags)
         for name, instead in _NOT_TRAINS.items():
             if getattr(own, name) != train_parser().get_default(name):
@@ -103,24 +118,38 @@ class Search:
                 raise BadValue(f"{flag} after -- is not for trials: {instead}")
         import_gym_packages(own.gym_packages)
         check_integer("the last run's seed", self.seeds[-1], 0, LARGEST_SEED)
-        args = train_parser().parse(self._argv(self.seeds[0], self.folder))
+        args = train_parser().parse(self.argv(self.seeds[0], self.folder, {}))
         check_services(args)
         config = resolve_new_run(args)
         plan_of(config)
+        check_startable(config)
         if not config.eval_episodes:
             raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
+        return config
 
-    def _argv(self, seed: int, folder: Path) -> list[str]:
-        """A run's flags, the drawn settings excepted."""
+    def argv(self, seed: int, folder: Path, drawn: Mapping[str, Any]) -> list[str]:
+        """The flags of `zoo.train` for a run with the drawn settings."""
         argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
-        return [*argv, "-f", str(folder), *self.flags]
+        params = ["-params", *as_pairs(drawn)] if drawn else []
+        return [*argv, "-f", str(folder), *self.flags, *params]
+
+    def settings(self, config: RunConfig) -> dict[str, str]:
+        """What all trials of a study have in common, in YAML; `config` is of one of its runs."""
+        said: dict[str, Any] = {}
+        for name, value in to_plain(config).items():
+            if isinstance(value, dict):
+                said |= {f"{name}.{part}": one for part, one in value.items()}
+            else:
+                said[name] = value
+        said = {name: yaml_line(value) for name, value in said.items() if name not in _MAY_CHANGE}
+        drawn = {f"space of {name}": kind for name, kind in described(self.space).items()}
+        return {**said, "seeds": yaml_line(list(self.seeds)), **drawn}
 
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
         from zoo.curves import read_evaluations
 
         before = set(folder.glob(f"{self.algo}/*"))
-        argv = [*self._argv(seed, folder), "-params"]
-        argv += [f"{name}:{yaml.safe_dump(value).splitlines()[0]}" for name, value in drawn.items()]
+        argv = self.argv(seed, folder, drawn)
         command = [sys.executable, "-m", "zoo.train", *argv]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
@@ -143,11 +172,12 @@ def run(argv: Sequence[str]) -> int:
         n_timesteps=args.n_timesteps,
         seeds=tuple(args.seed + number for number in range(args.n_seeds)),
         space=SPACES[algo] if args.space is None else read_space(Path(args.space), algo),
-        folder=Path(args.log_folder) / algo / f"{folder_name(args.env)}_optimize",
+        log_folder=Path(args.log_folder),
         flags=tuple(args.train),
     )
-    search.check()
+    settings = search.settings(search.check())
     study = _open_study(search)
+    _check_settings(search, study, settings)
     done = len(_completed(study))
     # A sampler that went on from the same seed would draw the first trials again.
     study.sampler = _sampler(args.seed + len(study.trials))
@@ -185,6 +215,25 @@ def _open_study(search: Search) -> Study:
     )
 
 
+def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -> None:
+    """Note `settings` in a study that is begun; raise `BadValue` for one that was begun with others."""
+    # Trials first: another process of this search notes its settings before it begins one.
+    unknown: Mapping[str, str] = {} if study.trials else settings
+    noted = study.user_attrs.get(_SETTINGS, unknown)
+    others = [
+        f"{name} was {noted.get(name, 'not set')}, is {settings.get(name, 'not set')}"
+        for name in dict.fromkeys([*settings, *noted])
+        if noted.get(name) != settings.get(name)
+    ]
+    if others:
+        more = f"; and {len(others) - _MOST_SHOWN} more" if len(others) > _MOST_SHOWN else ""
+        raise BadValue(
+            f"{search.folder} holds a search with other settings: {'; '.join(others[:_MOST_SHOWN])}{more}. Go on with "
+            "those, or take another -f DIR"
+        )
+    study.set_user_attr(_SETTINGS, dict(settings))
+
+
 def _say(study: Study, trial: Any) -> None:
     settings = " ".join(f"{name}:{_short(value)}" for name, value in trial.params.items())
     print(
@@ -198,18 +247,17 @@ def _write_best(search: Search, study: Study) -> None:
     completed = _completed(study)
     if not completed:
         raise BadValue(f"no trial of {search.folder / STUDY_FILE} was completed; repeat the command")
-    names = list(search.space)
-    rows = [",".join(["trial", "success", *names])]
-    for one in completed:
-        rows.append(
-            ",".join(map(str, [one.number, one.value, *(one.params.get(name, "") for name in names)]))
+    with (search.folder / TRIALS_FILE).open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["trial", "success", *search.space])
+        rows.writerows(
+            [one.number, one.value, *(one.params[name] for name in search.space)] for one in completed
         )
-    (search.folder / TRIALS_FILE).write_text("\n".join(rows) + "\n", encoding="utf-8")
-    best = search.folder / BEST_FILE
-    best.write_text(yaml.safe_dump(dict(study.best_params), sort_keys=False), encoding="utf-8")
-    settings = " ".join(f"{name}:{value}" for name, value in study.best_params.items())
+    best, drawn = search.folder / BEST_FILE, drawn_values(study.best_params, search.space)
+    best.write_text(yaml.safe_dump(drawn, sort_keys=False), encoding="utf-8")
+    argv = search.argv(search.seeds[0], search.log_folder, drawn)
     print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
-    print(f"next:\n  python -m zoo.train --algo {search.algo} --env {search.env} -params {settings}")
+    print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
 
 
 def _short(value: object) -> str:

@@ -1,6 +1,7 @@
 """`python -m zoo.plan --env LIBERO-130 --policy openvla-oft --ranks 8 --gpu-memory 80`: what a run comes to, and fits.
 
-Takes the flags of `zoo.train` and starts nothing.
+Takes the flags of `zoo.train` and starts nothing, so the simulators need not be here; flags that say where results go
+change nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from zoo.arguments import OneLineParser, count, import_gym_packages
 from zoo.batch_plan import BatchPlan
 from zoo.cli import guarded
 from zoo.config import RunConfig
-from zoo.dry_run import arithmetic_lines, memory_lines, plan_of, workers_of
+from zoo.dry_run import arithmetic_lines, memory_lines, plan_of, resume_lines, workers_of
 from zoo.memory_plan import GIB, needs, total
-from zoo.resolve import resolve_new_run
+from zoo.runs import ResumePoint
 from zoo.train import parser as train_parser
+from zoo.train import resolve_run
 
 
 def parser() -> OneLineParser:
@@ -41,10 +43,10 @@ def gibibytes(text: str) -> float:
     return size
 
 
-def plan_lines(config: RunConfig, args: argparse.Namespace) -> list[str]:
+def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:
     """The arithmetic, the memory, and what fits."""
     plan = plan_of(config, args.ranks, accelerator=args.gpu_memory is not None)
-    lines = [*arithmetic_lines(config, plan), *memory_lines(config, plan)]
+    lines = [*arithmetic_lines(config, plan), *resume_lines(resume), *memory_lines(config, plan)]
     for where, size in (("device", args.gpu_memory), ("host", args.host_memory)):
         if size is not None:
             lines += fit_lines(config, plan, where, size)
@@ -88,7 +90,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
-    print("\n".join(plan_lines(resolve_new_run(args), args)))
+    print("\n".join(plan_lines(*resolve_run(args), args)))
     return 0
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from vla_gym.errors import BadValue
+from zoo.arguments import yaml_line
 from zoo.settings import ALGORITHM_SETTINGS, check_settings
 
 if TYPE_CHECKING:
@@ -54,10 +55,27 @@ SPACES: Mapping[str, Space] = {
 
 def draw(trial: Trial, space: Space) -> dict[str, Any]:
     """One value of every setting, as Optuna's sampler suggests."""
+    for name, kind in space.items():
+        if isinstance(kind, Span):
+            trial.suggest_float(name, kind.low, kind.high, log=kind.log)
+        else:
+            # Optuna stores words and numbers; a choice may be a mapping too.
+            trial.suggest_categorical(name, [yaml_line(value) for value in kind])
+    return drawn_values(trial.params, space)
+
+
+def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """The settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
-        name: trial.suggest_float(name, kind.low, kind.high, log=kind.log)
-        if isinstance(kind, Span)
-        else trial.suggest_categorical(name, kind)
+        name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name])
+        for name, kind in space.items()
+    }
+
+
+def described(space: Space) -> dict[str, str]:
+    """Setting -> what it is drawn from, as a `--space` file writes it."""
+    return {
+        name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind))
         for name, kind in space.items()
     }
 

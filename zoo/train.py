@@ -67,7 +67,10 @@ def parser(
         "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
     )
     p.add_argument(
-        "--save-freq", type=count_or_zero, metavar="STEPS", help="steps between checkpoints; 0: at the end"
+        "--save-freq",
+        type=count_or_zero,
+        metavar="STEPS",
+        help="steps between checkpoints; 0: at the end (default: the recipe's, else a quarter of -n)",
     )
     p.add_argument(
         "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
@@ -116,22 +119,27 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     check_services(args)
-    point = _resume_point(args.resume) if args.resume else None
-    config = resolve_resumed_run(args, point) if point else resolve_new_run(args)
+    config, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = plan_of(config)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
+    # Only now: torch takes seconds to import, a typo should not.
+    hush_ranks()
+    check_startable(config)
     if args.dry_run:
-        check_startable(config)
         print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))
         return 0
     return _train(args, config, point, argv)
 
 
-def _resume_point(name: str) -> ResumePoint:
-    return remote_resume_point(name) if is_remote(name) else find_resume_point(name)
+def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:
+    """The run that the flags ask for: its configuration and, with -i, where it goes on from."""
+    if not args.resume:
+        return resolve_new_run(args), None
+    point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
+    return resolve_resumed_run(args, point), point
 
 
 def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
@@ -144,8 +152,6 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
 def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
-    hush_ranks()
-    # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.session import TrainingRequest
     from zoo.training import train
 

@@ -94,6 +94,36 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("env", "extra"), [("MetaWorld/reach", "metaworld"), ("ManiSkill/PushCube", "maniskill")]
+)
+def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
+    env: str,
+    extra: str,
+    dry: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("metaworld", "mani_skill", "sapien"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["train", "--env", env, *dry]) == 2
+    said = capsys.readouterr()
+    assert f'not installed here. Install with: pip install "vla-zoo[{extra}]"' in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_says_how_often_a_run_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "0: at the end (default: the recipe's, else a quarter of -n)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_a_tensorboard_folder_that_cannot_be_is_refused_first(
     dry: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

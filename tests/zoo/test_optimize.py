@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import csv
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import yaml
 from vla_gym.errors import BadValue
 from zoo.cli import guarded
 from zoo.optimize import Search, run
+from zoo.resolve import resolve_new_run
+from zoo.train import parser as train_parser
 
 
 @pytest.fixture
@@ -52,6 +57,81 @@ def test_a_search_goes_on_with_fresh_draws(
     assert len({rate for rate, _ in judged}) == 4
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--", "--num-envs", "8", "--policy", "nano-flow"], "policy was nano, is nano-flow"),
+        (["--", "--num-envs", "4"], "num_envs was 8, is 4. Go on with those, or take another -f DIR"),
+        (["--n-seeds", "2", "--", "--num-envs", "8"], "seeds was [0], is [0, 1]"),
+        (
+            ["--space", "space.yml", "--", "--num-envs", "8"],
+            "space of clip_range was [0.1, 0.2, 0.3], is [0.1, 0.2, 0.4]",
+        ),
+        (["--", "--num-envs", "8", "-conf", "recipe.yml"], "env_options.chunk was 4, is not set; "),
+    ],
+)
+def test_a_search_with_other_settings_is_refused(
+    tmp_path: Path,
+    argv: list[str],
+    says: str,
+    judged: list[tuple[float, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yml").write_text("learning_rate: {low: 1.0e-5, high: 1.0e-3}\nclip_range: [0.1, 0.2, 0.4]\n")
+    Path("recipe.yml").write_text("default/nano: {source: s, num_envs: 8}\n")
+    run(flags(tmp_path, 1, "--", "--num-envs", "8"))
+    capsys.readouterr()
+    assert guarded(run, flags(tmp_path, 1, *argv)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Toy-Reach_optimize holds a search with other settings: " in said.err
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert len(judged) == 1
+
+
+def test_what_decides_nothing_may_change(tmp_path: Path, judged: list[tuple[float, int]]) -> None:
+    run(flags(tmp_path, 1))
+    assert run(flags(tmp_path, 2, "--", "--num-threads", "1", "--device", "cpu", "-P")) == 0
+    assert len(judged) == 2
+
+
+def test_a_study_of_unknown_settings_is_refused(tmp_path: Path, judged: list[tuple[float, int]]) -> None:
+    import optuna
+
+    folder = tmp_path / "ppo" / "Toy-Reach_optimize"
+    folder.mkdir(parents=True)
+    study = optuna.create_study(
+        storage=f"sqlite:///{folder / 'study.db'}", study_name="ppo Toy-Reach 100", direction="maximize"
+    )
+    study.optimize(lambda trial: 0.5, n_trials=1)
+    with pytest.raises(BadValue, match="algo was not set, is ppo"):
+        run(flags(tmp_path, 1))
+
+
+def test_the_next_command_trains_the_best_trial(
+    tmp_path: Path, judged: list[tuple[float, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = {"schedule": "linear", "start": 1e-3, "end": 1e-4}
+    space = {"learning_rate": [schedule], "clip_range": [0.1, 0.2], "clip_range_vf": [None]}
+    (tmp_path / "space.yml").write_text(yaml.safe_dump(space))
+    run(flags(tmp_path, 1, "--space", str(tmp_path / "space.yml"), "--", "--num-envs", "8", "-P"))
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:3] == ["python", "-m", "zoo.train"]
+    args = train_parser().parse(command[3:])
+    config = resolve_new_run(args)
+    assert (args.progress, args.log_folder) == (True, str(tmp_path))
+    assert (config.env, config.num_envs, config.n_timesteps, config.seed) == ("Toy-Reach", 8, 100, 0)
+    best = yaml.safe_load((tmp_path / "ppo" / "Toy-Reach_optimize" / "best.yml").read_text())
+    assert best == {name: config.algo_kwargs[name] for name in sorted(space)}
+    assert (best["learning_rate"], best["clip_range_vf"]) == (schedule, None)
+    with (tmp_path / "ppo" / "Toy-Reach_optimize" / "trials.csv").open() as file:
+        (trial,) = csv.DictReader(file)
+    assert yaml.safe_load(trial["learning_rate"]) == schedule
+
+
 def test_a_trial_that_failed_is_tried_again(
     tmp_path: Path, judged: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +152,8 @@ def test_a_run_that_fails_says_its_own_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # What only the run itself can find out.
-    monkeypatch.setattr(Search, "check", lambda self: None)
+    config = resolve_new_run(train_parser().parse(["--env", "Toy-Reach", "-n", "100"]))
+    monkeypatch.setattr(Search, "check", lambda self: config)
     assert guarded(run, flags(tmp_path, 1, "--", "--policy", "nanoo")) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "failed: error: " in line
@@ -85,6 +166,8 @@ def test_a_run_that_fails_says_its_own_last_line(
         (["--env", "Toy-Reech"], "Did you mean 'Toy-Reach'"),
         (["--", "--bogus"], "unknown argument '--bogus'"),
         (["--", "--policy", "nanoo"], "Did you mean 'nano'"),
+        (["--", "--device", "cud"], "error: no device 'cud'"),
+        (["--env", "MetaWorld/reach"], 'Install with: pip install "vla-zoo[metaworld]"'),
         (["--", "--num-envs", "1", "-conf", "no.yml"], "cannot read no.yml"),
         (["--", "--eval-episodes", "0"], "do not pass --eval-episodes 0"),
         (["--", "-f", "elsewhere"], "--log-folder after -- is not for trials: give it before --"),
@@ -93,8 +176,13 @@ def test_a_run_that_fails_says_its_own_last_line(
     ],
 )
 def test_what_no_run_could_start_with_is_said_before_anything_is_written(
-    tmp_path: Path, argv: list[str], says: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    argv: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
     assert guarded(run, flags(tmp_path, 1, *argv)) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert says in line

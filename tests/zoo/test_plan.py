@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 from zoo.cli import main
+from zoo.resolve import resolve_new_run
+from zoo.runs import create_run_folder, describe_run
+from zoo.train import parser
 
 
 def planned(capsys: pytest.CaptureFixture[str], flags: str) -> str:
@@ -32,6 +37,31 @@ def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]):
     said = planned(capsys, "--env Toy-Reach --gpu-memory 0.000001")
     assert "fits         device: NO" in said
     assert "take a smaller policy or more memory" in said
+
+
+def test_the_plan_of_a_run_that_goes_on_is_of_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = resolve_new_run(parser().parse(["--env", "Toy-Reach", "-n", "1000", "--num-envs", "6"]))
+    run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    run.checkpoint(600).mkdir(parents=True)
+    said = planned(capsys, f"-i {run.path} -n 2000 --ranks 2")
+    assert "run          2000 simulator steps" in said
+    assert "ranks        2 x 3 envs" in said
+    assert f"resumes      from {run.checkpoint(600)} at 600 simulator steps, in place" in said
+    assert main(["plan", "-i", str(run.path), "--num-envs", "8"]) == 2
+    assert "--num-envs cannot change when a run goes on with -i" in capsys.readouterr().err
+
+
+def test_a_plan_needs_no_simulator_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    said = planned(capsys, "--env MetaWorld/reach --dry-run -f here -tb there -P")
+    assert "environment  MetaWorld/reach: 1 tasks" in said
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from zoo.search_space import SPACES, Span, draw, read_space
+from zoo.search_space import SPACES, Span, described, draw, drawn_values, read_space
 from zoo.settings import ALGORITHM_SETTINGS
 
 
@@ -53,3 +53,20 @@ def test_draws_lie_in_the_space() -> None:
 def test_the_usual_spaces_hold_settings_of_their_algorithm() -> None:
     for algo, space in SPACES.items():
         assert space.keys() <= ALGORITHM_SETTINGS[algo].keys()
+
+
+def test_a_choice_may_be_a_mapping_or_nothing() -> None:
+    schedule = {"schedule": "linear", "start": 1e-3}
+    space = {"learning_rate": (schedule,), "clip_range_vf": (None,)}
+    trial = optuna.create_study().ask()
+    drawn = draw(trial, space)
+    assert drawn == {"learning_rate": schedule, "clip_range_vf": None}
+    assert drawn_values(trial.params, space) == drawn
+
+
+def test_a_space_is_described_as_its_file_writes_it() -> None:
+    space = {"learning_rate": Span(low=1e-5, high=1e-3, log=True), "n_epochs": (1, 2)}
+    assert described(space) == {
+        "learning_rate": "{low: 1.0e-05, high: 0.001, log: true}",
+        "n_epochs": "[1, 2]",
+    }
