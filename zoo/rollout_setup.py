@@ -18,9 +18,10 @@ from vla_gym.specs import StartState
 from zoo.agents import is_shipped
 from zoo.arguments import import_gym_packages, key_values
 from zoo.evaluation import choose_cells
+from zoo.gym_packages import import_packages_of
 from zoo.hyperparams import load_hyperparams
 from zoo.resolve import resolve_policy
-from zoo.runs import find_run, folder_name, policy_folder
+from zoo.runs import ARGS_FILE, find_run, folder_name, policy_folder
 from zoo.settings import ENV_SETTINGS, check_settings
 from zoo.sharing import download_run, is_remote
 
@@ -71,6 +72,8 @@ def plan_rollout(
     if args.run is not None:
         remote = is_remote(args.run)
         run = download_run(args.run) if remote else find_run(args.run)
+        if not remote:  # what others published imports nothing unasked
+            import_packages_of(run.path / ARGS_FILE)
         config = run.config()
         env, options = args.env or config.env, dict(config.env_options)
         output_folder = None if remote or is_shipped(run.path) else run.path
