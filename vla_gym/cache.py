@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from vla_gym.errors import BadValue
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -17,18 +20,34 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "vla-zoo"
 
 
+def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
+    """`folder`, made where it is missing; raises `BadValue` with the `variable` that says where it is when files
+    cannot be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise BadValue(
+            f"cannot write to {folder} ({error.strerror}): set {variable} to a folder that can be written to"
+        ) from error
+
+
 def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables that keep LIBERO's config and Numba's cache out of HOME; the folders are created.
 
     The user's own NUMBA_CACHE_DIR stays. LIBERO_CONFIG_PATH is always ours: LIBERO asks questions on the
     terminal when its config is missing, and a config shared between installations points elsewhere.
+    Raises `BadValue` for a folder that is missing and cannot be made; one filled before may be read-only.
     """
     environ = os.environ if environ is None else environ
     root = cache_dir(environ)
-    folders = {
-        "LIBERO_CONFIG_PATH": str(root / "libero-config"),
-        "NUMBA_CACHE_DIR": environ.get("NUMBA_CACHE_DIR") or str(root / "numba"),
-    }
-    for folder in folders.values():
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    return folders
+    own = environ.get("NUMBA_CACHE_DIR")
+    config, numba = root / "libero-config", Path(own) if own else root / "numba"
+    for folder, variable in (
+        (config, "VLA_ZOO_CACHE"),
+        (numba, "NUMBA_CACHE_DIR" if own else "VLA_ZOO_CACHE"),
+    ):
+        if not folder.is_dir():
+            check_writable(folder, variable)
+    return {"LIBERO_CONFIG_PATH": str(config), "NUMBA_CACHE_DIR": str(numba)}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from vla_gym.adapters.sapien_shaders import check_place
 from vla_gym.errors import MissingDependency
 from vla_gym.rendering import library_loads
 from vla_gym.vulkan import DEVICE_VARIABLE, why_not
@@ -31,8 +32,10 @@ print(physx.version(), torch.cuda.is_available())
 def gpu_physics_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables for ManiSkill on GPU physics, which draws on the same GPU.
 
-    Raises `MissingDependency` with everything that is missing and how to get it.
+    Raises `MissingDependency` with everything that is missing and how to get it, and `BadValue` for a cache folder
+    that cannot be written.
     """
+    check_place(environ)
     missing = gpu_physics_missing(environ)
     if missing:
         raise MissingDependency(

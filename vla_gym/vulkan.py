@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from vla_gym.adapters.sapien_shaders import check_place
 from vla_gym.errors import MissingDependency
 from vla_gym.rendering import nvidia_present
 
@@ -49,8 +50,10 @@ def sapien_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def sapien_device(environ: Mapping[str, str]) -> str:
     """ "cuda" or "cpu" (software); the first call in a process takes some seconds.
 
-    Raises `MissingDependency` with the line that installs a driver.
+    Raises `MissingDependency` with the line that installs a driver, and `BadValue` for a cache folder that cannot be
+    written, which is no driver's fault.
     """
+    check_place(environ)
     asked = environ.get(DEVICE_VARIABLE, "")
     devices: tuple[str, ...]
     if asked in DEVICES:

@@ -123,10 +123,18 @@ def check_spaces(
         raise BadValue(
             f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}"
         )
-    for name in ("state_dim", "chunk", "action_dim"):
-        wanted, got = getattr(conventions, name), getattr(env, name)
-        if wanted != got and not (name == "state_dim" and wanted == 0):
-            raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={got}")
+    policy_lengths, env_lengths = (
+        {name: getattr(one, name) for name in ("state_dim", "chunk", "action_dim")}
+        for one in (conventions, env)
+    )
+    check_lengths(policy_lengths, env_lengths)
+
+
+def check_lengths(policy: Mapping[str, int], env: Mapping[str, int]) -> None:
+    """Raise `BadValue` where an environment's lengths are not the policy's; a policy that reads no state takes any."""
+    for name, wanted in policy.items():
+        if wanted != env[name] and not (name == "state_dim" and wanted == 0):
+            raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={env[name]}")
 
 
 def check_compatible(env_spec: ActionSpec, policy_spec: ActionSpec | None) -> None:

@@ -6,12 +6,13 @@ begins with `agents/` and is not here means the package's. `benchmarks/agents.py
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
 
 from vla_gym.benchmarks import find_benchmark
-from vla_gym.errors import unknown_name
+from vla_gym.errors import MissingDependency, unknown_name
 from zoo.packaged import packaged_folder
 
 PREFIX = "agents"
@@ -53,10 +54,12 @@ def agents_for(env_id: str) -> list[str]:
     """Shipped agents that were trained on every task of `env_id`.
 
     Those of that very environment come first, then those of a suite it is a part of (`MetaWorld/reach` is a task
-    of `MetaWorld-MT10`); among either the further trained.
+    of `MetaWorld-MT10`); among either the further trained. Agents of benchmarks that are not installed are left out.
     """
-    wanted = _tasks(env_id)
-    trained_on = {agent: _tasks(_environment_of(agent)) for agent in find_agents()}
+    wanted, trained_on = _tasks(env_id), {}
+    for agent in find_agents():
+        with suppress(MissingDependency):
+            trained_on[agent] = _tasks(_environment_of(agent))
     able = [agent for agent, tasks in trained_on.items() if wanted <= tasks]
     return sorted(able, key=lambda agent: len(trained_on[agent]))
 

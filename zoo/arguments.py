@@ -129,8 +129,8 @@ def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def import_gym_packages(names: Sequence[str]) -> None:
-    """Import the modules of `--gym-packages`; raises `BadValue` for one that is not there."""
+def import_gym_packages(names: Sequence[str], told_by: str = "--gym-packages") -> None:
+    """Import the modules that `told_by` names; raises `BadValue` for one that is not there."""
     if os.getcwd() not in sys.path:  # a console script does not look where it is called
         sys.path.insert(0, os.getcwd())
     for name in names:
@@ -140,7 +140,7 @@ def import_gym_packages(names: Sequence[str]) -> None:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
             raise BadValue(
-                f"--gym-packages: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
+                f"{told_by}: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
                 "that holds it, or add its folder to PYTHONPATH"
             ) from error
 

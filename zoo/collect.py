@@ -10,6 +10,7 @@ from typing import Any
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.destination import check_folder
 from vla_gym.errors import BadValue
+from zoo.advice import packages_flag, quoted
 from zoo.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
 from zoo.cli import guarded
 from zoo.progress import Progress
@@ -129,7 +130,8 @@ def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells
             f"More need {others}, which makes each try another"
         )
     else:
-        print(f"next:\n  python -m zoo.sft --env {source.env} --dataset {args.output}")
+        packages = packages_flag(args.gym_packages)
+        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}")
 
 
 def _deviation(text: str) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
+from zoo.advice import quoted
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
 from zoo.paired import compare, compare_tasks, outcomes_of
@@ -67,7 +67,7 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def read_record(path: Path) -> Mapping[str, Any]:
     """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     file = path / RESULTS_FILE if path.is_dir() else path
-    hint = f"write one with: python -m zoo.evaluate -i RUN -o {shlex.quote(str(file))}"
+    hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
     if not file.is_file():
         raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
     record = read_json(file)

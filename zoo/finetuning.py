@@ -17,6 +17,7 @@ from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue
 from vla_gym.specs import Benchmark, StartState
 from vla_policies import VLAPolicy
+from zoo.advice import packages_flag, quoted
 from zoo.alarms import TrainingWarning
 from zoo.batch_plan import benchmark_of, check_dealing
 from zoo.best_keeper import BestKeeper
@@ -27,10 +28,11 @@ from zoo.evaluator import make_evaluation_envs, own_cells
 from zoo.finetuning_checkpoint import FinetuningCheckpoints, load_finetuning
 from zoo.finetuning_loop import FinetuningLoop
 from zoo.finetuning_settings import FinetuningSettings, settings_of
+from zoo.gym_packages import packages_of
 from zoo.imitation import Frames, frames_of
 from zoo.lerobot_reader import check_dataset, read_dataset
 from zoo.ranks import Ranks, join, launched_processes
-from zoo.runs import ResumePoint, RunFolder, create_run_folder, describe_run
+from zoo.runs import ARGS_FILE, ResumePoint, RunFolder, create_run_folder, describe_run
 from zoo.sharding import check_precision
 from zoo.training import policy_arguments, say_nothing, warnings_as_lines
 from zoo.writers import JsonLines, TensorBoard
@@ -114,16 +116,17 @@ def _learn(loop: FinetuningLoop) -> None:
         try:
             loop.learn()
         except Stopped:
-            say(f"stopped and saved; go on with: python -m zoo.sft -i {run.path}")
+            say(f"stopped and saved; go on with: python -m zoo.sft -i {quoted(run.path)}")
             if stop.by_ctrl_c:
                 raise KeyboardInterrupt from None
             return
     if keeper.config.eval_episodes and keeper.ranks.is_first:
         say(keeper.table())
+    flag = packages_flag(packages_of(run.path / ARGS_FILE)) if keeper.ranks.is_first else ""
     say(
         f"policy      {run.best}\nnext:\n"
-        f"  python -m zoo.train --algo ppo --env {env} --policy {run.best}\n"
-        f"  python -m zoo.evaluate -i {run.path}"
+        f"  python -m zoo.train{flag} --algo ppo --env {env} --policy {quoted(run.best)}\n"
+        f"  python -m zoo.evaluate -i {quoted(run.path)}"
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies import VLAPolicy
 from vla_policies.noise import Noise, SlotNoise
+from zoo.advice import quoted
 from zoo.augmentation import augmented
 from zoo.best_keeper import BestKeeper
 from zoo.callbacks import Stopped
@@ -76,7 +77,7 @@ class FinetuningLoop:
             # With several ranks it would take all of them to save, and they are on their way out.
             if self._done and self._ranks.size == 1:
                 self._save()
-                self.keeper.say(f"saved; go on with: python -m zoo.sft -i {self.keeper.run.path}")
+                self.keeper.say(f"saved; go on with: python -m zoo.sft -i {quoted(self.keeper.run.path)}")
             raise
         self._checkpoints.clear()
 

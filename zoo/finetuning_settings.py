@@ -11,6 +11,7 @@ from typing import Any
 
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
+from zoo.advice import quoted
 from zoo.arguments import key_values
 from zoo.config import DEFAULT_EVAL_EPISODES, RunConfig, check_arithmetic
 from zoo.hyperparams import load_hyperparams
@@ -153,11 +154,11 @@ def find_stopped_run(path: str) -> ResumePoint:
     if not run.saved_steps() and holds_policy(run.best) and _updates(run) == total:
         raise BadValue(
             f"'{run.path}' has made all its {total} updates; to learn more, start from its policy with "
-            f"--policy {run.best}"
+            f"--policy {quoted(run.best)}"
         )
     point = find_resume_point(path, FINETUNING)
     if not point.in_place:
-        raise BadValue(f"fine-tuning goes on in its own run folder only: -i {point.run.path}")
+        raise BadValue(f"fine-tuning goes on in its own run folder only: -i {quoted(point.run.path)}")
     return point
 
 

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from vla_gym.cache import cache_dir
+from vla_gym.cache import cache_dir, check_writable
 from vla_gym.errors import MissingDependency, VLAZooError
 from vla_gym.rendering import rendering_environment
 from vla_gym.vulkan import sapien_device
@@ -103,16 +102,7 @@ def torch_device() -> str:
 
 def writable_cache() -> str:
     """The folder for compiled scenes can be written to."""
-    folder = cache_dir()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise MissingDependency(
-            f"cannot write to {folder} ({error.strerror}). Set VLA_ZOO_CACHE to a folder that can be written to"
-        ) from error
-    return str(folder)
+    return str(check_writable(cache_dir()))
 
 
 def gl_backend() -> str:

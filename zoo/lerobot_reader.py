@@ -13,6 +13,7 @@ import numpy as np
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.specs import StartState
 from zoo import lerobot_format as lr
+from zoo.advice import quoted
 from zoo.demonstrations import Demonstration
 from zoo.lerobot_pictures import Videos, cameras_of, pictures_of
 from zoo.lerobot_writer import column_TD
@@ -49,7 +50,8 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     """`info.json` of a dataset that can be read here; raises `BadValue` otherwise."""
     if not root.is_dir():
         raise BadValue(
-            f"no folder '{root}'. Collect demonstrations with: python -m zoo.collect --env ID --expert -o {root}"
+            f"no folder '{root}'. Collect demonstrations with: "
+            f"python -m zoo.collect --env ID --expert -n 20 -o {quoted(root)}"
         )
     info = lr.read_info(root)
     if lr.ACTION not in info.features:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.errors import BadValue
+from zoo.advice import quoted
 from zoo.arguments import OneLineParser
 from zoo.cli import guarded
 from zoo.runs import longer
@@ -28,10 +29,11 @@ def run(argv: Sequence[str]) -> int:
     if not is_remote(args.repo):
         raise BadValue(f"'{args.repo}' is no Hub id; it must look like org/name or org/name@revision")
     found = install_run(args.repo, Path(args.log_folder))
-    print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {found.path} -P")
+    folder = quoted(found.path)
+    print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {folder} -P")
     if steps := found.saved_steps():
         more = longer(found.config().n_timesteps, steps[-1])
-        print(f"  python -m zoo.train -i {found.path} -n {more}   (train on)")
+        print(f"  python -m zoo.train -i {folder} -n {more}   (train on)")
     return 0
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ _RESUME_FLAGS = (
     *_SPREAD_FLAGS,
 )
 """What may change when a run goes on; anything else would make it another run."""
+_LENGTHS = ("state_dim", "action_dim")
 _CHOICES = ("family", "unnorm_key", "revision")
 """Settings of a policy that choose among, or within, published checkpoints."""
 _HUB_ID = "a Hub id"
@@ -147,6 +148,8 @@ class PolicyChoice:
     settled: Collection[str] | None
     """Which of a hyperparameter entry's `backbone_kwargs` a checkpoint has settled, so that they do not apply: all
     where it is one of ours (None), `lora` where it is an adapter."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """`state_dim` and `action_dim` of the environment that a checkpoint of ours was made for; empty for others."""
 
 
 def resolve_policy(
@@ -175,9 +178,11 @@ def resolve_policy(
         assert found is not None, "a family was handled above"
         folder = found
     stored = _read_config(folder)
+    lengths: Mapping[str, int] = {}
     if "family" in stored:
         family, fits = str(stored["family"]), False
         cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
+        lengths = {name: stored["conventions"][name] for name in _LENGTHS if name in stored["conventions"]}
         if family not in FAMILIES:
             raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
         _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
@@ -200,6 +205,7 @@ def resolve_policy(
         family=family,
         env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
         settled=_settled(folder, stored),
+        lengths=lengths,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.specs import Task
+from zoo.advice import quoted
 from zoo.config import RunConfig
 from zoo.evaluation import (
     Episode,
@@ -189,16 +190,19 @@ def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) 
     )
 
 
-def closing_lines(run_path: Path, video: Path | None, *, n_timesteps: int, done: int, num_starts: int) -> str:
-    """Where everything is, and what to do next."""
+def closing_lines(
+    run_path: Path, video: Path | None, *, events: Path, n_timesteps: int, done: int, num_starts: int
+) -> str:
+    """Where everything is, TensorBoard's `events` too, and what to do next."""
+    run = quoted(run_path)
     lines = [f"run folder  {run_path}"]
     if video is not None:
         lines.append(f"video       {video}")
     lines.append(f"report      {run_path / REPORT_FILE}")
     lines += [
         "next:",
-        f"  python -m zoo.evaluate -i {run_path} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
-        f"  python -m zoo.train -i {run_path} -n {longer(n_timesteps, done)}   (train on)",
-        f"  tensorboard --logdir {run_path}   (curves)",
+        f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
+        f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
+        f"  tensorboard --logdir {quoted(events)}   (curves)",
     ]
     return "\n".join(lines)

@@ -14,13 +14,14 @@ import yaml
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
 from vla_gym.instructions import retold
-from vla_gym.specs import StartState
+from vla_gym.specs import Benchmark, StartState
 from zoo.agents import is_shipped
 from zoo.arguments import import_gym_packages, key_values
 from zoo.evaluation import choose_cells
+from zoo.gym_packages import import_packages_of
 from zoo.hyperparams import load_hyperparams
-from zoo.resolve import resolve_policy
-from zoo.runs import find_run, folder_name, policy_folder
+from zoo.resolve import PolicyChoice, resolve_policy
+from zoo.runs import ARGS_FILE, find_run, folder_name, policy_folder
 from zoo.settings import ENV_SETTINGS, check_settings
 from zoo.sharing import download_run, is_remote
 
@@ -71,6 +72,8 @@ def plan_rollout(
     if args.run is not None:
         remote = is_remote(args.run)
         run = download_run(args.run) if remote else find_run(args.run)
+        if not remote:  # what others published imports nothing unasked
+            import_packages_of(run.path / ARGS_FILE)
         config = run.config()
         env, options = args.env or config.env, dict(config.env_options)
         output_folder = None if remote or is_shipped(run.path) else run.path
@@ -103,6 +106,7 @@ def plan_rollout(
     }
     benchmark = find_benchmark(env, **family_options)
     retold(benchmark, options.get("instructions", {}))  # a wrong name shows here
+    _check_lengths(policy, benchmark, reads_state=options.get("state", True))
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
@@ -117,6 +121,16 @@ def plan_rollout(
         cells=tuple(cells),
         output_folder=output_folder,
         departures=tuple(departures),
+    )
+
+
+def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: bool) -> None:
+    """Raise `BadValue` for a policy that was made for other states or actions, before simulators start."""
+    from vla_policies.conventions import check_lengths
+
+    check_lengths(
+        policy.lengths,
+        {"state_dim": benchmark.state_dim if reads_state else 0, "action_dim": benchmark.action_dim},
     )
 
 

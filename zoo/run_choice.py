@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
+from zoo.advice import packages_flag
 from zoo.agents import agents_for
 from zoo.arguments import RUN_ALGORITHMS, import_gym_packages
 from zoo.runs import RunFolder, find_run, folder_name, holds_policy, newest_run
@@ -55,9 +56,12 @@ def _found_run(args: argparse.Namespace) -> str:
     for agent in agents_for(args.env):
         if agent.split("/")[1] in algos:
             return agent
+    train = (
+        f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
+    )
     raise BadValue(
         f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
-        f"Train one: python -m zoo.train --algo {args.algo or 'ppo'} --env {args.env}; or give -i RUN or --policy NAME"
+        f"Train one: {train}; or give -i RUN or --policy NAME"
     )
 
 

@@ -22,8 +22,10 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import BadValue
+from zoo.advice import quoted
 from zoo.agents import local_or_shipped
 from zoo.config import RunConfig, from_plain, to_plain
+from zoo.gym_packages import import_packages_of
 
 ARGS_FILE = "args.yml"
 CONFIG_FILE = "config.yml"
@@ -176,35 +178,39 @@ def check_command(run: RunFolder, command: str) -> None:
     made_by = FINETUNING if run.config().algo == "sft" else TRAINING
     if made_by != command:
         policy = _newest_policy(run)
-        instead = f", or start a new run from its policy with --policy {policy}" if policy else ""
-        raise BadValue(
-            f"'{run.path}' is a run of {made_by}: go on with python -m {made_by} -i {run.path}{instead}"
-        )
+        ways = [f"start a new run from its policy with --policy {quoted(policy)}"] if policy else []
+        if run.saved_steps() or not policy:
+            ways.insert(0, f"go on with python -m {made_by} -i {quoted(run.path)}")
+        raise BadValue(f"'{run.path}' is a run of {made_by}: {', or '.join(ways)}")
 
 
 def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
     """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named.
 
-    Raises `BadValue` for a run of another command.
+    Imports the run's `--gym-packages`. Raises `BadValue` for a run of another command.
     """
     run = find_run(path)
     check_command(run, command)
-    wanted, steps = Path(path).expanduser().resolve(), run.saved_steps()
+    import_packages_of(run.path / ARGS_FILE)
+    wanted, steps = local_or_shipped(path).resolve(), run.saved_steps()
     if wanted != run.path.resolve():
         match = _STEP.fullmatch(wanted.name)
         if not match:
             if not holds_policy(wanted):
+                newest = quoted(run.checkpoint(steps[-1])) if steps else run.checkpoints / "step_<n>"
                 raise BadValue(
-                    f"'{path}' is no checkpoint. Resume the run with -i {run.path}, or from one of its checkpoints "
-                    f"with -i {run.checkpoint(steps[-1]) if steps else run.checkpoints / 'step_<n>'}"
+                    f"'{path}' is no checkpoint. Resume the run with -i {quoted(run.path)}, or from one of its "
+                    f"checkpoints with -i {newest}"
                 )
             raise BadValue(
-                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {run.path}, or start "
-                f"a new one from these weights with --policy {path}"
+                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {quoted(run.path)}, or "
+                f"start a new one from these weights with --policy {quoted(path)}"
             )
         return ResumePoint(run=run, step=int(match[1]), in_place=False)
     if not steps:
-        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/)")
+        policy = _newest_policy(run)
+        instead = f", start a new one from its policy with --policy {quoted(policy)}" if policy else ""
+        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/){instead}")
     return ResumePoint(run=run, step=steps[-1], in_place=True)
 
 

@@ -14,6 +14,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import VLAZooError
+from zoo.advice import quoted
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.callbacks import EvaluationCallback, MonitorCallback, StopSignals
 from zoo.checkpoint import save_checkpoint
@@ -73,6 +74,8 @@ class Session:
         in_place = request.resume is not None and request.resume.in_place
         # Files of a run that goes on lose what its last checkpoint does not know.
         self._keep_until = self._done if in_place else None
+        parent = request.tensorboard_log
+        self._events = run.path if parent is None else parent / request.config.algo / run.path.name
 
     def learn(self) -> None:
         """Train to the end or to a signal, save, and say what came of it; rank 0 alone writes and speaks."""
@@ -95,7 +98,7 @@ class Session:
             self._say(headline(self._config, self._run.path, size, self._done))
             self._learn_guarded(CallbackList(callbacks))
             if checkpoints.stopped:
-                self._say(f"stopped and saved; go on with: python -m zoo.train -i {self._run.path}")
+                self._say(f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
                 if stop.by_ctrl_c:
                     raise KeyboardInterrupt
                 return
@@ -118,18 +121,16 @@ class Session:
             alone = self._ranks.size == 1
             if alone and boundary is not None and boundary.num_timesteps > self._done:
                 save_checkpoint(self._model, self._run.checkpoints)
-                self._say(f"saved; go on with: python -m zoo.train -i {self._run.path}")
+                self._say(f"saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
             raise
 
     def _logger(self) -> Logger:
         if not self._ranks.is_first:
             return Logger(folder=None, output_formats=[])
-        parent = self._request.tensorboard_log
-        events = self._run.path if parent is None else parent / self._config.algo / self._run.path.name
         formats: list[KVWriter] = [
             ScreenTable(self._config.algo, self._say),
             JsonLines(self._run.path, keep_until=self._keep_until),
-            TensorBoard(events, keep_until=self._keep_until),
+            TensorBoard(self._events, keep_until=self._keep_until),
         ]
         if self._request.track is not None:
             formats.append(start_tracker(self._request.track, self._run, self._config, self._say))
@@ -193,6 +194,7 @@ class Session:
         lines = closing_lines(
             self._run.path,
             video,
+            events=self._events,
             n_timesteps=self._config.n_timesteps,
             done=self._model.num_timesteps,
             num_starts=starts,

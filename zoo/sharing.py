@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
+from zoo.advice import quoted
 from zoo.model_card import CardFacts, model_card
 from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation
 from zoo.runs import (
@@ -83,7 +84,7 @@ def publish(publication: Publication) -> str:
 
 def push_later(run: RunFolder, repo: str) -> str:
     """The command that sends a run."""
-    return f"python -m zoo.push_to_hub -i {run.path} {repo}"
+    return f"python -m zoo.push_to_hub -i {quoted(run.path)} {repo}"
 
 
 def publish_trained(run: RunFolder, repo: str) -> str:

@@ -21,9 +21,10 @@ from zoo.checkpoint import load_checkpoint
 from zoo.config import RunConfig
 from zoo.devices import check_device
 from zoo.dry_run import arithmetic_lines, memory_lines, plan_of
+from zoo.gym_packages import packages_of
 from zoo.placement import parse_placement
 from zoo.ranks import Ranks, join
-from zoo.runs import RunFolder, create_run_folder, describe_run
+from zoo.runs import ARGS_FILE, RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
 from zoo.settings import ALGORITHM_SETTINGS, ALGORITHMS
@@ -132,7 +133,12 @@ def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
         run = request.resume.run
     else:
         run = create_run_folder(request.log_folder, config.algo, config.env)
-    describe_run(run, config=config, args=request.args, command=request.command, protocol=envs.protocol())
+    args = dict(request.args)
+    if request.resume is not None:
+        # From one checkpoint: the new run's environment needs the former's packages.
+        former = packages_of(request.resume.run.path / ARGS_FILE)
+        args["gym_packages"] = list(dict.fromkeys([*former, *args.get("gym_packages", ())]))
+    describe_run(run, config=config, args=args, command=request.command, protocol=envs.protocol())
     return run
 
 

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vla_gym import vulkan
-from vla_gym.errors import MissingDependency
+from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.gpu_physics import gpu_physics_environment
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """Device -> why it cannot draw; those left out can."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     causes: dict[str, str] = {}
     monkeypatch.setattr(vulkan, "why_not", lambda device, drivers: causes.get(device, ""))
     return causes
@@ -43,6 +46,18 @@ def test_the_user_s_choice_stands_even_when_it_fails(answers: dict[str, str]) ->
     answers["cuda"] = "no such device"
     with pytest.raises(MissingDependency, match=r"\(cuda: no such device\)"):
         vulkan.sapien_device({"VLA_ZOO_SAPIEN_DEVICE": "cuda"})
+
+
+def test_a_cache_that_cannot_be_written_is_no_driver_s_fault(answers: dict[str, str], tmp_path: Path) -> None:
+    answers |= {"cpu": "FileNotFoundError", "cuda": "FileNotFoundError"}
+    (tmp_path / "file").touch()
+    for look in (vulkan.sapien_device, gpu_physics_environment):
+        with pytest.raises(BadValue, match=r"^cannot write to .*shaders .*: set VLA_ZOO_CACHE"):
+            look({"VLA_ZOO_CACHE": str(tmp_path / "file")})
+    (tmp_path / "shaders" / "sapien-3.0.3").mkdir(parents=True)  # nothing is left to write
+    (tmp_path / "shaders").chmod(0o500)
+    with pytest.raises(MissingDependency):
+        vulkan.sapien_device({"VLA_ZOO_CACHE": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

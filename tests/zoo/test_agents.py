@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from vla_gym.errors import UnknownName
+from vla_gym.adapters import libero_tasks
+from vla_gym.errors import MissingDependency, UnknownName
 from zoo import agents
 from zoo.agents import agents_for, find_agents, is_shipped, local_or_shipped
 
@@ -57,6 +59,16 @@ def test_a_task_of_a_suite_is_played_by_its_own_agents_then_by_the_suites(shippe
 
 def test_an_agent_of_some_tasks_is_none_of_a_suite_with_more(shipped: Path) -> None:
     assert agents_for("MetaWorld-MT10") == []
+
+
+def test_agents_of_a_benchmark_that_is_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libero", None)
+    monkeypatch.setattr(libero_tasks, "_task_names", libero_tasks._task_names.__wrapped__)
+    assert any("LIBERO" in agent for agent in find_agents())
+    assert agents_for("MetaWorld/window-close")[0] == "agents/grpo/MetaWorld-window-close"
+    assert agents_for("Toy-Reach") == []
+    with pytest.raises(MissingDependency, match="LIBERO is not installed"):
+        agents_for("LIBERO-Object")
 
 
 def test_a_shipped_agent_is_told_from_a_run_of_ones_own(shipped: Path, tmp_path: Path) -> None:

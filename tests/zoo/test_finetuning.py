@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_several_datasets_are_learned_together(
     ]
     assert stored == [str(demos), [str(demos), str(others)]]
     assert FinetuningSettings(dataset=stored[1]).folders == (demos, others)
+
+
+def test_what_comes_next_is_pasted_with_spaces_and_packages(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sft.run([*ASKED, "--dataset", str(demos), "-f", "my logs", "--gym-packages", "json", *TINY]) == 0
+    *_, train, evaluate = (shlex.split(line) for line in capsys.readouterr().out.splitlines())
+    assert train[3:] == [
+        *("--gym-packages", "json", "--algo", "ppo", "--env", "Toy-Reach"),
+        *("--policy", "my logs/sft/Toy-Reach_1/best"),
+    ]
+    assert evaluate[3:] == ["-i", "my logs/sft/Toy-Reach_1"]
 
 
 def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:

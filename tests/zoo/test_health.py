@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_gym.errors import MissingDependency
+from vla_gym.errors import BadValue, MissingDependency
 from zoo import health
 from zoo.health import Check, checks, examine
 
@@ -57,7 +57,7 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pyte
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path / "file"))
-    with pytest.raises(MissingDependency, match="Set VLA_ZOO_CACHE"):
+    with pytest.raises(BadValue, match="set VLA_ZOO_CACHE"):
         health.writable_cache()
 
 

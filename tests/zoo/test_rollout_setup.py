@@ -116,6 +116,28 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(
     assert "split 'tset'" in line
 
 
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ({"state_dim": 3, "action_dim": 2}, "made for state_dim=3, the environment has state_dim=2"),
+        ({"state_dim": 0, "action_dim": 7}, "made for action_dim=7, the environment has action_dim=2"),
+        ({"state_dim": 0, "action_dim": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start(
+    lengths: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    conventions = {"cameras": ["image"], "chunk": 4, **lengths}
+    (tmp_path / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    args = evaluate.parser().parse(["--env", "Toy-Reach", "--policy", str(tmp_path)])
+    if not says:
+        assert plan_rollout(args, episodes=1).num_envs == 1
+        return
+    with pytest.raises(BadValue, match=f"^the policy was {says}$"):
+        plan_rollout(args, episodes=1)
+
+
 @pytest.mark.sim
 def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
     monkeypatch: pytest.MonkeyPatch,

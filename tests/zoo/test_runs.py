@@ -149,6 +149,37 @@ def test_what_cannot_be_resumed_says_what_to_do(run: RunFolder) -> None:
         find_resume_point(str(run.best))
 
 
+def test_a_policy_without_a_checkpoint_begins_a_new_run(run: RunFolder) -> None:
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=r"to resume from .*, start a new one from .* --policy \S+/best$"):
+        find_resume_point(str(run.path))
+    with pytest.raises(BadValue, match=r"is a run of zoo\.train: start a new run .* --policy \S+/best$"):
+        find_resume_point(str(run.path), FINETUNING)
+
+
+def test_a_shipped_agent_begins_a_new_run_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadValue, match=r"to resume from .* --policy \S+/agents/sft/MetaWorld-reach$"):
+        find_resume_point("agents/sft/MetaWorld-reach", FINETUNING)
+    with pytest.raises(
+        BadValue, match=r"of zoo\.sft: start a new run .* --policy \S+/agents/sft/MetaWorld-reach$"
+    ):
+        find_resume_point("agents/sft/MetaWorld-reach")
+
+
+def test_advice_quotes_paths_with_spaces(run: RunFolder, tmp_path: Path) -> None:
+    hold_policy(run.checkpoint(20))
+    hold_policy(run.best)
+    spaced = RunFolder(run.path.rename(tmp_path / "my run"))
+    for folder, command in ((spaced.path, FINETUNING), (spaced.best, "zoo.train")):
+        with pytest.raises(BadValue, match=rf" -i '{spaced.path}'.* --policy '{spaced.best}'$"):
+            find_resume_point(str(folder), command)
+    with pytest.raises(BadValue, match=rf"-i '{spaced.path}', .* -i '{spaced.checkpoint(20)}'$"):
+        find_resume_point(str(spaced.checkpoints))
+
+
 def test_a_folder_of_a_run_without_a_checkpoint_is_not_called_one(run: RunFolder) -> None:
     run.videos.mkdir()
     with pytest.raises(BadValue, match=r"is no checkpoint\. Resume .* -i .*checkpoints/step_<n>$"):

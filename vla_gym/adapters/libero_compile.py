@@ -33,7 +33,7 @@ from vla_gym.adapters.libero_placements import StartRegions
 from vla_gym.adapters.libero_samplers import read_start_regions
 from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
-from vla_gym.cache import cache_dir
+from vla_gym.cache import cache_dir, check_writable
 from vla_gym.errors import BadValue
 
 FORMAT = 2
@@ -155,7 +155,7 @@ def _blobs() -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path.parent)
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -16,7 +16,7 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from vla_gym.adapters import model_store
-from vla_gym.cache import cache_dir
+from vla_gym.cache import cache_dir, check_writable
 
 READS_QUATERNIONS = ("assembly", "box-close", "disassemble", "hammer")
 """Tasks whose reward reads the objects' orientation; for the others it is left zero."""
@@ -185,6 +185,7 @@ def compiled_model(task: str, xml: str) -> mujoco.MjModel:
     try:
         return model_store.load(folder, root / "pieces")
     except FileNotFoundError:
+        check_writable(root)
         model = mujoco.MjModel.from_xml_path(xml)
         model_store.save(model, folder, root / "pieces")
         return model

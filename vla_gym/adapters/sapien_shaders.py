@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from vla_gym.cache import cache_dir
+from vla_gym.cache import cache_dir, check_writable
 
 STOCK = "minimal"
 """SAPIEN's own folder of these shaders."""
@@ -25,6 +26,13 @@ PICTURE_FORMATS = {
     "PositionSegmentation": "r16g16b16a16sint",
 }
 """What ManiSkill 3.0.1 sets for this shader pack (`mani_skill/render/shaders.py`)."""
+
+
+def check_place(environ: Mapping[str, str]) -> None:
+    """Raise `BadValue` where no shaders are kept yet and none can be."""
+    folder = cache_dir(environ) / "shaders"
+    if not any(folder.glob("sapien-*")):
+        check_writable(folder)
 
 
 def use_light_shaders() -> None:
@@ -58,8 +66,7 @@ def without_table(source: str) -> str:
 
 def _write(stock: Path, folder: Path) -> bool:
     """Copy the shaders to `folder` in one move, so that another worker never sees half of them."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=check_writable(folder.parent)) as scratch:
         for name in (STOCK, "common"):
             shutil.copytree(stock / name, Path(scratch) / "made" / name)
         for file in (Path(scratch) / "made" / STOCK).glob("*.frag"):

@@ -23,7 +23,7 @@ from vla_gym.adapters.plate25.overlay import green_screen
 from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
 from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene
 from vla_gym.adapters.plate25.suite import find_run
-from vla_gym.cache import cache_dir
+from vla_gym.cache import cache_dir, check_writable
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
 
@@ -177,10 +177,10 @@ def _pose(pose: sapien.Pose) -> np.ndarray:
 def box_arm(root: Path) -> Path:
     """URDF of the stand-in arm, written once under `root`."""
     folder = root / "plate25-stand-in"
-    folder.mkdir(parents=True, exist_ok=True)
     urdf = folder / ROBOT_FILE
     for file, text in ((urdf, stand_in_arm.arm_urdf()), (urdf.with_suffix(".srdf"), stand_in_arm.arm_srdf())):
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            check_writable(folder)
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as scratch:
                 scratch.write(text)
             os.replace(scratch.name, file)
