@@ -82,7 +82,6 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
     say = say if ranks.is_first else say_nothing
     groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
     check_alike(groups)
-    shown = [one for group in groups.values() for one in group]
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
@@ -94,15 +93,17 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         cleanup.callback(envs.close)
         policy = _make_policy(request, envs).to(device)
         check_precision(policy)
-        frames = frames_of(shown, envs.chunk)
-        for folder, group in groups.items():
-            check_fits(group, policy, folder)
+        for folder in groups:
+            check_fits(groups[folder], policy, folder)
+        frames = frames_of([one for group in groups.values() for one in group], envs.chunk)
+        num_episodes = sum(map(len, groups.values()))
+        groups.clear()  # the frames hold all of it, which may be large
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
         keeper = _keeper(request, policy, envs, cells, ranks, say)
         cleanup.callback(keeper.logger.close)
         run = keeper.run
-        say(_headline(request, run, len(shown), frames))
+        say(_headline(request, run, num_episodes, frames))
         checkpoints = FinetuningCheckpoints(run, policy, ranks, frames)
         _learn(FinetuningLoop(frames, keeper, checkpoints, done=request.done or 0))
     return run if ranks.is_first else None
