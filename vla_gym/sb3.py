@@ -15,6 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
 from vla_gym import text
+from vla_gym.errors import BadValue
 from vla_gym.vector import Observation, VLAVectorEnv
 from vla_gym.vector_info import of_slot
 from vla_gym.vector_inputs import join_options
@@ -26,7 +27,7 @@ class SB3VecEnv(VecEnv):
     Each `infos[i]` holds what `VLAVectorEnv` reports for the slot, of the episode that was just stepped,
     and besides: `TimeLimit.truncated` always; on the last decision `is_success`, `terminal_observation`
     and `episode` with SB3's keys `r`, `l` (simulator steps), `t` (seconds since the view was made) added.
-    The next episode's first info is in `reset_infos[i]`. Idle slots are never done.
+    The next episode's first info is in `reset_infos[i]`. Idle slots are never done; where all are, a step raises.
     """
 
     def __init__(self, envs: VLAVectorEnv) -> None:
@@ -62,6 +63,10 @@ class SB3VecEnv(VecEnv):
         """Run one decision in every slot and begin new episodes where one ended."""
         assert self._action is not None, "step_wait without step_async"
         action, self._action = self._action, None
+        if self.envs.idle.all():
+            raise BadValue(
+                "every start state of the grid has been played: ask for no more episodes than there are, or reset()"
+            )
         raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
         done_N = terminated_N | truncated_N
         obs = encode_instructions(raw)

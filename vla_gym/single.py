@@ -30,9 +30,15 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; `options` may hold `task_id` and `trial_id`."""
+        """Begin the schedule's next episode; `options` may hold `task_id` and `trial_id`.
+
+        After a grid's last episode the first comes again.
+        """
         super().reset(seed=seed)
-        obs, infos = self.envs.reset(seed=seed, options=options)
+        # With a mask a grid goes on where it was.
+        obs, infos = self.envs.reset(seed=seed, options={**(options or {}), "reset_mask": np.array([True])})
+        if self.envs.idle[0]:
+            obs, infos = self.envs.reset()
         return _first(obs), of_slot(infos, 0)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:

@@ -56,6 +56,10 @@ class SlotTable:
         self.episodes[mask_N] = 0
         self.lost[mask_N] = False
 
+    def align(self, group_size: int) -> None:
+        """Adjacent slots of a group go on with one episode of the schedule, that of the member furthest on."""
+        self.episodes[:] = self.episodes.reshape(-1, group_size).max(axis=1).repeat(group_size)
+
     def begin(self, slot: int, start: StartState, fingerprint: str) -> None:
         """A new episode has begun."""
         self.task_id[slot] = start.task_id

@@ -44,12 +44,20 @@ class Schedule:
         total = sum(self.num_trials)
         if self.kind == "random":
             return self._at(int(np.random.default_rng([self.seed, group, episode]).integers(total)))
-        index = group * total // self.num_groups + episode
-        return self._at(index) if index < (group + 1) * total // self.num_groups else None
+        index = self._block(group) + episode
+        return self._at(index) if index < self._block(group + 1) else None
 
     def reseeded(self, seed: int) -> Schedule:
         """The same schedule with another seed."""
         return dataclasses.replace(self, seed=seed)
+
+    def _block(self, group: int) -> int:
+        """First cell of a group's part of the grid.
+
+        Of T cells and G groups the last T % G have one more, as `evaluate_policy` of Stable-Baselines3 expects.
+        """
+        size, rest = divmod(sum(self.num_trials), self.num_groups)
+        return group * size + max(0, group - (self.num_groups - rest))
 
     def _at(self, index: int) -> StartState:
         for task_id, count in enumerate(self.num_trials):

@@ -104,11 +104,12 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
             if self._runner.schedule.kind == "grid":
                 self._table.begin_schedule(mask_N)
+            self._table.align(self._runner.schedule.group_size)
         elif not self._was_reset and not mask_N.all():
             raise gym.error.ResetNeeded("the first reset must begin an episode in every slot")
         if seed is not None:
             self._runner.schedule = self._runner.schedule.reseeded(seed)
-            self._table.begin_schedule(mask_N)
+            self._table.begin_schedule(np.ones(self.num_envs, dtype=np.bool_))
         slots = np.flatnonzero(mask_N).tolist()
         self._run(self._runner.begin_commands(slots, cells))
         self._was_reset = True

@@ -70,6 +70,19 @@ def test_used_up_slots_are_idle_and_never_done(make: Make) -> None:
     assert infos[0]["task_id"] == -1
 
 
+def test_a_whole_grid_is_evaluated_and_no_more(make: Make) -> None:
+    env = make("Toy-Reach", 4, chunk=12, schedule="grid").as_sb3()
+
+    class Still:
+        def predict(self, obs: Any, state: Any = None, **_: Any) -> tuple[np.ndarray, Any]:
+            return np.zeros((4, 12, 2), dtype=np.float32), state
+
+    rewards, lengths = evaluate_policy(Still(), env, n_eval_episodes=150, return_episode_rewards=True)
+    assert len(rewards) == len(lengths) == 150
+    with pytest.raises(BadValue, match="every start state of the grid has been played"):
+        evaluate_policy(Still(), env, n_eval_episodes=151)
+
+
 def test_the_time_limit_is_told(make: Make) -> None:
     env = make("Toy-Reach", 2, chunk=12).as_sb3()
     env.reset()

@@ -24,3 +24,11 @@ def test_an_episode() -> None:
     assert env.render() is None
     env.close()
     env.close()
+
+
+def test_a_grid_is_walked_and_begins_again() -> None:
+    env = VLAEnv("Toy-Reach/0", chunk=12, schedule="grid")
+    starts = [env.reset()[1]["trial_id"] for _ in range(52)]
+    assert starts == [*range(50), 0, 1]
+    assert env.reset(seed=0)[1]["trial_id"] == 0
+    env.close()

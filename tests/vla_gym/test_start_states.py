@@ -70,6 +70,13 @@ def test_grid_over_ranks_covers_each_cell_once() -> None:
     assert sorted(found) == [(task, trial) for task in range(3) for trial in range(4)]
 
 
+@pytest.mark.parametrize("num_envs", [1, 5, 7, 8, 16])
+def test_blocks_are_as_large_as_stable_baselines_targets(num_envs: int) -> None:
+    schedule = make_schedule("grid", TASKS, num_envs=num_envs)
+    targets = [(12 + slot) // num_envs for slot in range(num_envs)]  # evaluate_policy's, of all 12 cells
+    assert [len(list(walk(schedule, slot))) for slot in range(num_envs)] == targets
+
+
 def test_tasks_may_have_different_numbers_of_trials() -> None:
     schedule = Schedule(kind="grid", num_trials=(1, 3), seed=0, group_size=1, group_offset=0, num_groups=1)
     assert walk(schedule, 0) == [(0, 0), (1, 0), (1, 1), (1, 2)]

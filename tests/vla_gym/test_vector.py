@@ -195,6 +195,24 @@ def test_groups_share_start_states_whatever_their_timing(make: Make) -> None:
     assert len(set(begun[0])) > 1
 
 
+def test_groups_share_start_states_after_a_reset_in_the_middle(make: Make) -> None:
+    envs = make(scripted_benchmark((0,), num_trials=400, horizon=6), 4, group_size=2, seed=5)
+    envs.reset()
+    for _ in range(40):
+        *_, infos = envs.step(np.zeros((4, 2)))
+    _, infos = envs.reset()
+    starts = infos["start_state"].tolist()
+    assert starts[0] == starts[1]
+    assert starts[2] == starts[3]
+    assert starts[0] != starts[2]
+    # A new seed begins the schedule for all, also for those that play on.
+    envs.reset(seed=7, options={"reset_mask": np.array([True, False, True, False])})
+    _, infos = envs.reset(options={"reset_mask": np.array([False, True, False, True])})
+    starts = infos["start_state"].tolist()
+    assert starts[0] == starts[1]
+    assert starts[2] == starts[3]
+
+
 def test_seeds(make: Make) -> None:
     envs = make(scripted_benchmark((1,), num_trials=1000), 2, seed=3)
 

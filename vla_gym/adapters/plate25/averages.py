@@ -15,6 +15,8 @@ from vla_gym.adapters.plate25.suite import RUNS
 from vla_gym.errors import BadValue
 
 PREFIX = "ManiSkill-Plate25-"
+_RULES = ("protocol", "render_quality", "action_units", "stand_ins", "success")
+"""What the evaluations of one average have in common."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,17 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
             name = record["env"].removeprefix(PREFIX)
             wins = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
             constants = record["protocol"]["constants"]
-            rule = {
-                key: constants[key] for key in ("protocol", "render_quality", "action_units", "stand_ins")
-            }
+            rule = {key: constants[key] for key in _RULES}
+            ends = record["protocol"].get("options", {}).get("success_ends", False)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadValue(
                 f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {error!r}"
             ) from error
+        if at_end and ends:
+            raise BadValue(
+                f"{file} is of episodes that end at the first success, so they have no rate at the end; "
+                'repeat it with -params "env_kwargs:{success_ends: false}"'
+            )
         if name in rates or not wins:
             raise BadValue(f"{file} is a second result of {name}" if wins else f"{file} holds no episode")
         # Which files are missing differs from run to run; whether any is missing must not.

@@ -40,9 +40,12 @@ def test_public_ids_are_understood_and_gaps_named() -> None:
 
 
 def results(folder: Path, name: str, wins: list[tuple[bool, bool]], **other: Any) -> str:
+    ends = other.pop("success_ends", False)
     constants = {"protocol": {}, "render_quality": "full", "action_units": {}, "stand_ins": [], **other}
+    constants["success"] = "ends there" if ends else "goes on"
     episodes = [{"success_once": once, "success_at_end": at_end} for once, at_end in wins]
-    record = {"env": f"ManiSkill-Plate25-{name}", "episodes": episodes, "protocol": {"constants": constants}}
+    protocol = {"constants": constants, "options": {"success_ends": True} if ends else {}}
+    record = {"env": f"ManiSkill-Plate25-{name}", "episodes": episodes, "protocol": protocol}
     (folder / f"{name}.json").write_text(json.dumps(record))
     return str(folder / f"{name}.json")
 
@@ -71,6 +74,11 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest
     assert "a second result of Plate" in capsys.readouterr().err
     assert main([one, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
+    ended = results(tmp_path, "EEPose", [(True, True)], success_ends=True)
+    assert main([one, ended]) == 2
+    assert "evaluated by other rules" in capsys.readouterr().err
+    assert main(["--at-end", ended]) == 2
+    assert "success_ends: false" in capsys.readouterr().err
     (tmp_path / "other.json").write_text("[]")
     assert main([str(tmp_path / "other.json")]) == 2
     assert "holds no results of zoo.evaluate" in capsys.readouterr().err
