@@ -52,7 +52,7 @@ class EvaluationCallback(BaseCallback):
         """
         super().__init__()
         self.last: list[Episode] | None = None
-        """Episodes of the latest evaluation."""
+        """Episodes of the latest evaluation; None where it was given up."""
         self._every = every
         self._acted_at = acted_at
         self._evaluate = evaluate
@@ -79,6 +79,9 @@ class EvaluationCallback(BaseCallback):
             with untouched_generators(), model.clock.phase("evaluation"):
                 episodes = self._evaluate()
         except Stopped:
+            # What is known of older weights is nothing about these.
+            self.last = None
+            self._checkpoints.stopped = True
             return
         self._acted_at = now
         self.last = episodes
@@ -127,15 +130,15 @@ _SAME_CTRL_C_SECONDS = 3.0
 
 
 class StopSignals:
-    """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), and on Ctrl-C with `ctrl_c`.
+    """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), and on Ctrl-C.
 
-    With one process Ctrl-C is Python's own interrupt; several must first agree to stop. A second Ctrl-C, some seconds
-    later (launchers pass the first one on), interrupts whatever happens. The former handlers come back after.
+    A second Ctrl-C, some seconds later (launchers pass the first one on), interrupts whatever happens. The former
+    handlers come back after.
     """
 
-    def __init__(self, act: Callable[[], None], *, ctrl_c: bool) -> None:
+    def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
-        self._signals = (signal.SIGTERM, signal.SIGUSR1, *((signal.SIGINT,) if ctrl_c else ()))
+        self._signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         self._former: dict[int, Any] = {}
         self._first_ctrl_c = 0.0
         self.by_ctrl_c = False

@@ -46,7 +46,7 @@ class CheckpointCallback(BaseCallback):
         self.stopping = False
         """Was this rank asked to stop?"""
         self.stopped = False
-        """Did training end because some rank was? Known once it has ended."""
+        """Did training, or its last evaluation, end early because some rank was? Known once both have ended."""
 
     def stop(self) -> None:
         """End training at the next decision; safe in a signal handler."""

@@ -55,6 +55,8 @@ class Evaluator:
         """This rank's start states; other ranks that are asked to stop are waited for."""
         if not self._cells:
             return []
+        if self._checkpoints.stopping:
+            raise Stopped  # before simulators start, which takes long
         if self._envs is None:
             self._envs = make_evaluation_envs(self._config, self._cells, self._ranks)
 

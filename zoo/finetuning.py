@@ -113,7 +113,7 @@ def _learn(loop: FinetuningLoop) -> None:
     """To the end or to a signal, and say what came of it."""
     keeper = loop.keeper
     run, env, say = keeper.run, keeper.config.env, keeper.say
-    with StopSignals(loop.stop, ctrl_c=True) as stop:
+    with StopSignals(loop.stop) as stop:
         try:
             loop.learn()
         except Stopped:

@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from zoo.evaluation import Episode
-from zoo.runs import damaged
+from zoo.runs import RunFolder, damaged
 
 MONITOR_FILE = "monitor.csv"
 EVALUATIONS_FILE = "evaluations.npz"
@@ -114,6 +114,14 @@ def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
     if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
         raise damaged(path, "its arrays are of different numbers of evaluations")
     return arrays
+
+
+def lacks_evaluation(run: RunFolder, step: int) -> bool:
+    """Is the run to be evaluated, and was not at `step`? Raises `BadValue` for a damaged `evaluations.npz`."""
+    if not run.config().eval_episodes:
+        return False
+    path = run.path / EVALUATIONS_FILE
+    return not path.is_file() or step not in read_evaluation_arrays(path)["timesteps"]
 
 
 class EvaluationFile:

@@ -142,7 +142,7 @@ class _PlacedRank:
     def collect(self) -> None:
         """Collect, or serve simulators, until told to stop, as a rank that does not learn."""
         # Signals that ask for the machine reach the actor ranks too; they save, and then tell this one.
-        with StopSignals(lambda: None, ctrl_c=True):
+        with StopSignals(lambda: None):
             if self._collector is not None:
                 self._collector.serve(self._config.max_staleness)
                 self._cleanup.close()

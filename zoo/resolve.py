@@ -21,6 +21,7 @@ from zoo.agents import local_or_shipped
 from zoo.arguments import key_values
 from zoo.config import RunConfig, build_config, check_arithmetic, family_options
 from zoo.hyperparams import load_hyperparams
+from zoo.monitor import lacks_evaluation
 from zoo.runs import ResumePoint, RunFolder, longer
 from zoo.settings import check_algorithm, check_settings
 from zoo.sharing import check_repo
@@ -92,8 +93,11 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
 
 
 def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
-    """The stored configuration with the few flags that may change; raises `BadValue` for the others."""
-    config = point.run.config()
+    """The stored configuration with the few flags that may change; raises `BadValue` for the others.
+
+    A run that was stopped when all its steps were done has its last evaluation left.
+    """
+    config = stored = point.run.config()
     check_same_run(args, point.run, same=("algo", "env"), fixed=NEW_RUN_FLAGS, allowed=_RESUME_FLAGS)
     changed = {name: getattr(args, name) for name in _RESUME_FLAGS if getattr(args, name) is not None}
     on_worker_error = changed.pop("on_worker_error", None)
@@ -101,7 +105,8 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
         changed["env_options"] = {**config.env_options, "on_worker_error": on_worker_error}
     config = replace(config, **changed)
     check_arithmetic(config)
-    if config.n_timesteps <= point.step:
+    as_asked = point.in_place and config.n_timesteps == stored.n_timesteps
+    if config.n_timesteps <= point.step and not (as_asked and lacks_evaluation(point.run, point.step)):
         raise BadValue(
             f"'{point.run.path}' has done {point.step} of {config.n_timesteps} simulator steps already: "
             f"give a larger total with -n, e.g. -n {longer(config.n_timesteps, point.step)}"

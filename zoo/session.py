@@ -88,7 +88,7 @@ class Session:
             cleanup.callback(logger.close)
             self._model.set_logger(logger)
             checkpoints = CheckpointCallback(self._run.path, save_freq=self._config.save_freq)
-            stop = StopSignals(checkpoints.stop, ctrl_c=self._ranks.size > 1)
+            stop = StopSignals(checkpoints.stop)
             cleanup.enter_context(stop)
             evaluation = self._evaluation(checkpoints, cleanup) if self._config.eval_episodes else None
             monitor = [self._monitor(progress, cleanup)] if self._ranks.is_first else []
@@ -97,16 +97,22 @@ class Session:
             size = sum(parameter.numel() for parameter in self._model.policy.parameters())
             self._say(headline(self._config, self._run.path, size, self._done))
             self._learn_guarded(CallbackList(callbacks))
-            if checkpoints.stopped:
+            ended_early = checkpoints.stopped and self._is_work_left()
+            if ended_early:
                 self._say(f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
-                if stop.by_ctrl_c:
-                    raise KeyboardInterrupt
-                return
-        if self._ranks.is_first:
+        if not ended_early and self._ranks.is_first:
             self._close(len(self._model.news.tasks), evaluation)
+        if stop.by_ctrl_c:
+            raise KeyboardInterrupt
+
+    def _is_work_left(self) -> bool:
+        """Of a run that was stopped: are there steps to make, or the last evaluation?"""
+        boundary = self._model.boundary
+        assert boundary is not None, "`learn` has returned"
+        return bool(self._config.eval_episodes) or boundary.num_timesteps < self._config.n_timesteps
 
     def _learn_guarded(self, callbacks: CallbackList) -> None:
-        """`model.learn`; Ctrl-C and a lost simulator save what the last update left.
+        """`model.learn`; a Ctrl-C that does not wait and a lost simulator save what the last update left.
 
         With several ranks it would take all of them to save, and they are on their way out.
         """
@@ -158,9 +164,11 @@ class Session:
     def _close(self, tasks_seen: int, evaluation: EvaluationCallback | None) -> None:
         """The evaluation's table, its film, and what to do next."""
         tasks = self._envs.benchmark.tasks
-        self._say(
-            f"trained for {self._model.num_timesteps} simulator steps on {tasks_seen} of {len(tasks)} tasks"
-        )
+        # A run that only made up for its last evaluation has seen none.
+        if self._model.num_timesteps > self._done:
+            self._say(
+                f"trained for {self._model.num_timesteps} simulator steps on {tasks_seen} of {len(tasks)} tasks"
+            )
         video = None
         if evaluation is not None and evaluation.last is not None:
             episodes = evaluation.last

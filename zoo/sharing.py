@@ -19,6 +19,7 @@ from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
 from zoo.advice import quoted
 from zoo.model_card import CardFacts, model_card
+from zoo.monitor import lacks_evaluation
 from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation
 from zoo.runs import (
     TRAINING,
@@ -93,9 +94,10 @@ def publish_trained(run: RunFolder, repo: str) -> str:
     Never raises: a Hub that is away must not turn a finished training into a failed one.
     """
     later = f"the run is whole in {run.path}; send it with: {push_later(run, repo)}"
-    if not run.saved_steps() or run.saved_steps()[-1] < run.config().n_timesteps:
-        return f"warning: training is not finished and was not pushed; {later}"
     try:
+        steps = run.saved_steps()
+        if not steps or steps[-1] < run.config().n_timesteps or lacks_evaluation(run, steps[-1]):
+            return f"warning: training is not finished and was not pushed; {later}"
         return f"pushed to  {publish(Publication(run=run, repo=repo))}"
     except VLAZooError as error:
         return f"warning: {error}; {later}"

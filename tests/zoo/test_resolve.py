@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from zoo.arguments import count, key_values
 from zoo.config import RunConfig
 from zoo.dry_run import plan_of
+from zoo.monitor import EvaluationFile
 from zoo.resolve import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
 from zoo.runs import ResumePoint, create_run_folder, describe_run
 from zoo.train import parser
@@ -197,6 +199,19 @@ def test_a_resumed_run_is_the_stored_one(point: ResumePoint) -> None:
 def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:
     config = resume(point, "-n 5000 --save-freq 7 --num-threads 1 --env Toy-Reach")
     assert (config.n_timesteps, config.save_freq, config.num_threads) == (5000, 7, 1)
+
+
+def test_a_run_whose_last_evaluation_was_given_up_goes_on_for_it(point: ResumePoint) -> None:
+    done = replace(point, step=1000)
+    assert resume(done, "").n_timesteps == 1000
+    with pytest.raises(BadValue, match="has done 1000 of 1000 simulator steps already"):
+        resume(replace(done, in_place=False), "")
+    log = EvaluationFile(point.run.path)
+    log.add(500, [1.0], [10], [True])
+    assert resume(done, "-n 1000").n_timesteps == 1000
+    log.add(1000, [1.0], [10], [True])
+    with pytest.raises(BadValue, match="has done 1000 of 1000 simulator steps already"):
+        resume(done, "")
 
 
 @pytest.mark.parametrize(

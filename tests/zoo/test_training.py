@@ -18,12 +18,15 @@ import yaml
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue, WorkerFailed
-from zoo import evaluate, record_video
+from zoo import evaluate, evaluator, record_video
 from zoo import train as train_command
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.cli import guarded
 from zoo.config import RunConfig
+from zoo.runs import RunFolder
+from zoo.sharing import publish_trained
 from zoo.training import policy_arguments
+from zoo.video import VideoRecorder
 
 TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
 
@@ -50,6 +53,14 @@ def episodes(run: Path) -> list[list[str]]:
     """Every row of monitor.csv without its seconds."""
     with (run / "monitor.csv").open(newline="") as file:
         return [row[:2] + row[3:] for row in list(csv.reader(file))[2:]]
+
+
+def evaluated(run: Path) -> list[int]:
+    """When it was evaluated."""
+    if not (run / "evaluations.npz").exists():
+        return []
+    with np.load(run / "evaluations.npz") as file:
+        return [int(step) for step in file["timesteps"]]
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +277,113 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, "ppo", "-n 400 --save-freq 0")
     assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
+
+
+def send_in_update(number: int, which: signal.Signals) -> Any:
+    """`VLAOnPolicyAlgorithm.train` that gets a signal in its update of that number, from 1."""
+    train_once, updates = VLAOnPolicyAlgorithm.train, 0
+
+    def signalled(self: VLAOnPolicyAlgorithm) -> None:
+        nonlocal updates
+        updates += 1
+        if updates == number:
+            os.kill(os.getpid(), which)
+        train_once(self)
+
+    return signalled
+
+
+def test_ctrl_c_in_an_update_lets_it_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "-n 400 --save-freq 0 --eval-freq 100"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(2, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert f"stopped and saved; go on with: python -m zoo.train -i {run}\n" in capsys.readouterr().out
+    assert len(list((run / "checkpoints").iterdir())) == 1
+    assert len([line for line in metrics(run) if "train/loss" in line]) == 2
+    resume(run)
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize(("which", "when"), [(signal.SIGTERM, "before"), (signal.SIGINT, "during")])
+def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
+    which: signal.Signals,
+    when: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = "-n 150 --eval-freq 50"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    evaluations = len(evaluated(whole))
+    evaluate_all, looks = evaluator.of_all_ranks, 0
+
+    def interrupted(own: Any, ranks: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == evaluations and when == "before":
+            os.kill(os.getpid(), which)
+        return evaluate_all(own, ranks)
+
+    add = VideoRecorder.add
+
+    def add_and_stop(self: VideoRecorder, frame: Any) -> None:
+        if looks == evaluations and when == "during":
+            os.kill(os.getpid(), which)
+        add(self, frame)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "of_all_ranks", interrupted)
+        patch.setattr(VideoRecorder, "add", add_and_stop)
+        if which is signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                train(tmp_path, "ppo", flags)
+        else:
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert evaluated(run) == evaluated(whole)[:-1]
+    assert not (run / "evaluation.json").exists()
+    assert not (run / "report.html").exists()
+    assert not (run / "videos").exists()
+    assert "stopped and saved" in capsys.readouterr().out
+    assert publish_trained(run=RunFolder(run), repo="me/x").startswith("warning: training is not finished")
+    resume(run)
+    made_up = capsys.readouterr().out
+    assert "task-weighted mean" in made_up
+    assert "trained for" not in made_up
+    assert metrics(run) == metrics(whole)
+    assert json.loads((run / "evaluation.json").read_text())["num_timesteps"] == evaluated(whole)[-1]
+    assert guarded(train_command.run, ["-i", str(run)]) == 2
+
+
+def test_a_run_stopped_in_its_last_update_is_evaluated_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train(tmp_path / "whole", "ppo", "-n 200")
+    updates = len([line for line in metrics(whole) if "train/loss" in line])
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(updates, signal.SIGTERM))
+        run = train(tmp_path, "ppo", "-n 200")
+    assert "stopped and saved" in capsys.readouterr().out
+    assert evaluated(run) == []
+    resume(run)
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_run_without_evaluations_that_is_stopped_in_its_last_update_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(1, signal.SIGTERM))
+    run = train(tmp_path, "ppo", "-n 16", "eval_episodes:0")
+    said = capsys.readouterr().out
+    assert "stopped and saved" not in said
+    assert "trained for" in said
+    assert (run / "report.html").is_file()
 
 
 def test_evaluate_reads_a_run(ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
