@@ -13,6 +13,7 @@ from vla_gym.destination import check_destination
 from vla_gym.film import caption
 from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
+from zoo.films import WATCHED, film_file
 from zoo.rollout_setup import plan_rollout
 from zoo.run_choice import chosen_run
 
@@ -87,7 +88,7 @@ def _film(args: argparse.Namespace, plan: RolloutPlan) -> Path:
     """Where the video goes."""
     if args.output:
         return Path(args.output)
-    return plan.output_folder / "videos" / "enjoy.mp4" if plan.output_folder else Path("enjoy.mp4")
+    return film_file(plan, WATCHED, elsewhere="enjoy")
 
 
 class _Show:

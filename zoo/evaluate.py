@@ -10,6 +10,7 @@ from vla_gym.destination import check_destination
 from vla_gym.errors import BadValue
 from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli import guarded
+from zoo.fingerprint import weights_fingerprint
 from zoo.progress import Progress
 from zoo.quotable import RESULTS_FILE, is_of_policy
 from zoo.rollout_setup import RolloutPlan, plan_rollout
@@ -37,18 +38,23 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.guarded`.
+
+    A fingerprint of the weights is taken just before they are loaded: half a minute for 15 GB.
+    """
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.eval_episodes)
-    output = Path(args.output) if args.output else results_file(plan)
-    check_destination(output)
+    if args.output:
+        check_destination(Path(args.output))
+    print(f"{plan.policy} on {plan.env}", flush=True)
+    weights = weights_fingerprint(Path(plan.policy))
+    output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
     from zoo.evaluation import Episode, evaluate
     from zoo.results import evaluation_record, evaluation_table, protocol_line, with_split
     from zoo.rollout_setup import open_rollout
 
-    print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     progress = Progress(len(plan.cells), on=args.progress, unit="episode")
     finished: list[Episode] = []
@@ -83,6 +89,7 @@ def run(argv: Sequence[str]) -> int:
         env_id=plan.env,
         protocol=protocol,
         policy=plan.policy,
+        weights_sha256=weights,
         seed=args.seed,
         deterministic=not args.stochastic,
         summary=line,
@@ -93,23 +100,23 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def results_file(plan: RolloutPlan) -> Path:
+def results_file(plan: RolloutPlan, weights: str | None) -> Path:
     """Where results go: `results.json` where they are by the run's own protocol, else named by what is other.
 
-    An evaluation on more start states of the same weights is not replaced by one on fewer.
+    An evaluation on more start states of the same weights, of this fingerprint, is not replaced by one on fewer.
     """
-    folder, stem = plan.output_folder or Path(), "_".join(["results", *plan.departures])
+    folder, stem = plan.output_folder or Path(), plan.named("results")
     file = folder / f"{stem}.json"
-    if plan.output_folder is not None and _episodes_in(file, plan.policy) > len(plan.cells):
+    if plan.output_folder is not None and _episodes_in(file, weights) > len(plan.cells):
         return folder / f"{stem}_{len(plan.cells)}-episodes.json"
     return file
 
 
-def _episodes_in(file: Path, policy: str) -> int:
+def _episodes_in(file: Path, weights: str | None) -> int:
     """Episodes of an evaluation of these very weights; 0 where the file has none."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        return len(record["episodes"]) if is_of_policy(record, file, Path(policy)) else 0
+        return len(record["episodes"]) if is_of_policy(record, weights) else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 

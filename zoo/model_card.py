@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -37,7 +36,7 @@ class CardFacts:
     step: int | None
     """Simulator steps the shared weights were trained for."""
     base: str | None
-    """Model that an adapter belongs to, or that training started from; None for fresh weights."""
+    """Hub id of what an adapter belongs to or training started from; None for fresh weights or a folder's."""
     adapter: bool
     """Is it a LoRA adapter alone?"""
     family: str
@@ -65,7 +64,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         "pipeline_tag": "robotics",
         "tags": ["vla-zoo", config.env, config.algo, facts.family, "reinforcement-learning", "robotics"],
     }
-    if facts.base is not None and not Path(facts.base).is_absolute():
+    if facts.base is not None:
         matter["base_model"] = facts.base
         matter["base_model_relation"] = "adapter" if facts.adapter else "finetune"
     if facts.evaluation is not None:

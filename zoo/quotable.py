@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zoo.evaluation import Rate
@@ -16,15 +15,16 @@ _PROTOCOL = ("split", "tasks", "own_instructions", "options")
 """What an evaluation and its run must have in common."""
 
 
-def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[str, Any] | None:
+def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Mapping[str, Any] | None:
     """The evaluation of exactly these weights, by the run's protocol and with the likeliest actions.
 
-    zoo.evaluate's, else training's last, else its success rate alone.
+    `weights` is their fingerprint, `step` what they were trained for. zoo.evaluate's, else training's last, else its
+    success rate alone.
     """
     results, last = run.path / RESULTS_FILE, run.path / "evaluation.json"
     if results.is_file():
         record = read_json(results)
-        if is_of_policy(record, results, policy) and _is_by_protocol(record, run):
+        if is_of_policy(record, weights) and _is_by_protocol(record, run):
             return record
     if last.is_file() and step is not None:
         record = read_json(last)
@@ -39,12 +39,9 @@ def find_evaluation(run: RunFolder, policy: Path, step: int | None) -> Mapping[s
     return None
 
 
-def is_of_policy(record: Mapping[str, Any], file: Path, policy: Path) -> bool:
-    """Is `record`, read from `file`, of the weights that are in this folder now?"""
-    if Path(str(record.get("policy"))).resolve() != policy.resolve():
-        return False
-    written = file.stat().st_mtime
-    return all(one.stat().st_mtime <= written for one in policy.glob("*.safetensors"))
+def is_of_policy(record: Mapping[str, Any], weights: str | None) -> bool:
+    """Is `record` of the weights with this fingerprint? One that names none is of no weights that are known."""
+    return weights is not None and record.get("weights_sha256") == weights
 
 
 def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from vla_gym.destination import check_destination
 from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli import guarded
+from zoo.films import RECORDED, film_file
 from zoo.rollout_setup import plan_rollout
 from zoo.run_choice import chosen_run
 
@@ -29,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = plan.output_folder / "videos" / "recorded.mp4" if plan.output_folder else Path("video.mp4")
+    default = film_file(plan, RECORDED, elsewhere="video")
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     from zoo.evaluation import evaluate, overall_rate

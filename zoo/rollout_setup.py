@@ -56,6 +56,10 @@ class RolloutPlan:
     departures: tuple[str, ...] = ()
     """In what this is not the run's own protocol and policy, as words for a file name; empty without a run."""
 
+    def named(self, stem: str) -> str:
+        """`stem` and the departures: what a file in the run folder is called, without its suffix."""
+        return "_".join([stem, *self.departures])
+
 
 def plan_rollout(
     args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None

@@ -16,6 +16,7 @@ from vla_gym.errors import BadValue
 from zoo.config import RunConfig
 from zoo.curves import Episodes, moving_mean, read_episodes, read_evaluations, read_metrics
 from zoo.evaluation import Rate
+from zoo.films import own_films
 from zoo.hyperparams import packaged_entry
 from zoo.line_chart import Line, line_chart
 from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder, read_json
@@ -185,7 +186,7 @@ def _evaluation_table(evaluation: Mapping[str, Any]) -> str:
 
 
 def _film(run: RunFolder) -> str:
-    films = sorted(run.videos.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    films = own_films(run)
     if not films:
         return ""
     film = films[-1]

@@ -18,9 +18,11 @@ from tempfile import TemporaryDirectory
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
 from zoo.advice import quoted
+from zoo.films import own_films
+from zoo.fingerprint import TRAINING_TENSORS, weights_fingerprint
 from zoo.model_card import CardFacts, model_card
 from zoo.monitor import lacks_evaluation
-from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation
+from zoo.quotable import PROTOCOL_FILE, RESULTS_FILE, find_evaluation, is_of_policy
 from zoo.runs import (
     TRAINING,
     ResumePoint,
@@ -36,11 +38,13 @@ from zoo.runs import (
 CARD, REPLAY = "README.md", "replay.mp4"
 ADAPTER_CONFIG = "adapter_config.json"
 STATE_FILE = "training_state.json"
-_TRAINING_ONLY = ("optimizer.safetensors", "rollout.safetensors", "reference.safetensors", STATE_FILE)
+_TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _RUN_RECORDS = (
     *("config.yml", "args.yml", "command.txt", PROTOCOL_FILE, RESULTS_FILE, "evaluation.json"),
     *("evaluations.npz", "monitor.csv", "metrics.jsonl"),
 )
+_OF_ONE_RUN = (*_RUN_RECORDS, REPLAY, ADAPTER_CONFIG, "config.json")
+"""What must not stay beside the weights of another run."""
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -109,40 +113,44 @@ def gather(publication: Publication, scratch: Path) -> dict[str, Path]:
     """Path in the repository -> file here; those that must differ from the run's are written to `scratch`."""
     run = publication.run
     policy = policy_folder(str(run.path))
+    weights = weights_fingerprint(policy) if (run.path / RESULTS_FILE).is_file() else None
     files = {file.name: file for file in _files_of(policy) if file.name not in _TRAINING_ONLY}
     files |= {name: run.path / name for name in _RUN_RECORDS if (run.path / name).is_file()}
+    if RESULTS_FILE in files and not is_of_policy(read_json(files[RESULTS_FILE]), weights):
+        del files[RESULTS_FILE]
     step = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
     if step is not None:
         files |= {f"checkpoints/step_{step}/{file.name}": file for file in _files_of(run.checkpoint(step))}
-    videos = sorted(run.videos.glob("*.mp4"), key=lambda file: file.stat().st_mtime)
-    if videos:
-        files[REPLAY] = videos[-1]
+    films = own_films(run)
+    if films:
+        files[REPLAY] = films[-1]
     if publication.base is not None:
         _rename_base(files, publication.base, scratch)
     card = scratch / CARD
-    card.write_text(model_card(card_facts(publication, policy, files)), encoding="utf-8")
+    card.write_text(model_card(card_facts(publication, policy, weights, files)), encoding="utf-8")
     return {**files, CARD: card}
 
 
-def card_facts(publication: Publication, policy: Path, files: Mapping[str, Path]) -> CardFacts:
-    """What the model card says of it."""
+def card_facts(
+    publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]
+) -> CardFacts:
+    """What the model card says of it; `weights` is the policy's fingerprint."""
     run, config = publication.run, publication.run.config()
     adapter = ADAPTER_CONFIG in files
-    base: str | None
+    base = config.policy.partition("@")[0]
     if adapter:
         base = str(read_json(files[ADAPTER_CONFIG])["base_model_name_or_path"])
-    else:
-        base = config.policy.partition("@")[0] if "/" in config.policy else None
+    named = adapter and publication.base is not None
     step = _step_of(policy)
     protocol = files.get(PROTOCOL_FILE)
     return CardFacts(
         repo=publication.repo,
         config=config,
         step=step,
-        base=base,
+        base=base if named or parse_hub_id(base) is not None else None,
         adapter=adapter,
         family=config.entry.rpartition("/")[2] or "policy",
-        evaluation=find_evaluation(run, policy, step),
+        evaluation=find_evaluation(run, weights, step),
         protocol=read_json(protocol) if protocol is not None else {},
         resumable=any(name.startswith("checkpoints/") for name in files),
     )
@@ -224,7 +232,8 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     stale = [
         name
         for name in api.list_repo_files(repo)
-        if name not in files and (name.startswith("checkpoints/") or name.endswith(".safetensors"))
+        if name not in files
+        and (name in _OF_ONE_RUN or name.startswith("checkpoints/") or name.endswith(".safetensors"))
     ]
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
         *(

@@ -18,12 +18,16 @@ import yaml
 from huggingface_hub import HfApi, ModelCard
 
 import vla_gym
+import zoo.evaluation
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
-from zoo import evaluate, load_from_hub, push_to_hub, train
+from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
 from zoo.cli import guarded
+from zoo.config import RunConfig
+from zoo.fingerprint import weights_fingerprint
 from zoo.quotable import find_evaluation
-from zoo.runs import RunFolder
+from zoo.runs import RunFolder, create_run_folder, describe_run
+from zoo.sharing import Publication, gather, publish
 
 from .loopback_hub import TOKEN, LoopbackHub
 
@@ -186,7 +190,9 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
     run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def quoted() -> Mapping[str, Any]:
-        record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
+        record = find_evaluation(
+            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+        )
         assert record is not None
         return record
 
@@ -211,16 +217,47 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
     assert ", split train. Details are in `protocol.json`." in hub.repos[RUN].files["README.md"].decode()
 
 
-def test_results_of_weights_that_were_trained_on_are_not_quoted(run: Path) -> None:
-    assert evaluate.run(["-i", str(run), "--eval-episodes", "6", "--device", "cpu"]) == 0
-    weights, results = run / "best" / "model.safetensors", run / "results.json"
-    record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
-    assert record is not None
-    assert len(record["episodes"]) == 6
-    os.utime(weights, (results.stat().st_mtime + 1,) * 2)
-    record = find_evaluation(RunFolder(run), run / "best", RunFolder(run).saved_steps()[-1])
-    assert record is not None
-    assert "num_timesteps" in record
+def test_results_count_for_the_weights_they_are_of(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quoted(run: Path) -> Mapping[str, Any]:
+        record = find_evaluation(
+            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+        )
+        assert record is not None
+        return record
+
+    asked = ["--num-threads", "1", "--device", "cpu", "--eval-episodes"]
+    assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
+    # Moved, and seen from another folder: they are the same weights.
+    moved = Path("elsewhere").resolve()
+    run.rename(moved)
+    monkeypatch.chdir(moved)
+    assert len(quoted(moved)["episodes"]) == 6
+    assert evaluate.run(["-i", str(moved), *asked, "3"]) == 0
+    assert (moved / "results_3-episodes.json").is_file()
+    # Training goes on while others are evaluated: the results are of those that were loaded.
+    evaluated = zoo.evaluation.evaluate
+
+    def replaced_meanwhile(*args: Any, **options: Any) -> Any:
+        with (moved / "best" / "model.safetensors").open("ab") as weights:
+            weights.write(b"more")
+        return evaluated(*args, **options)
+
+    monkeypatch.setattr("zoo.evaluation.evaluate", replaced_meanwhile)
+    assert evaluate.run(["-i", str(moved), *asked, "6"]) == 0
+    assert "num_timesteps" in quoted(moved)
+
+
+def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path) -> None:
+    (of_training,) = (run / "videos").iterdir()
+    asked = ["-i", str(run), "--episodes", "1", "--num-threads", "1", "--device", "cpu"]
+    assert record_video.run([*asked, "--stochastic"]) == 0
+    assert (run / "videos" / "recorded_stochastic.mp4").is_file()
+    publication = Publication(run=RunFolder(run), repo=RUN)
+    assert gather(publication, tmp_path)["replay.mp4"] == of_training
+    assert record_video.run(asked) == 0
+    assert gather(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
 
 
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
@@ -290,6 +327,75 @@ def test_a_local_base_is_warned_of_and_can_be_renamed(
     Path("base").rename("moved")
     assert VLAPolicy.from_pretrained(RUN, device="cpu").backbone.source == BASE
     assert train.run(["-i", RUN, "-n", "128", "--num-threads", "1", "-f", "more"]) == 0
+
+
+def made_up(weights: str, policy: str = "nano") -> RunFolder:
+    """A run without training: whole weights of this content in best/."""
+    run = create_run_folder(Path("made_up"), "ppo", "Toy-Reach")
+    config = RunConfig(algo="ppo", env="Toy-Reach", policy=policy, n_timesteps=1, num_envs=1, seed=0)
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    run.best.mkdir()
+    (run.best / "config.json").write_text("{}")
+    (run.best / "model.safetensors").write_text(weights)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("start", "named"),
+    [
+        ("nano", None),
+        ("org/base@v1", "org/base"),
+        ("logs/sft/Toy-Reach_1/best", None),
+        ("sft/best", None),
+        ("/a/folder", None),
+    ],
+)
+@pytest.mark.parametrize("adapter", [False, True])
+def test_only_a_hub_id_is_a_base_on_the_card(
+    start: str, named: str | None, adapter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft/best").mkdir(parents=True)
+    run = made_up("w", policy="nano" if adapter else start)
+    if adapter:
+        config = {"base_model_name_or_path": start.partition("@")[0]}
+        (run.best / "adapter_config.json").write_text(json.dumps(config))
+    card = gather(Publication(run=run, repo=RUN), tmp_path)["README.md"].read_text()
+    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == named
+    assert ("of `" in card) == (named is not None)
+
+
+def test_a_base_that_was_named_is_on_the_card_whatever_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("org").mkdir()
+    run = made_up("w")
+    (run.best / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    card = gather(Publication(run=run, repo=RUN, base=BASE), tmp_path)["README.md"].read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == BASE
+
+
+def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) -> None:
+    always = {"README.md", "args.yml", "command.txt", "config.json", "config.yml", "model.safetensors"}
+    always.add("protocol.json")
+    records = {"results.json", "evaluation.json", "monitor.csv", "metrics.jsonl"}
+    first = made_up("first")
+    for name in records:
+        (first.path / name).write_text("{}")
+    weights = weights_fingerprint(first.best)
+    (first.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
+    first.videos.mkdir()
+    (first.videos / "step_1.mp4").write_text("film")
+    (first.best / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE}))
+    publish(Publication(run=first, repo=RUN))
+    assert set(hub.repos[RUN].files) == always | records | {"replay.mp4", "adapter_config.json"}
+    HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=RUN)
+    # Another run, with results of other weights: neither those nor what the first has left stays beside it.
+    second = made_up("second")
+    (second.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
+    publish(Publication(run=second, repo=RUN))
+    assert set(hub.repos[RUN].files) == always | {"notes.txt"}
 
 
 # What goes wrong --------------------------------------------------------------------------------------
