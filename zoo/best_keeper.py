@@ -26,6 +26,7 @@ from zoo.results import (
     protocol_line,
 )
 from zoo.runs import EVALUATION_FILE, RunFolder
+from zoo.whole_file import write_whole
 
 
 @dataclass(kw_only=True)
@@ -84,13 +85,13 @@ class BestKeeper:
         if not self.ranks.is_first:
             return
         if not episodes:
-            save_best(self.policy, self.run.best, success=0.0, num_timesteps=0)
+            save_best(self.policy, self.run.best, success=0.0, num_timesteps=updates)
             return
         success = overall_rate(episodes).mean
         kept = self._best is None or success >= self._best
         if kept:
             self._best = success
-            save_best(self.policy, self.run.best, success=success, num_timesteps=0)
+            save_best(self.policy, self.run.best, success=success, num_timesteps=updates)
             self._write_record(episodes, updates)
         # Last: what is in this file is not looked at again.
         self._file.add_episodes(updates, episodes)
@@ -119,13 +120,13 @@ class BestKeeper:
             self.envs.benchmark.tasks,
             env_id=self.config.env,
             protocol=self.envs.protocol(),
+            num_timesteps=updates,  # as in best/'s score: the evaluation is of these weights
             updates=updates,
             dataset=self.dataset,
             deterministic=True,
             summary=self._protocol_line(episodes),
         )
-        path = self.run.path / EVALUATION_FILE
-        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_whole(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
 
     def _protocol_line(self, episodes: Sequence[Episode]) -> str:
         tasks = self.envs.benchmark.tasks

@@ -32,6 +32,7 @@ from zoo.gym_packages import packages_of
 from zoo.imitation import Frames, frames_of
 from zoo.lerobot_reader import check_dataset, read_dataset
 from zoo.ranks import Ranks, join, launched_processes
+from zoo.run_lock import held
 from zoo.runs import ARGS_FILE, ResumePoint, RunFolder, create_run_folder, describe_run
 from zoo.sharding import check_precision
 from zoo.training import policy_arguments, say_nothing, warnings_as_lines
@@ -100,7 +101,7 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         groups.clear()  # the frames hold all of it, which may be large
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
-        keeper = _keeper(request, policy, envs, cells, ranks, say)
+        keeper = _keeper(request, policy, envs, cells, ranks, say, cleanup)
         cleanup.callback(keeper.logger.close)
         run = keeper.run
         say(_headline(request, run, num_episodes, frames))
@@ -200,9 +201,10 @@ def _keeper(
     cells: Sequence[StartState],
     ranks: Ranks,
     say: Callable[[str], None],
+    cleanup: ExitStack,
 ) -> BestKeeper:
     """What evaluates and writes, with its run folder."""
-    run = _open_run_folder(request, envs, ranks)
+    run = _open_run_folder(request, envs, ranks, cleanup)
     outputs = [JsonLines, TensorBoard] if ranks.is_first else []
     formats = [one(run.path, keep_until=request.done) for one in outputs]
     return BestKeeper(
@@ -228,14 +230,17 @@ def _headline(request: FinetuningRequest, run: RunFolder, num_episodes: int, fra
     )
 
 
-def _open_run_folder(request: FinetuningRequest, envs: VLAVectorEnv, ranks: Ranks) -> RunFolder:
-    """A new folder, or that of the run that goes on; described either way, by rank 0 for all."""
+def _open_run_folder(
+    request: FinetuningRequest, envs: VLAVectorEnv, ranks: Ranks, cleanup: ExitStack
+) -> RunFolder:
+    """A new folder, or that of the run that goes on; described either way, by rank 0 for all, held until `cleanup`."""
     path = None
     if ranks.is_first:
         if request.resume is not None:
             run = request.resume.run
         else:
             run = create_run_folder(request.log_folder, "sft", request.config.env)
+        cleanup.enter_context(held(run))
         describe_run(
             run, config=request.config, args=request.args, command=request.command, protocol=envs.protocol()
         )

@@ -10,9 +10,7 @@ The format is written and read here without the package, whose own requirements 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +20,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
 from vla_policies.records import from_json
+from zoo.whole_file import whole_file, write_whole
 
 VERSION = "v3.0"
 CHUNK_SIZE = 1000
@@ -147,24 +146,16 @@ def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write the file whole or not at all."""
-    with _whole(path) as partial:
-        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
 def write_table(path: Path, table: Any) -> None:
     """Write a pyarrow table as parquet, whole or not at all."""
     _, pq = parquet()
-    with _whole(path) as partial:
-        pq.write_table(table, partial)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Another name to write to, which becomes `path` in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    yield partial
-    partial.replace(path)
+    with whole_file(path) as partial:
+        pq.write_table(table, partial)
 
 
 def read_json(path: Path) -> dict[str, Any]:

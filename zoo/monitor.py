@@ -7,6 +7,7 @@ latter says which rows a resumed run keeps.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 
 from zoo.evaluation import Episode
 from zoo.runs import RunFolder, damaged
+from zoo.whole_file import whole_file, write_whole
 
 MONITOR_FILE = "monitor.csv"
 EVALUATIONS_FILE = "evaluations.npz"
@@ -51,14 +53,17 @@ class MonitorFile:
         old = _read(path) if keep_until is not None and path.is_file() else None
         if old is not None:
             self._began = old.began
-        # Line buffering: a run that is killed keeps every finished episode.
-        self._file = path.open("w", newline="", buffering=1, encoding="utf-8")
-        self._file.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(_COLUMNS)
+        kept = io.StringIO(newline="")
+        kept.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
+        writer = csv.writer(kept)
+        writer.writerow(_COLUMNS)
         for row in old.rows if old is not None else ():
             if keep_until is not None and int(row[-1]) <= keep_until:
-                self._writer.writerow(row)
+                writer.writerow(row)
+        write_whole(path, kept.getvalue())
+        # Line buffering: a run that is killed keeps every finished episode.
+        self._file = path.open("a", newline="", buffering=1, encoding="utf-8")
+        self._writer = csv.writer(self._file)
 
     def add(self, row: MonitorRow) -> None:
         """Write one episode."""
@@ -158,12 +163,11 @@ class EvaluationFile:
         self._results.append(np.asarray(results, dtype=np.float64))
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
         self._successes.append(np.asarray(successes, dtype=bool))
-        partial = self._path.with_name("evaluations.partial.npz")
-        np.savez(
-            partial,
-            timesteps=np.asarray(self.timesteps),
-            results=np.stack(self._results),
-            ep_lengths=np.stack(self._lengths),
-            successes=np.stack(self._successes),
-        )
-        partial.replace(self._path)
+        with whole_file(self._path) as partial, partial.open("wb") as file:
+            np.savez(
+                file,
+                timesteps=np.asarray(self.timesteps),
+                results=np.stack(self._results),
+                ep_lengths=np.stack(self._lengths),
+                successes=np.stack(self._successes),
+            )

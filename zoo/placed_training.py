@@ -129,7 +129,7 @@ class _PlacedRank:
         experience: Any = learner.experience
         experience.delivery = delivery
         envs: Any = learner.env
-        run = open_run_folder(request, envs.unwrapped.envs, self._actors)
+        run = open_run_folder(request, envs.unwrapped.envs, self._actors, self._cleanup)
         try:
             with removed_if_untrained(run, request, learner):
                 Session(request, learner, envs.unwrapped.envs, run, say).learn()

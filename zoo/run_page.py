@@ -14,11 +14,12 @@ import yaml
 
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
-from zoo.curves import Episodes, moving_mean, read_episodes, read_evaluations, read_metrics
+from zoo.curves import Episodes, EvaluationPoint, moving_mean, read_episodes, read_evaluations, read_metrics
 from zoo.evaluation import Rate
 from zoo.films import own_films
 from zoo.hyperparams import packaged_entry
 from zoo.line_chart import Line, line_chart
+from zoo.results import rate_values
 from zoo.runs import EVALUATION_FILE, REPORT_FILE, RunFolder, read_json
 
 _WINDOW = 50
@@ -56,13 +57,16 @@ def run_page(run: RunFolder) -> str:
     """The page as HTML text; raises `BadValue` when `run` lacks its configuration or its `monitor.csv`."""
     config, episodes = run.config(), read_episodes(run)
     protocol = _json(run.path / "protocol.json")
+    points = read_evaluations(run)
     evaluation = _json(run.path / EVALUATION_FILE)
+    if points and evaluation and evaluation.get("num_timesteps", points[-1].steps) < points[-1].steps:
+        evaluation = {}  # of the end before the run went on
     tasks = [str(task["name"]) for task in protocol.get("tasks", ())]
     body = [
         f"<h1>{_text(config.algo.upper())} on {_text(config.env)} with {_text(config.policy)}</h1>",
-        _headline(evaluation, episodes),
+        _headline(evaluation, points, episodes),
         "<h2>Success while training</h2>",
-        _success_chart(run, episodes),
+        _success_chart(points, episodes),
         _heat_map(episodes, tasks),
         _evaluation_table(evaluation),
         _film(run),
@@ -107,18 +111,25 @@ def success_per_task(episodes: Episodes, num_tasks: int, bins: int) -> np.ndarra
     return np.divide(solved, count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
-def _headline(evaluation: Mapping[str, Any], episodes: Episodes) -> str:
-    if not evaluation:
-        return f"<p>{len(episodes.steps)} training episodes; the run was not evaluated.</p>"
-    rate = evaluation["success"]
+def _headline(evaluation: Mapping[str, Any], points: Sequence[EvaluationPoint], episodes: Episodes) -> str:
+    """Of the evaluation at the end; of a run that has not ended, of its newest."""
+    if evaluation:
+        return _big(evaluation["success"], evaluation["summary"])
+    if points:
+        newest = points[-1]
+        return _big(rate_values(newest.rate), f"evaluated after {newest.steps} simulator steps")
+    return f"<p>{len(episodes.steps)} training episodes; the run was not evaluated.</p>"
+
+
+def _big(rate: Mapping[str, Any], note: str) -> str:
     return (
         f'<p><span class="big">{rate["success"]:.1%}</span> success, 95 % interval '
         f"[{rate['low']:.1%}, {rate['high']:.1%}], {rate['successes']} of {rate['episodes']} episodes<br>"
-        f'<span class="muted">{_text(evaluation["summary"])}</span></p>'
+        f'<span class="muted">{_text(note)}</span></p>'
     )
 
 
-def _success_chart(run: RunFolder, episodes: Episodes) -> str:
+def _success_chart(points: Sequence[EvaluationPoint], episodes: Episodes) -> str:
     lines = [
         Line(
             label=f"training, mean of {_WINDOW}",
@@ -126,7 +137,6 @@ def _success_chart(run: RunFolder, episodes: Episodes) -> str:
             y=moving_mean(episodes.success, _WINDOW).tolist(),
         )
     ]
-    points = read_evaluations(run)
     if points:
         lines.append(
             Line(
@@ -143,8 +153,9 @@ def _charts(run: RunFolder) -> str:
     metrics = read_metrics(run)
     charts = []
     for title, key, y_range in CHARTS:
-        points = {line["step"]: line.get(key) for line in metrics}
-        seen = {step: value for step, value in points.items() if step is not None and value is not None}
+        # An evaluation has a line of its own at the step of the update before it.
+        points = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
+        seen = {step: value for step, value in points if step is not None and value is not None}
         if seen:
             curve = Line(label=title, x=list(seen), y=list(seen.values()))
             charts.append(f"<div>{line_chart(title, [curve], y_range=y_range)}</div>")

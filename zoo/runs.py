@@ -12,7 +12,6 @@ import difflib
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,10 +24,13 @@ from vla_gym.errors import BadValue
 from zoo.advice import quoted
 from zoo.agents import local_or_shipped
 from zoo.config import RunConfig, from_plain, to_plain
+from zoo.git_commit import commit_note
 from zoo.gym_packages import import_packages_of
+from zoo.whole_file import write_whole
 
 ARGS_FILE = "args.yml"
 CONFIG_FILE = "config.yml"
+COMMAND_FILE = "command.txt"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
 TRAINING, FINETUNING = "zoo.train", "zoo.sft"
@@ -134,9 +136,9 @@ def describe_run(
     if not (run.path / ARGS_FILE).exists():
         _write_yaml(run.path / ARGS_FILE, args)
     _write_yaml(run.path / CONFIG_FILE, to_plain(config))
-    (run.path / "protocol.json").write_text(json.dumps(protocol, indent=2) + "\n", encoding="utf-8")
-    with (run.path / "command.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{shlex.join(command)}  # vla-zoo {metadata_version()}{_commit()}\n")
+    write_whole(run.path / "protocol.json", json.dumps(protocol, indent=2) + "\n")
+    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
+        file.write(f"{shlex.join(command)}  # vla-zoo {metadata_version()}{commit_note()}\n")
 
 
 def find_run(path: str) -> RunFolder:
@@ -239,13 +241,19 @@ def longer(n_timesteps: int, done: int) -> int:
 
 
 def policy_folder(path: str) -> Path:
-    """Where the policy of `-i path` is: the folder itself if it holds one, else best/, else the newest checkpoint."""
+    """Where the policy of `-i path` is: the folder itself if it holds one; of a run best/, else the newest checkpoint.
+
+    Raises `BadValue` for a folder of a run that should hold one and does not: no other takes its place.
+    """
     wanted = local_or_shipped(path)
     _must_exist(wanted)
     if holds_policy(wanted):
         return wanted
     run = find_run(path)
     folder = _newest_policy(run)
+    if wanted.resolve() != run.path.resolve():
+        instead = f". Give the whole run, -i {quoted(run.path)}, for the policy in {folder}" if folder else ""
+        raise BadValue(f"'{path}' holds no policy: it lacks config.json{instead}")
     if folder is None:
         raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
     return folder
@@ -285,21 +293,4 @@ def _must_exist(path: Path) -> None:
 
 
 def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-
-
-def _commit(package: Path = Path(__file__).parent) -> str:
-    """ ", commit <hash>" when the package lies in a git checkout of its own, not in some other project's."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--show-toplevel", "--short=12", "HEAD"],  # noqa: S607
-            cwd=package,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    checkout, commit = done.stdout.splitlines()
-    return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""
+    write_whole(path, yaml.safe_dump(dict(values), sort_keys=False))

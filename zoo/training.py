@@ -15,6 +15,7 @@ import torch
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue, LostRank, VLAZooError, WorkerRestarted
+from zoo.advice import quoted
 from zoo.alarms import TrainingWarning
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.checkpoint import load_checkpoint
@@ -24,6 +25,7 @@ from zoo.dry_run import arithmetic_lines, memory_lines, plan_of
 from zoo.gym_packages import packages_of
 from zoo.placement import parse_placement
 from zoo.ranks import Ranks, join
+from zoo.run_lock import held
 from zoo.runs import ARGS_FILE, RunFolder, create_run_folder, describe_run
 from zoo.schedules import build_schedule
 from zoo.session import Session, TrainingRequest
@@ -69,7 +71,7 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
         model = make_model(config, envs, device, weights=weights)
         if weights is not None:
             load_checkpoint(model, weights)
-        run = open_run_folder(request, envs, ranks)
+        run = open_run_folder(request, envs, ranks, cleanup)
         with removed_if_untrained(run, request, model):
             Session(request, model, envs, run, say).learn()
     return run if ranks.is_first else None
@@ -121,18 +123,25 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
     }
 
 
-def open_run_folder(request: TrainingRequest, envs: VLAVectorEnv, ranks: Ranks) -> RunFolder:
-    """A new folder, or the resumed run's own; described either way, by rank 0 for all."""
-    path = str(_describe_folder(request, envs).path) if ranks.is_first else None
+def open_run_folder(
+    request: TrainingRequest, envs: VLAVectorEnv, ranks: Ranks, cleanup: ExitStack
+) -> RunFolder:
+    """A new folder, or the resumed run's own; described either way, by rank 0 for all, and held until `cleanup`.
+
+    Raises `BadValue` where another process trains in it.
+    """
+    path = str(_describe_folder(request, envs, cleanup).path) if ranks.is_first else None
     return RunFolder(Path(ranks.firsts(path)))
 
 
-def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv) -> RunFolder:
-    config = request.config
+def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
+    config, instead = request.config, ""
     if request.resume is not None and request.resume.in_place:
         run = request.resume.run
+        instead = f", or start a new run from a checkpoint with -i {quoted(request.resume.checkpoint)}"
     else:
         run = create_run_folder(request.log_folder, config.algo, config.env)
+    cleanup.enter_context(held(run, instead))
     args = dict(request.args)
     if request.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages.

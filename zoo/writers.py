@@ -16,6 +16,7 @@ from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutp
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.runs import damaged
+from zoo.whole_file import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -80,9 +81,9 @@ class JsonLines(KVWriter):
         """Open for appending; with `keep_until`, lines past that many simulator steps are dropped first."""
         path = folder / METRICS_FILE
         kept = _lines_until(path, keep_until) if keep_until is not None and path.is_file() else []
+        write_whole(path, "".join(line + "\n" for line in kept))
         # Line buffering: a run that is killed keeps every line.
-        self._file = path.open("w", buffering=1, encoding="utf-8")
-        self._file.writelines(line + "\n" for line in kept)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0

@@ -12,6 +12,8 @@ import pytest
 from tests.zoo.test_evaluation import episode
 from tests.zoo.test_sft_families import collect_demos
 from zoo import sft
+from zoo.quotable import find_evaluation
+from zoo.runs import RunFolder
 
 pytest.importorskip("pyarrow")
 RUN = Path("logs/sft/Toy-Reach_1")
@@ -56,6 +58,10 @@ def test_the_later_of_the_best_is_kept(
     assert json.loads((RUN / "best" / "score.json").read_text())["success"] == 0.5
     record = json.loads((RUN / "evaluation.json").read_text())
     assert (record["updates"], record["success"]["successes"]) == (6, 1)
+    # Which weights it is of: a card may quote it.
+    score = json.loads((RUN / "best" / "score.json").read_text())
+    assert score["num_timesteps"] == 6
+    assert find_evaluation(RunFolder(RUN), RUN / "best", score["num_timesteps"]) == record
     updates, looks = rows("train/loss"), rows("eval/success_once")
     assert [row["step"] for row in updates] == [1, 2, 3, 4, 5, 6, 7]
     assert [(row["step"], row["eval/success_once"]) for row in looks] == [

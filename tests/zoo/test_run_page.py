@@ -10,6 +10,7 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo.cli import guarded
 from zoo.curves import Episodes
+from zoo.monitor import EvaluationFile
 from zoo.report import run
 from zoo.run_page import run_page, success_per_task
 from zoo.runs import RunFolder
@@ -63,6 +64,29 @@ def test_a_number_that_was_nan_leaves_a_gap_not_an_error(finished: Path, tmp_pat
     (copy / "metrics.jsonl").write_text(line + "\n", encoding="utf-8")
     page = run_page(RunFolder(copy))
     assert "entropy (nats)" not in page
+
+
+def test_an_evaluation_hides_no_update_of_the_same_step(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    lines = '{"step": 99, "train/actor/entropy": 1.5}\n{"step": 99, "eval/success_once": 0.5}\n'
+    (copy / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    assert "entropy (nats)" in run_page(RunFolder(copy))
+
+
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_a_run_that_has_not_ended_shows_its_newest_evaluation(
+    finished: Path, tmp_path: Path, ended_before: bool
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    EvaluationFile(copy, keep_until=10**6).add(5000, [0.0] * 3, [16] * 3, [True, True, False])
+    if not ended_before:
+        (copy / "evaluation.json").unlink()
+    page = run_page(RunFolder(copy))
+    assert '<span class="big">66.7%</span>' in page
+    assert "2 of 3 episodes<br>" in page
+    assert "evaluated after 5000 simulator steps" in page
+    assert "not evaluated" not in page
+    assert "Last evaluation" not in page
 
 
 @pytest.mark.parametrize(

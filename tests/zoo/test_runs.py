@@ -10,10 +10,10 @@ import yaml
 
 from vla_gym.errors import BadValue
 from zoo.config import RunConfig
+from zoo.git_commit import commit_note
 from zoo.runs import (
     FINETUNING,
     RunFolder,
-    _commit,
     create_run_folder,
     describe_run,
     find_resume_point,
@@ -82,12 +82,12 @@ def test_the_commit_is_this_projects_own(tmp_path: Path) -> None:
     own, others = tmp_path / "zoo", tmp_path / ".venv" / "site-packages" / "zoo"
     for package in (own, others):
         package.mkdir(parents=True)
-        assert _commit(package) == ""
+        assert commit_note(package) == ""
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert re.fullmatch(", commit [0-9a-f]{12}", _commit(own))
-    assert _commit(others) == ""
+    assert re.fullmatch(", commit [0-9a-f]{12}", commit_note(own))
+    assert commit_note(others) == ""
 
 
 @pytest.mark.parametrize(
@@ -214,3 +214,28 @@ def test_the_policy_of_a_run_is_the_best_else_the_newest(run: RunFolder) -> None
     run.best.mkdir()
     (run.best / "config.json").write_text("{}")
     assert policy_folder(str(run.path)) == run.best
+
+
+def test_a_folder_of_a_run_that_lost_its_policy_is_not_replaced_by_another(run: RunFolder) -> None:
+    run.checkpoint(5).mkdir(parents=True)
+    for folder in (run.checkpoint(5), run.checkpoints):
+        with pytest.raises(BadValue, match=r"' holds no policy: it lacks config\.json$"):
+            policy_folder(str(folder))
+    hold_policy(run.best)
+    with pytest.raises(BadValue, match=r"step_5' holds no policy: .* -i \S+, for the policy in \S+/best$"):
+        policy_folder(str(run.checkpoint(5)))
+
+
+def test_a_kill_while_a_run_is_described_anew_leaves_its_description(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(path: Path, text: str, **_: object) -> None:
+        with path.open("w") as file:
+            file.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    before = {file.name: file.read_bytes() for file in run.path.iterdir()}
+    monkeypatch.setattr(Path, "write_text", cut_off)
+    with pytest.raises(OSError, match="No space"):
+        describe_run(run, config=replace(CONFIG, n_timesteps=200), args={}, command=["x"], protocol={"x": 2})
+    assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before

@@ -23,6 +23,7 @@ from zoo import train as train_command
 from zoo.algorithm import VLAOnPolicyAlgorithm
 from zoo.cli import guarded
 from zoo.config import RunConfig
+from zoo.run_lock import held
 from zoo.runs import RunFolder
 from zoo.sharing import publish_trained
 from zoo.training import policy_arguments
@@ -163,6 +164,21 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None
     resume(killed)
     assert metrics(killed) == metrics(whole)
     assert episodes(killed) == episodes(whole)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with held(RunFolder(run)):
+        assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
+    assert (
+        "is being trained by another process; wait until it ends, or start a new run from a checkpoint with -i "
+        in (capsys.readouterr().err)
+    )
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    resume(run, "-n 64")
 
 
 @pytest.mark.slow
