@@ -103,7 +103,8 @@ def _headline(facts: CardFacts) -> str:
     config = facts.config
     kind = "LoRA adapter" if facts.adapter else "Policy"
     on = f" of `{facts.base}`" if facts.base is not None else ""
-    trained = f", {facts.step} simulator steps" if facts.step is not None else ""
+    unit = "updates" if config.algo == "sft" else "simulator steps"
+    trained = f", {facts.step} {unit}" if facts.step is not None else ""
     return (
         f"# {facts.repo.split('/')[-1]}\n\n{kind}{on} ({facts.family}), trained by {config.algo.upper()} on "
         f"{config.env}{trained}, with vla-zoo {metadata_version()}."
@@ -148,7 +149,7 @@ def _usage(facts: CardFacts) -> str:
         f"python -m zoo.record_video -i {repo}",
         f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
     ]
-    if facts.resumable:
+    if facts.resumable and facts.config.algo != "sft":
         more = longer(facts.config.n_timesteps, facts.step or 0)
         lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
     lines.append("```")

@@ -27,6 +27,7 @@ from zoo.results import closing_lines, evaluation_record, evaluation_table, head
 from zoo.run_page import write_run_page
 from zoo.runs import EVALUATION_FILE, ResumePoint, RunFolder
 from zoo.tracking import start_tracker
+from zoo.whole_file import write_whole
 from zoo.writers import JsonLines, ScreenTable, TensorBoard
 
 
@@ -191,9 +192,7 @@ class Session:
                 deterministic=True,
                 summary=line,
             )
-            (self._run.path / EVALUATION_FILE).write_text(
-                json.dumps(record, indent=2) + "\n", encoding="utf-8"
-            )
+            write_whole(self._run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
             name = f"step_{self._model.num_timesteps}.mp4"
             fps = float(self._envs.metadata["render_fps"])
             video = self._evaluator.video.write(self._run.videos / name, fps=fps)
