@@ -3,7 +3,7 @@
 Building a scene through robosuite takes 5-15 s and 2 GB; it happens in a child process, once per task and
 machine. What is kept: the compiled MuJoCo model (fixtures already placed), the simulator state right after
 the reset, where the arm sits, and, as plain numbers, the goal and what start states are drawn from. Run as
-`python -m vla_gym.adapters.libero_compile SUITE TASK FOLDER`.
+`python -m vla_gym.adapters.libero_compile SUITE TASK FOLDER PARENT_PID`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from vla_gym.adapters.libero_samplers import read_start_regions
 from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
 from vla_gym.cache import cache_dir
+from vla_gym.child import end_with_parent, run_child
 from vla_gym.errors import BadValue
 
 FORMAT = 2
@@ -129,23 +129,16 @@ def _from_cache(file: str, suite: str, task: str, read: Callable[[Path], Kept]) 
 
 def _folder_with(file: str, suite: str, task: str) -> Path:
     folder = cache_dir() / "libero" / task_key(suite, task)
-    with model_store.locked(folder.with_suffix(".lock")):
+    with model_store.locked(folder.with_suffix(".lock")) as lock:
         if not (folder / file).is_file():
             logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)
-            _compile_in_child(suite, task, folder)
+            _compile_in_child(suite, task, folder, lock)
     return folder
 
 
-def _compile_in_child(suite: str, task: str, folder: Path) -> None:
-    result = subprocess.run(  # noqa: S603  our own module, names from our own table
-        [sys.executable, "-m", __spec__.name, suite, task, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        tail = " | ".join(result.stderr.strip().splitlines()[-3:])
-        raise RuntimeError(f"compiling LIBERO task {suite}/{task} failed: {tail}")
+def _compile_in_child(suite: str, task: str, folder: Path, lock: int) -> None:
+    purpose = f"compiling LIBERO task {suite}/{task}"
+    run_child(purpose, __spec__.name, suite, task, str(folder), lock=lock)
 
 
 def _read(folder: Path) -> CompiledTask:
@@ -307,4 +300,5 @@ def _ints(values: Any) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
     compile_to(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
