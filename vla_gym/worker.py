@@ -10,18 +10,14 @@ import argparse
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 
+from vla_gym.child import end_with_parent
 from vla_gym.messages import Failure, read_commands, read_setup, write_failure, write_reports
 from vla_gym.pool import run_command
 from vla_gym.slot import Slot, SlotReport
 from vla_gym.slot_memory import SlotMemory
-
-ORPHAN_CHECK = 1.0
-"""Seconds between looks at whether the parent still lives (a worker stuck in a step cannot hear it go)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _end_with_parent()
+    end_with_parent(os.getppid())
     connection = Connection(arguments.socket)
     try:
         return _serve(connection, arguments.memory)
@@ -77,17 +73,6 @@ def _fail(connection: Connection, error: Exception, *, command: int) -> int:
     failure = Failure(kind=type(error).__name__, text=str(error), command=command)
     connection.send_bytes(write_failure(failure))
     return 1
-
-
-def _end_with_parent() -> None:
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(ORPHAN_CHECK)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="orphan-check", daemon=True).start()
 
 
 if __name__ == "__main__":

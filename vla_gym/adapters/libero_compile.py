@@ -3,26 +3,23 @@
 Building a scene through robosuite takes 5-15 s and 2 GB; it happens in a child process, once per task and
 machine. What is kept: the compiled MuJoCo model (fixtures already placed), the simulator state right after
 the reset, where the arm sits, and, as plain numbers, the goal and what start states are drawn from. Run as
-`python -m vla_gym.adapters.libero_compile SUITE TASK FOLDER`.
+`python -m vla_gym.adapters.libero_compile SUITE TASK FOLDER PARENT_PID`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mujoco
 import numpy as np
@@ -33,13 +30,15 @@ from vla_gym.adapters.libero_placements import StartRegions
 from vla_gym.adapters.libero_samplers import read_start_regions
 from vla_gym.adapters.libero_tasks import LAYOUT_SEED
 from vla_gym.adapters.osc import ArmIndex
-from vla_gym.cache import cache_dir, check_writable
+from vla_gym.cache import cache_dir
+from vla_gym.child import end_with_parent, run_child
 from vla_gym.errors import BadValue
 
 FORMAT = 2
 """Raise when what is stored changes: older folders are then not found."""
 SCENE, REGIONS = "task.json", "start_regions.json"
 """Files of a task's folder."""
+Kept = TypeVar("Kept")
 logger = logging.getLogger(__name__)
 
 
@@ -78,12 +77,12 @@ def compiled_task(suite: str, task: str) -> CompiledTask:
     Raises:
         RuntimeError: if the child process that compiles fails; its last lines are in the message.
     """
-    return _read(_folder_with(SCENE, suite, task))
+    return _from_cache(SCENE, suite, task, _read)
 
 
 def start_regions(suite: str, task: str) -> StartRegions:
     """What start states are drawn from, from the cache as `compiled_task`; `BadValue` for a task they cannot be."""
-    record = json.loads((_folder_with(REGIONS, suite, task) / REGIONS).read_text())
+    record = _from_cache(REGIONS, suite, task, lambda folder: model_store.read_json(folder / REGIONS))
     if "refused" in record:
         raise BadValue(
             f"{record['refused']}: {suite}/{task} has published start states only (sampled_starts: 0)"
@@ -113,29 +112,37 @@ def start_states(suite: str, task: str) -> np.ndarray:
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
+def _from_cache(file: str, suite: str, task: str, read: Callable[[Path], Kept]) -> Kept:
+    """What `read` makes of the task's folder; `file` is compiled anew where something is gone or cut short."""
+    folder = _folder_with(file, suite, task)
+    try:
+        return read(folder)
+    except FileNotFoundError as error:
+        logger.info("%s/%s: %s", suite, task, error)
+    with model_store.locked(folder.with_suffix(".lock")):
+        try:
+            return read(folder)  # another worker has mended it meanwhile
+        except FileNotFoundError:
+            (folder / file).unlink(missing_ok=True)
+    return read(_folder_with(file, suite, task))
+
+
 def _folder_with(file: str, suite: str, task: str) -> Path:
     folder = cache_dir() / "libero" / task_key(suite, task)
-    with _locked(folder.with_suffix(".lock")):
+    with model_store.locked(folder.with_suffix(".lock")) as lock:
         if not (folder / file).is_file():
             logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)
-            _compile_in_child(suite, task, folder)
+            _compile_in_child(suite, task, folder, lock)
     return folder
 
 
-def _compile_in_child(suite: str, task: str, folder: Path) -> None:
-    result = subprocess.run(  # noqa: S603  our own module, names from our own table
-        [sys.executable, "-m", __spec__.name, suite, task, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        tail = " | ".join(result.stderr.strip().splitlines()[-3:])
-        raise RuntimeError(f"compiling LIBERO task {suite}/{task} failed: {tail}")
+def _compile_in_child(suite: str, task: str, folder: Path, lock: int) -> None:
+    purpose = f"compiling LIBERO task {suite}/{task}"
+    run_child(purpose, __spec__.name, suite, task, str(folder), lock=lock)
 
 
 def _read(folder: Path) -> CompiledTask:
-    record = json.loads((folder / SCENE).read_text())
+    record = model_store.read_json(folder / SCENE)
     model, textures = model_store.load_unpainted(folder, _blobs())
     return CompiledTask(
         model=model,
@@ -151,14 +158,6 @@ def _read(folder: Path) -> CompiledTask:
 
 def _blobs() -> Path:
     return cache_dir() / "libero" / "pieces"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    check_writable(path.parent)
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def compile_to(suite: str, task: str, folder: Path) -> None:
@@ -301,4 +300,5 @@ def _ints(values: Any) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
     compile_to(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -8,6 +8,7 @@ Nothing about MuJoCo's file format is assumed: pieces are located by content and
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -17,9 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
+
+from vla_gym.cache import check_writable
 
 MIN_BLOB = 1 << 14
 """Pieces smaller than this (bytes) stay in the model's own file."""
@@ -115,9 +119,9 @@ def load(folder: Path, blobs: Path) -> mujoco.MjModel:
     """Read a model written by `save`.
 
     Raises:
-        FileNotFoundError: if a piece is gone; the caller compiles the model anew.
+        FileNotFoundError: if a file is gone or cut short; the caller compiles the model anew.
     """
-    with _image(folder, blobs, _pieces(folder)) as path:
+    with _image(folder, blobs, _layout(folder)[1]) as path:
         return mujoco.MjModel.from_binary_path(path)
 
 
@@ -129,10 +133,23 @@ def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int,
     Raises:
         FileNotFoundError: as `load`.
     """
-    pieces = _pieces(folder)
+    _, pieces = _layout(folder)
     with _image(folder, blobs, [piece for piece in pieces if piece.texture < 0]) as path:
         model = mujoco.MjModel.from_binary_path(path)
-    return model, {piece.texture: piece.file(blobs) for piece in pieces if piece.texture >= 0 and piece.blob}
+    painted = {piece.texture: piece for piece in pieces if piece.texture >= 0 and piece.blob}
+    for piece in painted.values():
+        if not _has_size(piece.file(blobs), piece.stop - piece.start):
+            raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
+    return model, {texture: piece.file(blobs) for texture, piece in painted.items()}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the lock file `path` (made if need be); its descriptor holds the lock too where a child inherits it."""
+    check_writable(path.parent)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield stream.fileno()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -148,18 +165,21 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise
 
 
-def _pieces(folder: Path) -> list[Piece]:
-    return [Piece(*fields) for fields in json.loads((folder / "model.json").read_text())["pieces"]]
+def _layout(folder: Path) -> tuple[int, list[Piece]]:
+    """Bytes of the model's image, and the pieces filed on their own."""
+    layout = read_json(folder / "model.json")
+    return layout["size"], [Piece(*fields) for fields in layout["pieces"]]
 
 
 @contextmanager
 def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
     """Path of a file in memory with the model's image; pieces that are not wanted stay holes, which read as zeros."""
-    size = json.loads((folder / "model.json").read_text())["size"]
-    rest = memoryview((folder / "model.rest").read_bytes())
+    size, pieces = _layout(folder)
+    filed = sum(piece.stop - piece.start for piece in pieces)
+    rest = memoryview(read_exactly(folder / "model.rest", size - filed))
     with _memory_file(size) as (handle, path):
         taken = end = 0
-        for piece in _pieces(folder):
+        for piece in pieces:
             between = piece.start - end
             os.pwrite(handle, rest[taken : taken + between], end)
             taken, end = taken + between, piece.stop
@@ -200,9 +220,28 @@ def read_exactly(file: Path, count: int) -> bytes:
     return data
 
 
+def read_json(file: Path) -> Any:
+    """What a JSON file of the cache holds.
+
+    Raises:
+        FileNotFoundError: as `read_exactly`.
+    """
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
+
+
 def _write_once(path: Path, data: bytes) -> None:
-    if not path.exists():
+    if not _has_size(path, len(data)):
         write_atomic(path, data)
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except FileNotFoundError:
+        return False
 
 
 def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:
