@@ -81,6 +81,22 @@ def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
     assert not any(map(alive, pids))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_simulator_may_answer_in_numpy_s_numbers(make: Make, num_workers: int) -> None:
+    envs = make(scripted_benchmark((4,), fate="numpy numbers"), 1, chunk=5, num_workers=num_workers)
+    envs.reset()
+    _, reward, terminated, _, infos = envs.step(QUIET[:1])
+    assert (reward.tolist(), terminated.tolist()) == ([1.0], [True])
+    assert infos["episode"]["length"].tolist() == [4]
+
+
+def test_a_report_that_cannot_be_sent_says_where_and_what(make: Make) -> None:
+    with pytest.raises(
+        WorkerFailed, match=r"raised TypeError: .*bytes.*slot 0, task . \(task_.\), trial ., during reset"
+    ):
+        doomed(make, "bad fingerprint").reset()
+
+
 def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
     envs = doomed(make, "die")
     envs.reset()
