@@ -47,6 +47,8 @@ class Scripted:
     def reset(self, start: StartState) -> str:
         if self._fate == "bad reset":
             raise RuntimeError("cannot be reset")
+        if self._fate == "slow reset":
+            time.sleep(1.0)
         self._length = self._lengths[start.task_id]
         self._count = 0
         if self._fate == "bad fingerprint":

@@ -138,6 +138,26 @@ def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
     assert not any(map(alive, pids))
 
 
+def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="hang")
+    timeouts = {"step_timeout": 0.5, "reset_timeout": 30.0}
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **timeouts)
+    envs.reset()
+    assert envs.step(QUIET)[2].tolist() == [True, False, False]  # so slot 0 begins an episode next
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"worker 1 .* hung for 0.5 s .*slot 1"):
+        envs.step(trigger(1))
+    assert time.monotonic() - began < 15.0  # half a second and the grace; half of the reset's 30 s
+
+
+def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="slow reset")
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, step_timeout=0.5)
+    envs.reset()
+    envs.step(QUIET)
+    assert envs.step(QUIET)[4]["executed"].tolist() == [0, 4, 4]  # slot 0 took a second to begin its next
+
+
 def test_a_worker_killed_from_outside(make: Make) -> None:
     envs = doomed(make, "")
     envs.reset()
