@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.errors import WorkerFailed, WorkerRestarted
+from vla_gym.errors import VLAZooError, WorkerFailed, WorkerRestarted
 from vla_gym.rewards import RewardRule
 from vla_gym.simulator import Simulator
 from vla_gym.slot import Slot, SlotReport
@@ -165,21 +165,41 @@ class LocalPool(Pool):
     def _run(self, command: SlotCommand) -> SlotReport:
         try:
             return run_command(self._slots[command.slot], command, self.memory)
+        except VLAZooError:
+            self._give_up()
+            raise
         except Exception as error:
             what = f"{describe(self._setup, command)}: {type(error).__name__}: {error}"
             if self._on_worker_error == "raise":
-                self.close()
+                self._give_up()
                 raise WorkerFailed(what) from error
-            self._last_failure = what
-            warn_of_restart(what)
-            with contextlib.suppress(
-                Exception
-            ):  # it has failed; what it still holds need not come off cleanly
-                self._slots[command.slot].close()
+        self._last_failure = what
+        warn_of_restart(what)
+        return self._run_anew(command)
+
+    def _run_anew(self, command: SlotCommand) -> SlotReport:
+        """Build the slot again; its step is lost, its reset is done again, once."""
+        with contextlib.suppress(Exception):  # it has failed; what it still holds need not come off cleanly
+            self._slots[command.slot].close()
+        try:
             self._slots[command.slot] = self._setup.build()
             if command.kind == "step":
                 return SlotReport(truncated=True, lost=True)
             return run_command(self._slots[command.slot], command, self.memory)
+        except VLAZooError:
+            self._give_up()
+            raise
+        except Exception as error:
+            self._give_up()
+            where = describe(self._setup, command)
+            raise WorkerFailed(f"{where}, started anew: {type(error).__name__}: {error}") from error
+
+    def _give_up(self) -> None:
+        """Close what comes off; what has failed says why, not what closing meets."""
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            with contextlib.suppress(Exception):
+                slot.close()
 
 
 def describe(setup: SlotSetup, command: SlotCommand) -> str:

@@ -119,7 +119,7 @@ class ProcessPool(Pool):
         return WorkerProcess(self._setup, self._deal[number], self._environments[number], self._memory_fd)
 
     def _await_ready(self, numbers: Sequence[int]) -> None:
-        for answer in self._collect(numbers, self._reset_timeout, {}).values():
+        for answer in self._collect(numbers, {}).values():
             if not isinstance(answer, list):
                 raise answer
 
@@ -139,10 +139,7 @@ class ProcessPool(Pool):
     def _receive(self, ticket: Ticket) -> list[SlotReport]:
         assert self._under_way[0] is ticket, "workers answer in the order they were asked"
         self._under_way.popleft()
-        only_steps = all(command.kind == "step" for command in ticket.commands)
-        answers = self._collect(
-            list(ticket.jobs), self._step_timeout if only_steps else self._reset_timeout, ticket.jobs
-        )
+        answers = self._collect(list(ticket.jobs), ticket.jobs)
         for number, job in ticket.jobs.items():
             answer = answers[number]
             reports = answer if isinstance(answer, list) else self._recover(number, job, answer)
@@ -150,21 +147,30 @@ class ProcessPool(Pool):
         return ticket.answers()
 
     def _collect(
-        self, numbers: Sequence[int], timeout: float, jobs: Mapping[int, list[SlotCommand]]
+        self, numbers: Sequence[int], jobs: Mapping[int, list[SlotCommand]]
     ) -> dict[int, list[SlotReport] | VLAZooError]:
-        """Answer or failure of each worker in `numbers`, as they come."""
+        """Answer or failure of each worker in `numbers`, as they come; one without a job is starting."""
         pending = {self._workers[number].connection: number for number in numbers}
         answers: dict[int, list[SlotReport] | VLAZooError] = {}
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadlines = {number: began + self._timeout(jobs.get(number, [])) for number in numbers}
         while pending:
-            for connection in wait(list(pending), timeout=max(0.0, deadline - time.monotonic())):
+            first = min(deadlines[number] for number in pending.values())
+            for connection in wait(list(pending), timeout=max(0.0, first - time.monotonic())):
                 number = pending.pop(connection)  # type: ignore[call-overload]
                 answers[number] = self._hear(number, jobs.get(number, []))
-            if time.monotonic() >= deadline:
-                for number in pending.values():
-                    answers[number] = self._error(number, jobs.get(number, []), f"hung for {timeout:g} s")
-                break
+            now = time.monotonic()
+            for connection, number in list(pending.items()):
+                if now >= deadlines[number]:
+                    del pending[connection]
+                    job = jobs.get(number, [])
+                    answers[number] = self._error(number, job, f"hung for {self._timeout(job):g} s")
         return answers
+
+    def _timeout(self, job: Sequence[SlotCommand]) -> float:
+        """Seconds that a worker may take for its own job, whatever the others have to do."""
+        only_steps = bool(job) and all(command.kind == "step" for command in job)
+        return self._step_timeout if only_steps else self._reset_timeout
 
     def _hear(self, number: int, job: list[SlotCommand]) -> list[SlotReport] | VLAZooError:
         worker = self._workers[number]
@@ -213,7 +219,7 @@ class ProcessPool(Pool):
         asked = reports.keys() | self._ask_again(number)
         self._bereft.update(set(old.slots) - asked)
         if again:
-            answer = self._collect([number], self._reset_timeout, {number: again})[number]
+            answer = self._collect([number], {number: again})[number]
             redone = answer if isinstance(answer, list) else self._recover(number, again, answer)
             reports.update(zip((command.slot for command in again), redone, strict=True))
         return [reports[command.slot] for command in job]

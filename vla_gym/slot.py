@@ -91,12 +91,13 @@ class Slot:
         success = solved = terminated = truncated = False
         for action_A in action_KA:
             outcome = self._simulator.step(action_A)
-            rewards.append(self._rule.pay(outcome.reward, self._last_reward))
-            self._last_reward = outcome.reward
+            reward = float(outcome.reward)  # NumPy's numbers become Python's: no worker could send them
+            rewards.append(self._rule.pay(reward, self._last_reward))
+            self._last_reward = reward
             self._length += 1
-            solved = outcome.success
+            solved = bool(outcome.success)
             success = success or solved
-            terminated = outcome.terminated
+            terminated = bool(outcome.terminated)
             truncated = not terminated and self._length >= self._horizon
             if terminated or truncated:
                 break

@@ -63,9 +63,10 @@ def _answer(connection: Connection, memory: SlotMemory, slots: dict[int, Slot]) 
         try:
             for command in read_commands(message, memory):
                 reports.append(run_command(slots[command.slot], command, memory))
+            answer = write_reports(reports)
         except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
             return _fail(connection, error, command=len(reports))
-        connection.send_bytes(write_reports(reports))
+        connection.send_bytes(answer)
 
 
 def _fail(connection: Connection, error: Exception, *, command: int) -> int:

@@ -1,7 +1,8 @@
 """A simulator that does exactly what a test wrote down; workers import it like any other.
 
 Task k ends, solved, after `lengths[k]` steps (never by itself when that is 0). Its picture is filled
-with the number of steps done. An action whose first number is above 0.9 sets off `fate`.
+with the number of steps done. An action whose first number is above 0.9 sets off `fate`; those that concern
+building, resets and the kind of numbers need none.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ class Scripted:
     def reset(self, start: StartState) -> str:
         if self._fate == "bad reset":
             raise RuntimeError("cannot be reset")
+        if self._fate == "slow reset":
+            time.sleep(1.0)
         self._length = self._lengths[start.task_id]
         self._count = 0
+        if self._fate == "bad fingerprint":
+            return b"0100"  # type: ignore[return-value]
         return f"{self._stamp}{start.task_id:02x}{start.trial_id:02x}"
 
     def step(self, action_A: np.ndarray) -> SimStep:
@@ -55,6 +60,9 @@ class Scripted:
             self._misbehave()
         self._count += 1
         done = self._count == self._length
+        if self._fate == "numpy numbers":
+            ended = np.bool_(done)
+            return SimStep(reward=np.float32(done), success=ended, terminated=ended)  # type: ignore[arg-type]
         return SimStep(reward=float(done), success=done, terminated=done)
 
     def observe(self) -> Mapping[str, np.ndarray]:

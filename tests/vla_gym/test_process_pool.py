@@ -81,6 +81,22 @@ def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
     assert not any(map(alive, pids))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_simulator_may_answer_in_numpy_s_numbers(make: Make, num_workers: int) -> None:
+    envs = make(scripted_benchmark((4,), fate="numpy numbers"), 1, chunk=5, num_workers=num_workers)
+    envs.reset()
+    _, reward, terminated, _, infos = envs.step(QUIET[:1])
+    assert (reward.tolist(), terminated.tolist()) == ([1.0], [True])
+    assert infos["episode"]["length"].tolist() == [4]
+
+
+def test_a_report_that_cannot_be_sent_says_where_and_what(make: Make) -> None:
+    with pytest.raises(
+        WorkerFailed, match=r"raised TypeError: .*bytes.*slot 0, task . \(task_.\), trial ., during reset"
+    ):
+        doomed(make, "bad fingerprint").reset()
+
+
 def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
     envs = doomed(make, "die")
     envs.reset()
@@ -120,6 +136,26 @@ def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
     with pytest.raises(WorkerFailed, match=r"hung for 0.5 s.*slot 0"):
         envs.step(trigger(0))
     assert not any(map(alive, pids))
+
+
+def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="hang")
+    timeouts = {"step_timeout": 0.5, "reset_timeout": 30.0}
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **timeouts)
+    envs.reset()
+    assert envs.step(QUIET)[2].tolist() == [True, False, False]  # so slot 0 begins an episode next
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"worker 1 .* hung for 0.5 s .*slot 1"):
+        envs.step(trigger(1))
+    assert time.monotonic() - began < 15.0  # half a second and the grace; half of the reset's 30 s
+
+
+def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="slow reset")
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, step_timeout=0.5)
+    envs.reset()
+    envs.step(QUIET)
+    assert envs.step(QUIET)[4]["executed"].tolist() == [0, 4, 4]  # slot 0 took a second to begin its next
 
 
 def test_a_worker_killed_from_outside(make: Make) -> None:

@@ -10,10 +10,14 @@ from vla_gym.specs import StartState
 
 
 def make_slot(
-    lengths: tuple[int, ...] = (3, 7, 12), *, horizon: int = 100, rule: RewardRule | None = None
+    lengths: tuple[int, ...] = (3, 7, 12),
+    *,
+    horizon: int = 100,
+    rule: RewardRule | None = None,
+    fate: str = "",
 ) -> tuple[Slot, Scripted]:
     tasks = scripted_benchmark(lengths, horizon=horizon).tasks
-    simulator = Scripted(tasks, 8, ("image",), lengths=lengths)
+    simulator = Scripted(tasks, 8, ("image",), lengths=lengths, fate=fate)
     return Slot(simulator, tasks, rule or RewardRule()), simulator
 
 
@@ -61,6 +65,16 @@ def test_nothing_is_rendered_but_on_request() -> None:
     assert simulator.renders == 0
     slot.observe()
     assert simulator.renders == 1
+
+
+def test_a_report_holds_python_s_own_numbers() -> None:
+    slot, _ = make_slot(fate="numpy numbers")
+    slot.reset(cell(0))
+    last = slot.step(ACTION_5A)
+    assert last.episode is not None
+    assert {type(reward) for reward in last.step_rewards} == {type(last.episode.total_reward)} == {float}
+    assert last.success is last.terminated is True
+    assert last.episode.success_once is last.episode.success_at_end is True
 
 
 def test_stepping_an_ended_episode_is_a_bug_of_ours() -> None:
