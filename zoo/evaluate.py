@@ -40,7 +40,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.guarded`.
 
-    A fingerprint of the weights is taken just before they are loaded: half a minute for 15 GB.
+    A fingerprint of the weights is taken just before they are loaded, which reads them once more.
     """
     args = parser().parse(argv)
     args.run = chosen_run(args)

@@ -12,7 +12,7 @@ TRAINING_TENSORS = ("optimizer.safetensors", "rollout.safetensors", "reference.s
 def weights_fingerprint(folder: Path) -> str | None:
     """SHA-256 of the policy's *.safetensors in this folder; None where there are none, as for a Hub id or a family.
 
-    Every byte is read, in blocks: half a minute for 15 GB.
+    Every byte is read, in blocks: 0.6 s of CPU for a GB where it was measured, or as long as the disk takes.
     """
     files = sorted(file for file in folder.glob("*.safetensors") if file.name not in TRAINING_TENSORS)
     found = hashlib.sha256()

@@ -51,10 +51,6 @@ class DatasetInfo:
     video_path: str | None = None
     """Pattern of the videos' names, see `VIDEO_PATH`; None where pictures are in the tables."""
 
-    def __post_init__(self) -> None:
-        if not self.fps > 0:
-            raise BadValue(f"fps must be above 0, got {self.fps}")
-
 
 def camera_key(camera: str) -> str:
     """Feature of one of our cameras: "image" -> "observation.images.image"."""
@@ -183,7 +179,10 @@ def read_info(root: Path) -> DatasetInfo:
             f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read"
         )
     known = {field.name for field in fields(DatasetInfo)}
-    return from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
+    info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
+    if not info.fps > 0:
+        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
+    return info
 
 
 def parquet() -> tuple[ModuleType, ModuleType]:

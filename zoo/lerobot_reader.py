@@ -135,7 +135,7 @@ def _episode(
 
 def _finite_column_TD(steps: Any, name: str, where: str) -> np.ndarray:
     """A column of an episode's rows, float32 `[T, D]`; raises `BadValue` where a number is missing or not finite."""
-    value_TD = column_TD(steps, name)
+    value_TD = column_TD(steps, name, where)
     if not np.isfinite(value_TD).all():
         (first, *_) = np.flatnonzero(~np.isfinite(value_TD).all(axis=1))
         raise BadValue(

@@ -198,7 +198,8 @@ class LeRobotWriter:
         tables = [pq.read_table(self.root / name) for name in files]
         for name in (lr.STATE, lr.ACTION):
             if name in tables[0].column_names:
-                stats[name] = lr.vector_stats(np.concatenate([column_TD(table, name) for table in tables]))
+                columns = [column_TD(table, name, f"'{self.root}'") for table in tables]
+                stats[name] = lr.vector_stats(np.concatenate(columns))
         lr.write_json(self.root / lr.STATS_PATH, stats)
 
     def _write_info(self, like: Demonstration) -> None:
@@ -240,17 +241,17 @@ def own_columns(one: Demonstration) -> dict[str, np.ndarray]:
     return {**state, lr.ACTION: one.action_TA, **one.extra}
 
 
-def column_TD(table: Any, name: str) -> np.ndarray:
+def column_TD(table: Any, name: str, where: str) -> np.ndarray:
     """A column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
 
-    Raises `BadValue` for vectors of several lengths. A number that is missing becomes NaN.
+    Raises `BadValue` for vectors of several lengths; `where` says whose. A number that is missing becomes NaN.
     """
     column = table.column(name).combine_chunks()
     if hasattr(column, "value_lengths"):
         lengths = set(column.value_lengths().to_pylist())
         if len(lengths) != 1 or None in lengths:
             raise BadValue(
-                f"'{name}' must be a vector of the same length in every frame, got lengths {lengths}"
+                f"'{name}' of {where} must be a vector of the same length in every frame, got lengths {lengths}"
             )
         column = column.flatten()
     flat = column.to_numpy(zero_copy_only=False)

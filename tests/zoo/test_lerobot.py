@@ -208,7 +208,7 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
     ("damage", "says"),
     [
         (lambda root: change_info(root, fps=None), r"info\.json' lacks 'fps'"),
-        (lambda root: change_info(root, fps=0), "fps must be above 0"),
+        (lambda root: change_info(root, fps=0), r"fps of '.*info\.json' must be above 0"),
         (lambda root: change_info(root, total_episodes="1"), "total_episodes .* must be an integer"),
         (lambda root: change_info(root, video_path=None), "not where videos are"),
         (lambda root: change_info(root, total_episodes=2), "says it has 2 episodes, found 1"),
