@@ -220,9 +220,12 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
         (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
         (
             lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]),
-            "of the same length in every frame",
+            "of episode 0 .* the same length in every frame",
         ),
-        (lambda root: change_table(root, DATA, action=[[0.0], None]), "of the same length in every frame"),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], None]),
+            "of episode 0 .* the same length in every frame",
+        ),
         (
             lambda root: change_table(root, DATA, action=[[0.0], [NAN]]),
             "of episode 0 .* not finite in frame 1",
