@@ -29,9 +29,9 @@ from typing import Any
 
 import yaml
 
+from zoo.evaluation.statistics import Comparison, Outcomes, compare, outcomes_of
 from zoo.packaged import packaged_folder
-from zoo.paired import Comparison, Outcomes, compare, outcomes_of
-from zoo.runs import folder_name
+from zoo.runs.folder import folder_name
 
 ALGORITHMS = ("ppo", "grpo")
 _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from vla_gym import find_benchmark, make_vec
-from vla_gym.adapters.metaworld_tasks import MT10, PROTOCOLS
-from zoo.demonstrations import candidates, demonstrate
+from vla_gym.adapters.metaworld.tasks import MT10, PROTOCOLS
+from zoo.demonstrations.recorder import candidates, demonstrate
 from zoo.experts.base import expert_class
 
 WIDTH = 10

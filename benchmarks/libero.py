@@ -78,8 +78,8 @@ def measure_upstream(steps: int) -> Figures:
     """The same figures for LIBERO's own vector environment."""
     from libero.libero.envs import OffScreenRenderEnv, SubprocVectorEnv
 
-    from vla_gym.adapters.libero_compile import bddl_file, start_states
-    from vla_gym.adapters.libero_tasks import libero_benchmark
+    from vla_gym.adapters.libero.compile import bddl_file, start_states
+    from vla_gym.adapters.libero.tasks import libero_benchmark
 
     tasks = libero_benchmark(SUITE).tasks
 
@@ -131,8 +131,8 @@ SIDES = {"ours": (measure_ours, 400), "upstream": (measure_upstream, 48)}
 
 def run_side(side: str) -> Figures:
     """Measure one side in a fresh process with the environment variables a worker gets."""
-    from vla_gym.adapters.libero_tasks import libero_benchmark
-    from vla_gym.worker_environment import worker_environment
+    from vla_gym.adapters.libero.tasks import libero_benchmark
+    from vla_gym.workers.environment import worker_environment
 
     environment = worker_environment(libero_benchmark(SUITE), os.environ, worker=0, num_workers=SLOTS)
     return measure("libero", ["--side", side], environment)

@@ -36,7 +36,7 @@ from benchmarks.harness import (
     stay_on_one_core,
     step_by_step,
 )
-from vla_gym.adapters.maniskill_tasks import CONTROL_MODE, TASKS, maniskill_benchmark
+from vla_gym.adapters.maniskill.tasks import CONTROL_MODE, TASKS, maniskill_benchmark
 
 CHUNK = 8
 ENDLESS = 1_000_000
@@ -50,8 +50,8 @@ def actions(decisions: int, slots: int) -> np.ndarray:
 
 def upstream_options(size: int) -> dict[str, Any]:
     """Keyword arguments of `gymnasium.make` that both upstream sides share."""
-    from vla_gym.adapters.maniskill_scene import RENDER_BACKENDS
-    from vla_gym.vulkan import sapien_device
+    from vla_gym.adapters.maniskill.scene import RENDER_BACKENDS
+    from vla_gym.system.vulkan import sapien_device
 
     return {
         "num_envs": 1,
@@ -157,7 +157,7 @@ SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "on
 
 def run_side(side: str, args: argparse.Namespace) -> Figures:
     """Measure one side in a fresh process with the environment variables our workers get."""
-    from vla_gym.worker_environment import worker_environment
+    from vla_gym.workers.environment import worker_environment
 
     benchmark = maniskill_benchmark(f"ManiSkill/{args.task}")
     # The same share of the cores for a worker on every side, the single one included.

@@ -34,7 +34,7 @@ from benchmarks.harness import (
     stay_on_one_core,
     step_by_step,
 )
-from vla_gym.adapters.metaworld_tasks import metaworld_benchmark
+from vla_gym.adapters.metaworld.tasks import metaworld_benchmark
 
 TASKS = ("pick-place", "door-open")
 """Played by the slots in turn: one with a costly reward, one with a cheap one."""
@@ -163,7 +163,7 @@ SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "on
 
 def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> Figures:
     """Measure one side in a fresh process with the environment variables our workers get."""
-    from vla_gym.worker_environment import worker_environment
+    from vla_gym.workers.environment import worker_environment
 
     benchmark = metaworld_benchmark("MetaWorld-MT50")
     # The same share of the cores for a worker on every side, the single one included.

@@ -30,8 +30,8 @@ from torch.nn import functional
 
 from vla_gym import text
 from vla_policies import ActionSample, Conventions, VLAPolicy
-from vla_policies.checkpointing import keep_everything
-from vla_policies.lora_linear import FusedLoraLinear
+from vla_policies.modules.activation_checkpointing import keep_everything
+from vla_policies.modules.lora_linear import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 

@@ -16,11 +16,11 @@ import torch
 
 from benchmarks.sleeping_toy import sleeping_benchmark
 from vla_gym import make_vec
-from vla_gym.sb3 import SB3VecEnv
+from vla_gym.vector.sb3 import SB3VecEnv
 from vla_policies.types import ActionSample
 from zoo import PPO
-from zoo.metrics import PhaseClock
-from zoo.stepping import staged_rows
+from zoo.algorithms.metrics import PhaseClock
+from zoo.rollout.env_loop import staged_rows
 
 CHUNK = 2
 ROUNDS = 3

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.adapters.toy import ToyReach, toy_benchmark
-from vla_gym.benchmarks import register_benchmark
+from vla_gym.registry import register_benchmark
 from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark
 

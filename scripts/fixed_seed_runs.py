@@ -23,7 +23,19 @@ from pathlib import Path
 
 ROOT = Path.cwd()
 SHORT = ("--seed", "3", "--device", "cpu", "--num-threads", "1")
-TOY = (*SHORT, "--env", "Toy-Reach", "--num-envs", "16", "-n", "2048", "--save-freq", "700", "--eval-freq", "900")
+TOY = (
+    *SHORT,
+    "--env",
+    "Toy-Reach",
+    "--num-envs",
+    "16",
+    "-n",
+    "2048",
+    "--save-freq",
+    "700",
+    "--eval-freq",
+    "900",
+)
 TOY_GRPO = ("-params", "group_size:4", "batch_size:32")
 TOY_PPO = ("-params", "n_steps:8", "batch_size:32")
 WINDOW = (*SHORT, "--env", "MetaWorld/window-close")
@@ -32,8 +44,18 @@ WINDOW = (*SHORT, "--env", "MetaWorld/window-close")
 def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
     """(name, module, processes, arguments) in the order they are made; later ones may read what earlier ones wrote."""
     demos, sft = folder / "demos", folder / "window-sft"
-    libero = [*SHORT, "--algo", "grpo", "--env", "LIBERO-Spatial", "--eval-episodes", "2", "--save-freq", "64"]
-    libero += ["--num-envs", "4", "-params", "group_size:4", "env_kwargs:{horizon: 64}"]
+    libero = [
+        *SHORT,
+        "--algo",
+        "grpo",
+        "--env",
+        "LIBERO-Spatial",
+        "--eval-episodes",
+        "2",
+        "--save-freq",
+        "1000",
+    ]
+    libero += ["--num-envs", "4", "-params", "group_size:4"]
     return [
         ("toy-ppo", "zoo.train", 1, ["--algo", "ppo", *TOY, *TOY_PPO]),
         ("toy-grpo", "zoo.train", 1, ["--algo", "grpo", *TOY, *TOY_GRPO]),
@@ -43,7 +65,12 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
         ("toy-grpo-resumed", "zoo.train", 1, ["-i", "FIRST:toy-grpo"]),
         ("toy-ppo-2-resumed", "zoo.train", 2, ["-i", "FIRST:toy-ppo-2"]),
         ("toy-flow", "zoo.train", 1, ["--algo", "ppo", "--policy", "nano-flow", *TOY, *TOY_PPO]),
-        ("demos", "zoo.collect", 0, ["--env", "MetaWorld/window-close", "--expert", "-n", "3", "-o", str(demos)]),
+        (
+            "demos",
+            "zoo.collect",
+            0,
+            ["--env", "MetaWorld/window-close", "--expert", "-n", "3", "-o", str(demos)],
+        ),
         (
             "window-sft",
             "zoo.sft",
@@ -60,14 +87,16 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
             ],
         ),
         ("window-ppo-resumed", "zoo.train", 1, ["-i", "FIRST:window-ppo"]),
-        ("libero-grpo", "zoo.train", 1, [*libero, "-n", "512"]),
+        ("libero-grpo", "zoo.train", 1, [*libero, "-n", "1500"]),
         ("libero-grpo-resumed", "zoo.train", 1, ["-i", "FIRST:libero-grpo"]),
     ]
 
 
 def main() -> int:
     """Make the runs, or compare what two checkouts made."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", nargs="?", type=Path, help="file for the results (JSON)")
     parser.add_argument("--only", default="", help="runs whose name begins so")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))

@@ -1,6 +1,5 @@
 """Robot benchmarks for vision-language-action policies, as Gymnasium environments."""
 
-from vla_gym.benchmarks import find_benchmark, list_envs, register_benchmark
 from vla_gym.errors import (
     BadValue,
     MissingDependency,
@@ -11,7 +10,8 @@ from vla_gym.errors import (
 )
 from vla_gym.make import make_vec
 from vla_gym.registration import gymnasium_id, register_all
-from vla_gym.vector import VLAVectorEnv
+from vla_gym.registry import find_benchmark, list_envs, register_benchmark
+from vla_gym.vector.vector_env import VLAVectorEnv
 
 __all__ = [
     "BadValue",

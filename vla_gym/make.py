@@ -11,25 +11,25 @@ from typing import Any, get_args
 from gymnasium.vector import AutoresetMode
 
 from vla_gym import text
-from vla_gym.batch_pool import BatchPool
-from vla_gym.benchmarks import find_benchmark
-from vla_gym.env_config import EnvConfig
 from vla_gym.errors import BadValue, check_integer, unknown_name
-from vla_gym.instructions import Instructions, changed_instructions, retold
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
-from vla_gym.pool import LocalPool, OnWorkerError, Pool, SlotSetup
-from vla_gym.process_pool import ProcessPool
+from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
-from vla_gym.slot_memory import MemoryLayout
 from vla_gym.specs import Benchmark
-from vla_gym.start_states import check_seed, make_schedule
-from vla_gym.vector import VLAVectorEnv
-from vla_gym.worker_environment import (
+from vla_gym.vector.env_config import EnvConfig
+from vla_gym.vector.instructions import Instructions, changed_instructions, retold
+from vla_gym.vector.start_states import check_seed, make_schedule
+from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_gym.workers.batch_pool import BatchPool
+from vla_gym.workers.environment import (
     check_installed,
     num_cores,
     simulator_environment,
     worker_environment,
 )
+from vla_gym.workers.pool import LocalPool, OnWorkerError, Pool, SlotSetup
+from vla_gym.workers.process_pool import ProcessPool
+from vla_gym.workers.shared_memory import MemoryLayout
 
 AUTORESET_MODES = {
     "next_step": AutoresetMode.NEXT_STEP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 
-from vla_gym.benchmarks import list_envs, num_tasks
+from vla_gym.registry import list_envs, num_tasks
 
 
 def gymnasium_id(env_id: str) -> str:
@@ -21,7 +21,7 @@ def register_all() -> None:
             if gymnasium_id(name) not in gym.registry:
                 gym.register(
                     id=gymnasium_id(name),
-                    entry_point="vla_gym.single:VLAEnv",
+                    entry_point="vla_gym.single_env:VLAEnv",
                     vector_entry_point="vla_gym.make:make_vec",
                     kwargs={"env_id": name},
                 )

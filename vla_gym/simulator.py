@@ -1,6 +1,6 @@
 """The door every benchmark adapter opens: one slot of one simulator, inside a worker process.
 
-A worker (`vla_gym.worker`) owns chunking, time limits, episode statistics and shared memory;
+A worker (`vla_gym.workers.worker`) owns chunking, time limits, episode statistics and shared memory;
 an adapter only knows how to restore a start state, advance one policy step, and take a picture.
 """
 

@@ -85,7 +85,7 @@ class Benchmark:
     requires: tuple[str, ...] = ()
     """Importable module names that must be installed, checked before any worker starts."""
     batched: bool = False
-    """True when `simulator` is a `vla_gym.batch_pool.BatchSimulator`: one object that runs all slots."""
+    """True when `simulator` is a `vla_gym.workers.batch_pool.BatchSimulator`: one object that runs all slots."""
     in_process: bool = False
     """True when a step costs so little that worker processes would only slow it down."""
     privileged_dim: int = 0

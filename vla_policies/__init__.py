@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
     from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
-    from vla_policies.base import VLAPolicy
     from vla_policies.conventions import Conventions, check_compatible
+    from vla_policies.policy import VLAPolicy
     from vla_policies.registry import FAMILIES
-    from vla_policies.sampling import ActionTokenDistribution, Sampling
     from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 __all__ = [
@@ -29,15 +29,15 @@ __all__ = [
 _MODULES = {
     "FAMILIES": "registry",
     "ActionSample": "types",
-    "ActionTokenDistribution": "sampling",
+    "ActionTokenDistribution": "actions.sampling",
     "Backbone": "backbone",
     "BackboneOutput": "backbone",
     "Conventions": "conventions",
     "Evaluation": "types",
     "PolicyInputs": "types",
-    "Sampling": "sampling",
+    "Sampling": "actions.sampling",
     "TokenBackbone": "backbone",
-    "VLAPolicy": "base",
+    "VLAPolicy": "policy",
     "check_compatible": "conventions",
 }
 

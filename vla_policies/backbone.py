@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
-from vla_policies.action_codec import ActionCodec
+from vla_policies.actions.codec import ActionCodec
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.checkpoint_io.json_records import as_annotated
+from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
 from vla_policies.conventions import Conventions
-from vla_policies.noise import TORCH_NOISE, Noise
-from vla_policies.records import as_annotated
-from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
-from vla_policies.weights import load_weights, write_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)

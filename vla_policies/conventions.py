@@ -12,7 +12,7 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_gym.text import MAX_BYTES
-from vla_policies.records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 
 CAMERA_KEYS = ("image", "wrist_image")
 """Observation keys that are images, main camera first."""

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import Backbone
-from vla_policies.conventions import Conventions
-from vla_policies.flow import (
+from vla_policies.actions.flow import (
     FlowSettings,
     flow_times,
     gaussian_entropy,
@@ -31,8 +29,10 @@ from vla_policies.flow import (
     step_law,
     step_mean,
 )
-from vla_policies.noise import TORCH_NOISE, Noise
-from vla_policies.sampling import Sampling
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import Sampling
+from vla_policies.backbone import Backbone
+from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 FIXED_NOISE_SEED = 0

@@ -12,14 +12,14 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
+from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
+from vla_policies.checkpoint_io.weights import CONFIG_FILE, read_config
 from vla_policies.conventions import Conventions, conventions_from_json
-from vla_policies.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
-from vla_policies.norm_stats import STATISTICS_FILE
-from vla_policies.records import as_annotated, from_json, to_json
+from vla_policies.processing.norm_stats import STATISTICS_FILE
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
-from vla_policies.sampling import Sampling
-from vla_policies.weights import CONFIG_FILE, read_config
 
 FORMAT_VERSION = 1
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
@@ -175,7 +175,7 @@ def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str
 def _open_adapter(folder: Path) -> Adapter | None:
     if not (folder / ADAPTER_CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
         return None
-    from vla_policies.lora import read_adapter_config  # loads peft, which most policies do without
+    from vla_policies.modules.lora import read_adapter_config  # loads peft, which most policies do without
 
     values = read_adapter_config(folder)
     name = str(values["base_model_name_or_path"])

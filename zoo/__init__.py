@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zoo.grpo import GRPO
-    from zoo.ppo import PPO
+    from zoo.algorithms.grpo import GRPO
+    from zoo.algorithms.ppo import PPO
 
 __all__ = ["GRPO", "PPO"]
 
@@ -14,4 +14,4 @@ __all__ = ["GRPO", "PPO"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'zoo' has no attribute '{name}'")
-    return getattr(import_module(f"zoo.{name.lower()}"), name)
+    return getattr(import_module(f"zoo.algorithms.{name.lower()}"), name)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_gym.benchmarks import find_benchmark
-from vla_gym.destination import check_folder
 from vla_gym.errors import BadValue
-from zoo.advice import packages_flag, quoted
-from zoo.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
-from zoo.cli import guarded
-from zoo.progress import Progress
-from zoo.sources import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
+from vla_gym.registry import find_benchmark
+from vla_gym.system.writable_paths import check_folder
+from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
+from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
+from zoo.cli.main import guarded
+from zoo.config.advice import packages_flag, quoted
+from zoo.runs.progress import Progress
 
 
 def parser() -> OneLineParser:
@@ -56,13 +56,13 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     source = _source(args)
 
-    from zoo.demonstrations import candidates
-    from zoo.lerobot_writer import LeRobotWriter
+    from zoo.demonstrations.lerobot_writer import LeRobotWriter
+    from zoo.demonstrations.recorder import candidates
 
     check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from zoo.advice import quoted
-from zoo.arguments import OneLineParser
-from zoo.cli import guarded
-from zoo.paired import compare, compare_tasks, outcomes_of
-from zoo.quotable import RESULTS_FILE
-from zoo.results import comparison_table, task_comparison_table
-from zoo.runs import read_json
+from zoo.cli.arguments import OneLineParser
+from zoo.cli.main import guarded
+from zoo.config.advice import quoted
+from zoo.evaluation.results import comparison_table, task_comparison_table
+from zoo.evaluation.statistics import compare, compare_tasks, outcomes_of
+from zoo.runs.evaluations import RESULTS_FILE
+from zoo.runs.folder import read_json
 
 _NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
 _NEEDED_OF_EPISODES = {"task_id", "start_state", "success_once"}
@@ -33,7 +33,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     if not args.before or not args.after:
         raise BadValue("give both. Example: zoo.compare --before sft.json --after ppo.json")

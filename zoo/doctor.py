@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from vla_gym.benchmarks import find_benchmark
 from vla_gym.errors import BadValue
-from zoo.arguments import OneLineParser, add_gym_packages_argument, count, import_gym_packages, key_values
-from zoo.cli import guarded
+from vla_gym.registry import find_benchmark
+from zoo.cli.arguments import OneLineParser, add_gym_packages_argument, count, import_gym_packages, key_values
+from zoo.cli.main import guarded
 
 _DEFAULT_EPISODES = 10
 
@@ -44,7 +44,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     if args.oracle:
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _examine(env_id: str | None) -> int:
-    from zoo.health import PICTURES, checks, examine
+    from zoo.diagnostics.system_checks import PICTURES, checks, examine
 
     if env_id is not None:
         find_benchmark(env_id)
@@ -71,8 +71,8 @@ def _examine(env_id: str | None) -> int:
 def _oracle(args: argparse.Namespace) -> int:
     if args.env is None:
         raise BadValue("--env is missing: say whose expert to replay, e.g. --oracle --env LIBERO-Object/0")
-    from zoo.oracle import Verdict, replay
-    from zoo.progress import Progress
+    from zoo.diagnostics.expert_replay import Verdict, replay
+    from zoo.runs.progress import Progress
 
     episodes = args.episodes or _DEFAULT_EPISODES
     progress = Progress(episodes, on=args.progress, unit="episode")

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_gym.destination import check_destination
-from vla_gym.film import caption
-from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
-from zoo.cli import guarded
-from zoo.films import WATCHED, film_file
-from zoo.rollout_setup import plan_rollout
-from zoo.run_choice import chosen_run
+from vla_gym.system.writable_paths import check_destination
+from vla_gym.video.grid import caption
+from zoo.cli.agent import plan_rollout
+from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.main import guarded
+from zoo.cli.run_choice import chosen_run
+from zoo.runs.films import WATCHED, film_file
 
 if TYPE_CHECKING:
-    from zoo.evaluation import Episode, Frame
-    from zoo.rollout_setup import RolloutPlan
-    from zoo.window import Window
+    from zoo.cli.agent import RolloutPlan
+    from zoo.evaluation.evaluator import Episode, Frame
+    from zoo.evaluation.window import Window
 
 _EPISODES = 5
 
@@ -42,7 +42,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
@@ -50,9 +50,9 @@ def run(argv: Sequence[str]) -> int:
     if args.output and not args.no_render:
         check_destination(Path(args.output), suffix=".mp4")
 
-    from zoo.evaluation import evaluate, overall_rate
-    from zoo.rollout_setup import open_rollout
-    from zoo.window import open_window
+    from zoo.cli.agent import open_rollout
+    from zoo.evaluation.evaluator import evaluate, overall_rate
+    from zoo.evaluation.window import open_window
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
@@ -95,7 +95,7 @@ class _Show:
     """What the user sees of the episodes: the slots' present frames side by side, a film, a line for each."""
 
     def __init__(self, sentences: Sequence[str], window: Window | None, *, filmed: bool) -> None:
-        from zoo.video import VideoRecorder
+        from zoo.evaluation.video import VideoRecorder
 
         self.recorder = VideoRecorder(sentences, max_episodes=len(sentences) if filmed else 0)
         self._sentences, self._window = sentences, window

@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.destination import check_destination
 from vla_gym.errors import BadValue
-from zoo.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
-from zoo.cli import guarded
-from zoo.fingerprint import weights_fingerprint
-from zoo.progress import Progress
-from zoo.quotable import RESULTS_FILE, is_of_policy
-from zoo.rollout_setup import RolloutPlan, plan_rollout
-from zoo.run_choice import chosen_run
+from vla_gym.system.writable_paths import check_destination
+from zoo.cli.agent import RolloutPlan, plan_rollout
+from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
+from zoo.cli.main import guarded
+from zoo.cli.run_choice import chosen_run
+from zoo.runs.evaluations import RESULTS_FILE, is_of_policy
+from zoo.runs.fingerprint import weights_fingerprint
+from zoo.runs.progress import Progress
 
 _OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
 
@@ -38,7 +38,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`.
+    """The command; errors are raised, see `zoo.cli.main.guarded`.
 
     A fingerprint of the weights is taken just before they are loaded, which reads them once more.
     """
@@ -51,9 +51,9 @@ def run(argv: Sequence[str]) -> int:
     weights = weights_fingerprint(Path(plan.policy))
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
-    from zoo.evaluation import Episode, evaluate
-    from zoo.results import evaluation_record, evaluation_table, protocol_line, with_split
-    from zoo.rollout_setup import open_rollout
+    from zoo.cli.agent import open_rollout
+    from zoo.evaluation.evaluator import Episode, evaluate
+    from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     progress = Progress(len(plan.cells), on=args.progress, unit="episode")

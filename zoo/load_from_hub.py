@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.errors import BadValue
-from zoo.advice import quoted
-from zoo.arguments import OneLineParser
-from zoo.cli import guarded
-from zoo.runs import longer
-from zoo.sharing import install_run, is_remote
+from zoo.cli.arguments import OneLineParser
+from zoo.cli.main import guarded
+from zoo.config.advice import quoted
+from zoo.hub.sharing import install_run, is_remote
+from zoo.runs.folder import longer
 
 
 def parser() -> OneLineParser:
@@ -24,7 +24,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     if not is_remote(args.repo):
         raise BadValue(f"'{args.repo}' is no Hub id; it must look like org/name or org/name@revision")

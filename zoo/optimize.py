@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue, check_integer
-from zoo.arguments import OneLineParser, as_pairs, count, import_gym_packages, seed, yaml_line
-from zoo.cli import guarded
-from zoo.config import LARGEST_SEED, RunConfig, to_plain
-from zoo.dry_run import check_startable, plan_of
-from zoo.resolve import check_services, resolve_new_run
-from zoo.runs import RunFolder, folder_name
-from zoo.search_space import SPACES, Space, described, draw, drawn_values, read_space
-from zoo.settings import check_algorithm
+from zoo.cli.arguments import OneLineParser, as_pairs, count, import_gym_packages, seed, yaml_line
+from zoo.cli.main import guarded
+from zoo.cli.run_flags import check_services, resolve_new_run
+from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
+from zoo.config.search_space import SPACES, Space, described, draw, drawn_values, read_space
+from zoo.config.settings import check_algorithm
+from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
+from zoo.training.run_plan import check_startable, plan_of
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -146,7 +146,7 @@ class Search:
         return {**said, "seeds": yaml_line(list(self.seeds)), **drawn}
 
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
-        from zoo.curves import read_evaluations
+        from zoo.runs.curves import read_evaluations
 
         before = set(folder.glob(f"{self.algo}/*"))
         argv = self.argv(seed, folder, drawn)
@@ -160,7 +160,7 @@ class Search:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     for name in ("env", "n_timesteps"):
         if getattr(args, name) is None:

@@ -10,15 +10,15 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zoo.arguments import OneLineParser, count, import_gym_packages
-from zoo.batch_plan import BatchPlan
-from zoo.cli import guarded
-from zoo.config import RunConfig
-from zoo.dry_run import arithmetic_lines, memory_lines, plan_of, resume_lines, workers_of
-from zoo.memory_plan import GIB, needs, total
-from zoo.runs import ResumePoint
+from zoo.cli.arguments import OneLineParser, count, import_gym_packages
+from zoo.cli.main import guarded
+from zoo.config.batch_plan import BatchPlan
+from zoo.config.memory_plan import GIB, needs, total
+from zoo.config.run_config import RunConfig
+from zoo.runs.folder import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
+from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of, resume_lines, workers_of
 
 
 def parser() -> OneLineParser:
@@ -87,7 +87,7 @@ def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int 
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     print("\n".join(plan_lines(*resolve_run(args), args)))

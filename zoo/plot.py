@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency, VLAZooError
-from zoo.arguments import OneLineParser, count
-from zoo.cli import guarded
-from zoo.runs import RunFolder, find_run, folder_name
-from zoo.settings import ALGORITHMS
+from zoo.cli.arguments import OneLineParser, count
+from zoo.cli.main import guarded
+from zoo.config.settings import ALGORITHMS
+from zoo.runs.folder import RunFolder, find_run, folder_name
 
 if TYPE_CHECKING:
-    from zoo.config import RunConfig
-    from zoo.curves import Episodes, EvaluationPoint
+    from zoo.config.run_config import RunConfig
+    from zoo.runs.curves import Episodes, EvaluationPoint
 
 X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
 Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
@@ -58,7 +58,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     runs = [read(one) for one in _named_runs(args)] if args.runs else _readable(_found_runs(args))
     output = Path(args.output)
@@ -82,7 +82,7 @@ class RunCurves:
 
 def read(run: RunFolder) -> RunCurves:
     """All of a run that is drawn; raises `BadValue` when it cannot be read."""
-    from zoo.curves import read_episodes, read_evaluations
+    from zoo.runs.curves import read_episodes, read_evaluations
 
     return RunCurves(config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run))
 
@@ -166,7 +166,7 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
 def _draw_group(
     axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
 ) -> None:
-    from zoo.curves import at_points, moving_mean, pooled
+    from zoo.runs.curves import at_points, moving_mean, pooled
 
     curves = [
         (_x_values(one.episodes, x_axis), moving_mean(getattr(one.episodes, y_axis), window)) for one in runs

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from vla_gym.errors import BadValue
-from vla_policies.hub import call
-from zoo.arguments import OneLineParser
-from zoo.cli import guarded
-from zoo.runs import find_run
-from zoo.sharing import Publication, base_is_local, check_repo, default_name, publish
+from vla_policies.checkpoint_io.hub import call
+from zoo.cli.arguments import OneLineParser
+from zoo.cli.main import guarded
+from zoo.hub.sharing import Publication, base_is_local, check_repo, default_name, publish
+from zoo.runs.folder import find_run
 
 
 def parser() -> OneLineParser:
@@ -33,7 +33,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     if args.run is None:
         raise BadValue("say which run to publish: -i logs/ppo/Toy-Reach_1")

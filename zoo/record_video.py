@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.destination import check_destination
-from zoo.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
-from zoo.cli import guarded
-from zoo.films import RECORDED, film_file
-from zoo.rollout_setup import plan_rollout
-from zoo.run_choice import chosen_run
+from vla_gym.system.writable_paths import check_destination
+from zoo.cli.agent import plan_rollout
+from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.main import guarded
+from zoo.cli.run_choice import chosen_run
+from zoo.runs.films import RECORDED, film_file
 
 
 def parser() -> OneLineParser:
@@ -26,16 +26,16 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
     default = film_file(plan, RECORDED, elsewhere="video")
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
-    from zoo.evaluation import evaluate, overall_rate
-    from zoo.rollout_setup import open_rollout
-    from zoo.video import VideoRecorder
+    from zoo.cli.agent import open_rollout
+    from zoo.evaluation.evaluator import evaluate, overall_rate
+    from zoo.evaluation.video import VideoRecorder
 
     print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)

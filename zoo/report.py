@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import OneLineParser
-from zoo.cli import guarded
-from zoo.run_page import write_run_page
-from zoo.runs import REPORT_FILE, find_run
+from zoo.cli.arguments import OneLineParser
+from zoo.cli.main import guarded
+from zoo.runs.folder import REPORT_FILE, find_run
+from zoo.runs.report_page import write_run_page
 
 
 def parser() -> OneLineParser:
@@ -22,7 +22,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     output = Path(args.output) if args.output else None
     print(f"written to {write_run_page(find_run(args.run), output)}")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.arguments import (
+from zoo.cli.arguments import (
     OneLineParser,
     add_gym_packages_argument,
     count,
@@ -14,8 +14,8 @@ from zoo.arguments import (
     import_gym_packages,
     seed,
 )
-from zoo.cli import guarded, hush_ranks
-from zoo.finetuning_settings import (
+from zoo.cli.main import guarded, hush_ranks
+from zoo.cli.sft_flags import (
     DEFAULT_NUM_ENVS,
     DEFAULT_UPDATES,
     FinetuningSettings,
@@ -24,7 +24,7 @@ from zoo.finetuning_settings import (
     resolve_resumed_finetuning,
     settings_of,
 )
-from zoo.lerobot_reader import check_dataset
+from zoo.demonstrations.lerobot_reader import check_dataset
 
 
 def parser() -> OneLineParser:
@@ -114,7 +114,7 @@ def parser() -> OneLineParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     point = find_stopped_run(args.resume) if args.resume else None
@@ -123,7 +123,7 @@ def run(argv: Sequence[str]) -> int:
         check_dataset(folder)
     hush_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
-    from zoo.finetuning import FinetuningRequest, finetune
+    from zoo.imitation.finetuning import FinetuningRequest, finetune
 
     request = FinetuningRequest(
         config=config,

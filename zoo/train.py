@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.destination import check_folder
-from zoo.arguments import (
+from vla_gym.system.writable_paths import check_folder
+from zoo.cli.arguments import (
     OneLineParser,
     add_gym_packages_argument,
     add_worker_error_argument,
@@ -18,12 +18,12 @@ from zoo.arguments import (
     pipeline_stages,
     seed,
 )
-from zoo.cli import guarded, hush_ranks
-from zoo.config import RunConfig
-from zoo.dry_run import check_startable, dry_run_text, memory_lines, plan_of
-from zoo.resolve import check_services, resolve_new_run, resolve_resumed_run
-from zoo.runs import ResumePoint, find_resume_point
-from zoo.sharing import is_remote, publish_trained, remote_resume_point
+from zoo.cli.main import guarded, hush_ranks
+from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
+from zoo.config.run_config import RunConfig
+from zoo.hub.sharing import is_remote, publish_trained, remote_resume_point
+from zoo.runs.folder import ResumePoint, find_resume_point
+from zoo.training.run_plan import check_startable, dry_run_text, memory_lines, plan_of
 
 
 def parser(
@@ -115,7 +115,7 @@ def parser(
 
 
 def run(argv: Sequence[str]) -> int:
-    """The command; errors are raised, see `zoo.cli.guarded`."""
+    """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     check_services(args)
@@ -152,8 +152,8 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
 def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
-    from zoo.session import TrainingRequest
-    from zoo.training import train
+    from zoo.training.setup import train
+    from zoo.training.trainer import TrainingRequest
 
     request = TrainingRequest(
         config=config,

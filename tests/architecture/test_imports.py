@@ -35,23 +35,23 @@ BANNED_AT_MODULE_LEVEL = {
 """Package -> packages that only a function may import."""
 
 LATE = {
-    "vla_gym.sb3": {"stable_baselines3"},
-    "vla_gym.adapters.gl_textures": {"mujoco"},
-    "vla_gym.adapters.libero": {"mujoco"},
-    "vla_gym.adapters.libero_compile": {"mujoco", "libero", "robosuite"},
-    "vla_gym.adapters.libero_goals": {"mujoco"},
-    "vla_gym.adapters.libero_loaded": {"mujoco", "libero", "robosuite"},
-    "vla_gym.adapters.libero_samplers": {"mujoco"},
-    "vla_gym.adapters.maniskill": {"mani_skill", "sapien", "torch"},
-    "vla_gym.adapters.maniskill_batch": {"mani_skill", "sapien", "torch"},
-    "vla_gym.adapters.maniskill_control": {"mani_skill", "sapien", "torch"},
-    "vla_gym.adapters.maniskill_scene": {"mani_skill", "sapien"},
-    "vla_gym.adapters.maniskill_starts": {"mani_skill", "sapien", "torch"},
-    "vla_gym.adapters.metaworld": {"mujoco"},
-    "vla_gym.adapters.metaworld_env": {"metaworld", "mujoco"},
-    "vla_gym.adapters.model_store": {"mujoco"},
-    "vla_gym.adapters.mujoco_camera": {"mujoco"},
-    "vla_gym.adapters.osc": {"mujoco", "robosuite"},
+    "vla_gym.vector.sb3": {"stable_baselines3"},
+    "vla_gym.adapters.mujoco.gl_textures": {"mujoco"},
+    "vla_gym.adapters.libero.simulator": {"mujoco"},
+    "vla_gym.adapters.libero.compile": {"mujoco", "libero", "robosuite"},
+    "vla_gym.adapters.libero.goals": {"mujoco"},
+    "vla_gym.adapters.libero.task_cache": {"mujoco", "libero", "robosuite"},
+    "vla_gym.adapters.libero.samplers": {"mujoco"},
+    "vla_gym.adapters.maniskill.simulator": {"mani_skill", "sapien", "torch"},
+    "vla_gym.adapters.maniskill.batch": {"mani_skill", "sapien", "torch"},
+    "vla_gym.adapters.maniskill.control": {"mani_skill", "sapien", "torch"},
+    "vla_gym.adapters.maniskill.scene": {"mani_skill", "sapien"},
+    "vla_gym.adapters.maniskill.start_states": {"mani_skill", "sapien", "torch"},
+    "vla_gym.adapters.metaworld.simulator": {"mujoco"},
+    "vla_gym.adapters.metaworld.task_env": {"metaworld", "mujoco"},
+    "vla_gym.adapters.mujoco.model_store": {"mujoco"},
+    "vla_gym.adapters.mujoco.camera": {"mujoco"},
+    "vla_gym.adapters.libero.osc": {"mujoco", "robosuite"},
     "vla_gym.adapters.plate25.arm": {"sapien"},
     "vla_gym.adapters.plate25.scene": {"sapien"},
     "vla_gym.adapters.plate25.simulator": {"sapien"},
@@ -126,9 +126,13 @@ def test_the_guard_can_fail() -> None:
     assert wrong_arrows("vla_gym", "def f():\n    from zoo import PPO") == {"zoo.PPO"}
     assert wrong_arrows("vla_policies", "from vla_gym.make import make_vec") == {"vla_gym.make.make_vec"}
     assert not wrong_arrows("vla_policies", "from vla_gym import text")
-    assert too_early("vla_gym", "from vla_gym.sb3 import SB3VecEnv") == {"vla_gym.sb3.SB3VecEnv"}
-    assert not too_early("zoo", "from vla_gym.sb3 import SB3VecEnv")
-    assert too_early("zoo", "from vla_gym.adapters.osc import OscPose") == {"vla_gym.adapters.osc.OscPose"}
+    assert too_early("vla_gym", "from vla_gym.vector.sb3 import SB3VecEnv") == {
+        "vla_gym.vector.sb3.SB3VecEnv"
+    }
+    assert not too_early("zoo", "from vla_gym.vector.sb3 import SB3VecEnv")
+    assert too_early("zoo", "from vla_gym.adapters.libero.osc import OscPose") == {
+        "vla_gym.adapters.libero.osc.OscPose"
+    }
     assert heavy_imports("vla_gym", "import torch.nn") == {"torch"}
     assert heavy_imports("vla_gym", "class A:\n    import mujoco") == {"mujoco"}
     assert not heavy_imports("vla_gym", "def f():\n    import torch")
@@ -147,7 +151,7 @@ def loaded_by(statement: str, *packages: str) -> set[str]:
         "import vla_gym",
         "import vla_policies",
         "import zoo",
-        "import zoo.cli, zoo.train, zoo.evaluate, zoo.record_video",
+        "import zoo.cli.main, zoo.train, zoo.evaluate, zoo.record_video",
     ],
 )
 def test_importing_stays_light(statement: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ablation import VARIANTS, read_run, table
-from zoo.resolve import resolve_new_run
+from zoo.cli.run_flags import resolve_new_run
 from zoo.train import parser
 
 

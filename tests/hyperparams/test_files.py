@@ -13,15 +13,15 @@ import yaml
 from stable_baselines3.common.utils import FloatSchedule
 
 from vla_gym import make_vec
-from vla_gym.benchmarks import find_benchmark, list_envs
 from vla_gym.errors import UnknownName
-from zoo.config import RunConfig, family_options
-from zoo.dry_run import dry_run_text
-from zoo.hyperparams import candidate_keys
-from zoo.resolve import resolve_new_run
-from zoo.settings import ALGORITHMS
+from vla_gym.registry import find_benchmark, list_envs
+from zoo.cli.run_flags import resolve_new_run
+from zoo.config.hyperparams import candidate_keys
+from zoo.config.run_config import RunConfig, family_options
+from zoo.config.settings import ALGORITHMS
 from zoo.train import parser
-from zoo.training import make_model
+from zoo.training.run_plan import dry_run_text
+from zoo.training.setup import make_model
 
 FOLDER = Path(__file__).parents[2] / "hyperparams"
 FILES = [FOLDER / f"{algo}.yml" for algo in ALGORITHMS]

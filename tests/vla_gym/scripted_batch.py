@@ -11,8 +11,8 @@ import numpy as np
 from scripted_simulator import scripted_benchmark
 
 from vla_gym.adapters.toy import ToyReach
-from vla_gym.batch_pool import BatchStep
 from vla_gym.specs import Benchmark, StartState, Task
+from vla_gym.workers.batch_pool import BatchStep
 
 
 class ScriptedBatch:

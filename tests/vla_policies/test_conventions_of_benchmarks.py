@@ -11,8 +11,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from vla_gym import find_benchmark
-from vla_gym.benchmarks import FAMILIES
 from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.registry import FAMILIES
 from vla_gym.specs import ActionSpec
 from vla_policies import VLAPolicy
 from vla_policies.conventions import check_compatible

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.flow import FlowSettings, flow_sde_law
+from vla_policies.actions.flow import FlowSettings, flow_sde_law
+from vla_policies.actions.sampling import Sampling
 from vla_policies.flow_backbone import Denoised, FlowBackbone
-from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
 
 CONVENTIONS = Conventions(cameras=("image",), image_size=4, state_dim=0, chunk=2, action_dim=3)

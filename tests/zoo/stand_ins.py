@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 from torch import Tensor, nn
 
-from vla_policies.noise import TORCH_NOISE, Noise
+from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
 
 CHUNK, DIMS, BINS = 3, 2, 4

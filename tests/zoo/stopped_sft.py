@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import sft
-from zoo.finetuning_loop import FinetuningLoop
+from zoo.imitation.finetuning_loop import FinetuningLoop
 
 
 def during_update(number: int, act: Callable[[], None]) -> Callable[..., None]:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from zoo import collect, sft, train
-from zoo.cli import guarded
-from zoo.runs import find_run, policy_folder
+from zoo.cli.main import guarded
+from zoo.runs.folder import find_run, policy_folder
 
 ENV = "MetaWorld/drawer-close"
 PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
@@ -111,7 +111,7 @@ def test_a_policys_episodes_carry_what_it_thought(
     assert first["vla_zoo.chunk_step"][:5] == [0, 1, 2, 3, 0]
     assert first["vla_zoo.value"][0] == first["vla_zoo.value"][3] != first["vla_zoo.value"][4]
     assert all(number < 0 for number in first["vla_zoo.logprob"][0])
-    from zoo.lerobot_reader import read_dataset
+    from zoo.demonstrations.lerobot_reader import read_dataset
 
     assert [one.start.task_id for one in read_dataset(tmp_path / "seen")] == [0, 1, 2]
     # One episode at a time gives the same dataset.
@@ -132,7 +132,7 @@ def test_a_place_without_room_for_a_dataset_is_said_before_anything_starts(
     def opened(*args: object, **kwargs: object) -> None:
         raise AssertionError("simulators were started")
 
-    monkeypatch.setattr("zoo.sources.open_rollout", opened, raising=False)
+    monkeypatch.setattr("zoo.cli.demonstration_source.open_rollout", opened, raising=False)
     monkeypatch.setattr("vla_gym.make_vec", opened)
     monkeypatch.chdir(tmp_path)
     Path("afile").touch()
@@ -176,7 +176,7 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     said = capsys.readouterr().out
     assert "3 episodes" in said
     assert "python -m zoo.sft" in said
-    from zoo.lerobot_reader import read_dataset
+    from zoo.demonstrations.lerobot_reader import read_dataset
 
     shown = read_dataset(tmp_path / "demos")
     assert [one.start.trial_id for one in shown] == [0, 1, 2]

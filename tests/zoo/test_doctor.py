@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
-from zoo import health
+from zoo.diagnostics import system_checks as health
 from zoo.doctor import run
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from zoo import enjoy
-from zoo.cli import guarded
-from zoo.config import RunConfig
-from zoo.runs import RunFolder, create_run_folder, describe_run, newest_run
+from zoo.cli.main import guarded
+from zoo.config.run_config import RunConfig
+from zoo.runs.folder import RunFolder, create_run_folder, describe_run, newest_run
 
 TOY = ["--env", "Toy-Reach", "--device", "cpu"]
 
@@ -56,7 +56,7 @@ def test_without_a_display_the_episodes_become_a_video(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.window.open_window", lambda title, *, fps: None)
+    monkeypatch.setattr("zoo.evaluation.window.open_window", lambda title, *, fps: None)
     assert enjoy.run([*TOY, "--policy", "nano", "--episodes", "3"]) == 0
     title, *told, summary, filmed = capsys.readouterr().out.splitlines()
     assert title.endswith("nano on Toy-Reach")
@@ -76,7 +76,7 @@ def test_a_window_shows_every_slot_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     window = FakeWindow()
-    monkeypatch.setattr("zoo.window.open_window", lambda title, *, fps: window)
+    monkeypatch.setattr("zoo.evaluation.window.open_window", lambda title, *, fps: window)
     assert enjoy.run([*TOY, "--policy", "nano", "--episodes", "2", "--num-envs", "2"]) == 0
     assert window.closed
     one_slot, *_, both_slots = window.pictures
@@ -115,7 +115,7 @@ def test_what_cannot_be_watched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.run_choice.agents_for", lambda env_id: [])
+    monkeypatch.setattr("zoo.cli.run_choice.agents_for", lambda env_id: [])
     assert guarded(enjoy.run, argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line

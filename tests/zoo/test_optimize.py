@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.cli import guarded
+from zoo.cli.main import guarded
+from zoo.cli.run_flags import resolve_new_run
 from zoo.optimize import Search, run
-from zoo.resolve import resolve_new_run
 from zoo.train import parser as train_parser
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from zoo.cli import main
-from zoo.resolve import resolve_new_run
-from zoo.runs import create_run_folder, describe_run
+from zoo.cli.main import main
+from zoo.cli.run_flags import resolve_new_run
+from zoo.runs.folder import create_run_folder, describe_run
 from zoo.train import parser
 
 

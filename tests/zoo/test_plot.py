@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.cli import guarded
-from zoo.config import RunConfig, to_plain
-from zoo.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.cli.main import guarded
+from zoo.config.run_config import RunConfig, to_plain
 from zoo.plot import run
-from zoo.runs import RunFolder
+from zoo.runs.folder import RunFolder
+from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
 
 pytest.importorskip("matplotlib")
 
@@ -123,7 +123,7 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
 
 
 def test_a_monitor_that_was_cut_off_loses_its_last_line_alone(logs: Path) -> None:
-    from zoo.curves import read_episodes
+    from zoo.runs.curves import read_episodes
 
     folder = logs / "grpo" / "Toy-Reach_1"
     with (folder / "monitor.csv").open("a", encoding="utf-8") as file:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vla_gym.errors import BadValue, unknown_name
-from vla_policies.records import from_json
+from vla_policies.checkpoint_io.json_records import from_json
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"width": 96, "heads": 3, "depth": 1, "readers": 1},

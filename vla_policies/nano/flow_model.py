@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.flow import FlowSettings, gaussian_velocity
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import Conventions
-from vla_policies.flow import FlowSettings, gaussian_velocity
 from vla_policies.flow_backbone import Denoised, FlowBackbone
+from vla_policies.modules.flow_head import FlowHead
+from vla_policies.modules.gemma import KeyValue
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import Reader, ValueHead
 from vla_policies.nano.model import NanoBackbone
 from vla_policies.nano.processor import prepare_inputs
 from vla_policies.nano.trunk import NanoTrunk, Reading
 from vla_policies.pi0.config import GemmaShape
-from vla_policies.pi0.flow_head import FlowHead
 from vla_policies.pi0.heads import NoiseHead
-from vla_policies.pi0.layers import KeyValue
-from vla_policies.records import from_json
 from vla_policies.types import PolicyInputs
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.action_codec import UniformBins
-from vla_policies.nano.tokenizer import HALF_BITS, MAX_TOKENS
+from vla_policies.actions.codec import UniformBins
+from vla_policies.processing.word_hash import HALF_BITS, MAX_TOKENS
 
 
 class Block(nn.Module):

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from vla_policies.action_codec import UniformBins
+from vla_policies.actions.codec import UniformBins
 from vla_policies.backbone import BackboneOutput, TokenBackbone
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import ActionHead, Reader, ValueHead
 from vla_policies.nano.processor import prepare_inputs
 from vla_policies.nano.trunk import NanoTrunk, Reading
-from vla_policies.records import from_json, to_json
 from vla_policies.types import PolicyInputs
 
 

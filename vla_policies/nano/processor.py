@@ -12,7 +12,7 @@ from torch.nn import functional
 from vla_gym import text
 from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
-from vla_policies.nano.tokenizer import MAX_TOKENS, pad_tokens, tokenize
+from vla_policies.processing.word_hash import MAX_TOKENS, pad_tokens, tokenize
 from vla_policies.types import PolicyInputs
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
+from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
-from vla_policies.checkpoint_files import (
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.weight_files import (
     fill,
     read_safetensors,
     read_tensors,
@@ -22,9 +24,10 @@ from vla_policies.checkpoint_files import (
     write_tensors,
     write_text,
 )
+from vla_policies.checkpoint_io.weights import CONFIG_FILE, check_tensors
 from vla_policies.conventions import Conventions
-from vla_policies.lora import is_attached, merged_state
-from vla_policies.norm_stats import STATISTICS_FILE, choose_key, normaliser
+from vla_policies.modules.lora import is_attached, merged_state
+from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.config import (
     OURS,
     PREPROCESSOR_FILE,
@@ -34,10 +37,7 @@ from vla_policies.openvla.config import (
     settings_json,
 )
 from vla_policies.openvla.network import PrismaticNetwork
-from vla_policies.records import from_json, to_json
-from vla_policies.sampling import Sampling
-from vla_policies.value_head import ValueHead
-from vla_policies.weights import CONFIG_FILE, check_tensors
+from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."

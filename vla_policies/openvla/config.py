@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
-from vla_policies.norm_stats import STATISTICS_FILE, Bounds
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
-from vla_policies.records import from_json, to_json
-from vla_policies.weights import read_config
+from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"

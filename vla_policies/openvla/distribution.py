@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.distributions import Distribution
 from torch import Tensor, nn
 
-from vla_policies.sampling import Sampling
+from vla_policies.actions.sampling import Sampling
 from vla_policies.types import PolicyInputs
 
 if TYPE_CHECKING:

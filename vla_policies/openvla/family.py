@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
-from vla_policies.action_codec import ActionCodec
+from vla_policies.actions.codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
-from vla_policies.checkpoint_files import read_safetensors, write_safetensors, write_text
+from vla_policies.checkpoint_io.weight_files import read_safetensors, write_safetensors, write_text
+from vla_policies.checkpoint_io.weights import check_tensors
 from vla_policies.conventions import Conventions
-from vla_policies.feature_cache import GIB, FeatureCache, row_keys
-from vla_policies.lora import (
+from vla_policies.modules.device_map import place
+from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
+from vla_policies.modules.lora import (
     attach,
     copy_adapter,
     is_attached,
@@ -28,16 +30,14 @@ from vla_policies.lora import (
     save_adapter,
     switched_off,
 )
+from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla import checkpoint
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
-from vla_policies.placement import place
 from vla_policies.pretrained import ADAPTER_SETTINGS
 from vla_policies.types import PolicyInputs
-from vla_policies.value_head import ValueHead
-from vla_policies.weights import check_tensors
 
 
 class OpenVLAFamily(Backbone):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vla_gym.errors import unknown_name
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import (
     OpenVLAConfig,
@@ -19,7 +20,6 @@ from vla_policies.openvla.config import (
     settings_json,
 )
 from vla_policies.openvla.vision import LayerScale, VisionTower
-from vla_policies.records import from_json
 
 _DINO = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
 _SIGLIP = {"embed_dim": 1152, "depth": 27, "num_heads": 16}

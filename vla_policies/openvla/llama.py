@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from vla_policies.checkpointing import Remember
+from vla_policies.modules.activation_checkpointing import Remember
 
 
 class Rotary(nn.Module):

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_policies.conventions import Conventions
-from vla_policies.lora import LoraSettings, attach
+from vla_policies.modules.lora import LoraSettings, attach
+from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.fresh import fresh_config
 from vla_policies.openvla.llama import Segment, run_layers
 from vla_policies.openvla.network import LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla_oft.config import BASE
-from vla_policies.value_head import ValueHead
 
 TRAINED_BYTES = 16
 """Of a trained parameter: itself, its gradient and Adam's two moments, float32 each."""

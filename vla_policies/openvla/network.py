@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.checkpointing import Remember, remember_for
-from vla_policies.lora import linear_rows
+from vla_policies.modules.activation_checkpointing import Remember, remember_for
+from vla_policies.modules.lora import linear_rows
 from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
 from vla_policies.openvla.llama import build_llama
 from vla_policies.openvla.vision import TowerShape, VisionTower

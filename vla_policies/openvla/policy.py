@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.conventions import Conventions
-from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.distribution import GeneratedDistribution
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Keys, Segment, decode_after, decode_step, prefill, run_layers
-from vla_policies.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 

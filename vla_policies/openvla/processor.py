@@ -15,13 +15,19 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
-from vla_policies.action_codec import TableBins
+from vla_policies.actions.codec import TableBins
 from vla_policies.conventions import Conventions
-from vla_policies.images import channels_last, crop_center, pad_to_square, resize_bicubic, resize_lanczos3
-from vla_policies.jpeg import jpeg_round_trip
-from vla_policies.norm_stats import Normaliser, identity, normaliser
 from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
-from vla_policies.prompts import PromptTokenizer, decode_instructions
+from vla_policies.openvla.jpeg import jpeg_round_trip
+from vla_policies.openvla.prompts import PromptTokenizer, decode_instructions
+from vla_policies.processing.images import (
+    channels_last,
+    crop_center,
+    pad_to_square,
+    resize_bicubic,
+    resize_lanczos3,
+)
+from vla_policies.processing.norm_stats import Normaliser, identity, normaliser
 from vla_policies.types import PolicyInputs
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import unknown_name
-from vla_policies.checkpointing import Remember
+from vla_policies.modules.activation_checkpointing import Remember
 
 PATCH = 14
 """Side of a patch, pixels."""

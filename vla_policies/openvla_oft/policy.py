@@ -12,19 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
 from vla_policies.backbone import BackboneOutput, Header, Request, TokenBackbone
-from vla_policies.checkpoint_files import fill, one_file, read_pt, read_safetensors, write_safetensors
+from vla_policies.checkpoint_io.weight_files import (
+    fill,
+    one_file,
+    read_pt,
+    read_safetensors,
+    write_safetensors,
+)
+from vla_policies.checkpoint_io.weights import check_tensors
 from vla_policies.conventions import Conventions
-from vla_policies.noise import TORCH_NOISE, Noise
 from vla_policies.openvla.checkpoint import weight_dtype
 from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.config import BASE, platform_settings
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
-from vla_policies.sampling import ActionTokenDistribution, Sampling
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
-from vla_policies.weights import check_tensors
 
 _log = logging.getLogger(__name__)
 

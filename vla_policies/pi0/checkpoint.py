@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
-from vla_policies.checkpoint_files import read_safetensors, weight_files
+from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.weight_files import read_safetensors, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
-from vla_policies.flow import FlowSettings
-from vla_policies.norm_stats import choose_key
 from vla_policies.pi0.config import (
     TRAITS,
     VARIANTS,
@@ -35,7 +35,7 @@ from vla_policies.pi0.config import (
     VisionShape,
 )
 from vla_policies.pi0.prompt import TOKENIZER_FILE
-from vla_policies.records import from_json
+from vla_policies.processing.norm_stats import choose_key
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """What `config.json` of an openpi conversion holds, beside `precision`."""

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
-from vla_policies.flow import FlowSettings
-from vla_policies.records import Record, changed, from_json
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.checkpoint_io.json_records import Record, changed, from_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from vla_policies.autocasting import in_float32
-from vla_policies.flow import bounded_std
+from vla_policies.actions.flow import bounded_std
+from vla_policies.modules.mixed_precision import in_float32
 
 FIRST_VALUES_STD = 1e-3
 """Spread of the critic's first output weights; 0.02 is published. Smaller, so that first values are near 0."""

@@ -14,11 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
-from vla_policies.checkpoint_files import fill, read_tensors, weight_files, write_tensors, write_text
+from vla_policies.checkpoint_io.json_records import as_annotated
+from vla_policies.checkpoint_io.weight_files import (
+    fill,
+    read_tensors,
+    weight_files,
+    write_tensors,
+    write_text,
+)
+from vla_policies.checkpoint_io.weights import CONFIG_FILE, check_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
-from vla_policies.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.flow_backbone import Denoised, FlowBackbone
+from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, our_names, read_config
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.heads import Critic, NoiseHead, masked_mean
@@ -26,10 +35,7 @@ from vla_policies.pi0.network import Pi0Network, Prefix
 from vla_policies.pi0.prefix_rows import join_prefixes, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
-from vla_policies.records import as_annotated
-from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
-from vla_policies.weights import CONFIG_FILE, check_tensors
 
 _log = logging.getLogger(__name__)
 

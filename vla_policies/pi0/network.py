@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from vla_policies.checkpointing import remember_for
-from vla_policies.pi0.config import NetworkShape
-from vla_policies.pi0.flow_head import FlowHead
-from vla_policies.pi0.layers import (
+from vla_policies.modules.activation_checkpointing import remember_for
+from vla_policies.modules.flow_head import FlowHead
+from vla_policies.modules.gemma import (
     GemmaLayer,
     KeyValue,
     make_norm,
     rotary_embedding,
     suffix_mask,
 )
+from vla_policies.pi0.config import NetworkShape
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vla_policies.feature_cache import Row
-from vla_policies.pi0.layers import KeyValue
+from vla_policies.modules.feature_cache import Row
+from vla_policies.modules.gemma import KeyValue
 from vla_policies.pi0.network import Prefix
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_policies.nano.tokenizer import tokenize as hash_words
+from vla_policies.processing.word_hash import tokenize as hash_words
 
 BOS = 2
 NEWLINE = 108

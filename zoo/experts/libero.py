@@ -9,8 +9,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from vla_gym.adapters.libero_scene import Scene
-from vla_gym.adapters.libero_tasks import ACTION_SCALE
+from vla_gym.adapters.libero.scene import Scene
+from vla_gym.adapters.libero.tasks import ACTION_SCALE
 from vla_gym.rotations import turn_between
 from vla_gym.specs import Task
 from zoo.experts.libero_grasps import RIM_AZIMUTH, Grasp, plan_grasp

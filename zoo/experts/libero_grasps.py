@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_gym.adapters.libero_scene import Solid
+from vla_gym.adapters.libero.scene import Solid
 from vla_gym.rotations import axes_of
 from zoo.experts.motion import nearest_yaw
 

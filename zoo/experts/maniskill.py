@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_gym.adapters.maniskill_tasks import HAND_DIM, THING_DIM
+from vla_gym.adapters.maniskill.tasks import HAND_DIM, THING_DIM
 from vla_gym.rotations import turn_between
 from vla_gym.specs import Task
 from zoo.experts.motion import Aim, Body, body, downward, funnel, limited, nearest_yaw, yaw_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.adapters.metaworld_tasks import expert_name
+from vla_gym.adapters.metaworld.tasks import expert_name
 from vla_gym.specs import Task
 from zoo.experts.metaworld_controllers import AIMS, arm_action
 

@@ -8,8 +8,8 @@ import torch
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.actions.sampling import Sampling
 from vla_policies.nano.flow_model import NanoFlowBackbone
-from vla_policies.sampling import Sampling
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 MakePolicy = Callable[..., VLAPolicy]

@@ -8,7 +8,7 @@ import torch
 from vla_gym.errors import BadValue
 from vla_policies import Conventions
 from vla_policies.nano.processor import prepare_inputs
-from vla_policies.nano.tokenizer import tokenize
+from vla_policies.processing.word_hash import tokenize
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
-from vla_policies.checkpointing import keep_everything
+from vla_policies.modules.activation_checkpointing import keep_everything
 from vla_policies.openvla.llama import prefill, run_layers
 from vla_policies.openvla.policy import OpenVLABackbone
 from vla_policies.openvla.processor import bin_centres
+from vla_policies.openvla.prompts import openvla_prompt
 from vla_policies.pretrained import load_checkpoint
-from vla_policies.prompts import openvla_prompt
-from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}

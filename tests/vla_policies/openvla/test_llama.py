@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_policies.checkpointing import keep_everything, keep_inputs
+from vla_policies.modules.activation_checkpointing import keep_everything, keep_inputs
 from vla_policies.openvla.llama import Segment, build_llama, run_layers, run_layers_at
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}

@@ -18,7 +18,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
-from vla_policies.lora import linear_rows
+from vla_policies.modules.lora import linear_rows
 from vla_policies.pretrained import load_checkpoint
 
 Observe = Callable[[int], dict[str, Tensor]]

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
-from vla_policies.checkpointing import keep_everything
+from vla_policies.modules.activation_checkpointing import keep_everything
+from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.processor import bin_centres
 from vla_policies.openvla_oft.policy import OpenVLAOFTBackbone
 from vla_policies.pretrained import load_checkpoint
-from vla_policies.sampling import Sampling
 from vla_policies.types import PolicyInputs
-from vla_policies.value_head import ValueHead
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}
 TWO = {**RAW, "cameras": ("image", "wrist_image")}

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies.flow import FlowSettings
+from vla_policies.actions.flow import FlowSettings
 from vla_policies.pi0.config import (
     GemmaShape,
     Learning,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import VLAPolicy
+from vla_policies.actions.sampling import Sampling
 from vla_policies.pi0.model import Pi0Backbone
 from vla_policies.registry import family_class
-from vla_policies.sampling import Sampling
 
 from .conftest import CONVENTIONS, Golden
 
@@ -162,7 +162,7 @@ def test_round_trip(golden: Golden, tmp_path: Path, scheme: str) -> None:
 def test_weights_are_restored_in_place(
     make_backbone: MakeBackbone, obs: Obs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vla_policies.checkpoint_files.SHARD_BYTES", 200_000)
+    monkeypatch.setattr("vla_policies.checkpoint_io.weight_files.SHARD_BYTES", 200_000)
     backbone = make_backbone("pi0")
     backbone.save(tmp_path, {})
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1

@@ -10,7 +10,7 @@ import pytest
 from vla_gym import find_benchmark, make_vec
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
-from zoo.demonstrations import demonstrate
+from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 
 

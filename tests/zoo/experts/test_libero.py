@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark, make_vec
-from vla_gym.adapters.libero_scene import Scene, Solid
+from vla_gym.adapters.libero.scene import Scene, Solid
 from vla_gym.specs import StartState, Task
-from zoo.demonstrations import demonstrate
+from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 from zoo.experts.libero import (
     WAYPOINT,

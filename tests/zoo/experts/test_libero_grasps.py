@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero_scene import Solid
+from vla_gym.adapters.libero.scene import Solid
 from zoo.experts.libero_grasps import fitting_yaws, plan_grasp
 
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])

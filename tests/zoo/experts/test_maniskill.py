@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark, make_vec
-from vla_gym.adapters.maniskill_tasks import TASKS
+from vla_gym.adapters.maniskill.tasks import TASKS
 from vla_gym.specs import StartState
-from zoo.demonstrations import demonstrate
+from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 from zoo.experts.maniskill import (
     AIMS,

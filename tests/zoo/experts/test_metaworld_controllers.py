@@ -9,7 +9,7 @@ import pytest
 
 from vla_gym import find_benchmark, make_vec
 from vla_gym.specs import StartState
-from zoo.demonstrations import demonstrate
+from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 from zoo.experts.metaworld_controllers import GAIN, Aim, arm_action, insert_peg, open_door
 

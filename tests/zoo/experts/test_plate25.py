@@ -10,7 +10,7 @@ import pytest
 from vla_gym import find_benchmark, make_vec
 from vla_gym.adapters.plate25.protocols import PRIVILEGED_DIM
 from vla_gym.specs import StartState
-from zoo.demonstrations import demonstrate
+from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 from zoo.experts.motion import Aim
 from zoo.experts.plate25 import arm_action, narrow_yaw, next_aim, plate_view

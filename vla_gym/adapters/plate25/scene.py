@@ -21,8 +21,8 @@ from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import OBJECTS
 from vla_gym.adapters.plate25.laying import Place, Placed
 from vla_gym.adapters.plate25.protocols import LONG_SETTLE, SETTLE, STILL
-from vla_gym.adapters.sapien_shaders import use_light_shaders
-from vla_gym.vulkan import DEVICE_VARIABLE
+from vla_gym.system.sapien_shaders import use_light_shaders
+from vla_gym.system.vulkan import DEVICE_VARIABLE
 
 TIMESTEP = 1 / 500
 """Seconds of physics per substep."""

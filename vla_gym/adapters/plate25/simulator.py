@@ -23,9 +23,9 @@ from vla_gym.adapters.plate25.overlay import green_screen
 from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
 from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene
 from vla_gym.adapters.plate25.suite import find_run
-from vla_gym.cache import cache_dir, check_writable
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
+from vla_gym.system.cache import cache_dir, check_writable
 
 
 class Plate25Simulator:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25_tasks import IDS, plate25_benchmark
+from vla_gym.adapters.plate25.tasks import IDS, plate25_benchmark
 from vla_gym.errors import MissingDependency
 from vla_gym.specs import StartState
-from vla_gym.vulkan import sapien_device
+from vla_gym.system.vulkan import sapien_device
 
 pytest.importorskip("sapien")
 pytestmark = pytest.mark.sim

@@ -1,0 +1,121 @@
+"""A task's folder: its start regions, and its repair; compiling is held to upstream in `test_libero_identity`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+
+pytest.importorskip("mujoco")
+import mujoco
+
+from vla_gym.adapters.libero import compile as libero_compile
+from vla_gym.adapters.mujoco import model_store
+
+XML = """<mujoco>
+  <asset>
+    <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+  </asset>
+</mujoco>"""
+RECORD = {"reset_state": [0.0], "home": [], "arm": {}, "goal": [], "lamps": []}
+
+
+def refuse(domain: object) -> None:
+    raise NotImplementedError("LIBERO's odd sampler of cup_1 has no counterpart here")
+
+
+def test_a_sampler_without_counterpart_leaves_the_published_start_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / libero_compile.SCENE).write_text("{}")
+    monkeypatch.setattr(libero_compile, "bddl_file", lambda suite, task: tmp_path / "task.bddl")
+    monkeypatch.setattr(libero_compile, "_upstream_domain", lambda bddl: None)
+    monkeypatch.setattr(libero_compile, "read_start_regions", refuse)
+    libero_compile.compile_to("libero_90", "cup", folder)
+    assert "odd sampler" in json.loads((folder / libero_compile.REGIONS).read_text())["refused"]
+    monkeypatch.setattr(libero_compile, "_folder_with", lambda file, suite, task: folder)
+    with pytest.raises(BadValue, match=r"odd sampler of cup_1 .* libero_90/cup .*sampled_starts: 0"):
+        libero_compile.start_regions("libero_90", "cup")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks compiled so far, in order; the compiler is a stand-in that does what `compile_to` does to a folder."""
+    done: list[str] = []
+
+    def compile_task(suite: str, task: str, folder: Path, *_: object) -> None:
+        done.append(task)
+        if not (folder / libero_compile.SCENE).is_file():
+            model_store.save(mujoco.MjModel.from_xml_string(XML), folder, tmp_path / "libero" / "pieces")
+            (folder / libero_compile.SCENE).write_text(json.dumps(RECORD))
+        (folder / libero_compile.REGIONS).write_text(json.dumps({"refused": "no regions"}))
+
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
+    monkeypatch.setattr(libero_compile, "task_key", lambda suite, task: task)
+    monkeypatch.setattr(libero_compile, "_compile_in_child", compile_task)
+    monkeypatch.setattr(libero_compile.ArmIndex, "from_json", lambda record: None)
+    return done
+
+
+@pytest.mark.parametrize("name", [libero_compile.SCENE, "model.json", "model.rest", "texture"])
+@pytest.mark.parametrize("keep", [None, 9])
+def test_a_damaged_task_is_compiled_anew_once(
+    name: str, keep: int | None, compiled: list[str], tmp_path: Path
+) -> None:
+    before = libero_compile.compiled_task("libero_90", "cup")
+    file = before.textures[0] if name == "texture" else tmp_path / "libero" / "cup" / name
+    whole = file.read_bytes()
+    file.unlink()
+    if keep is not None:
+        file.write_bytes(whole[:keep])
+    for _ in range(2):
+        assert libero_compile.compiled_task("libero_90", "cup").textures == before.textures
+        assert file.read_bytes() == whole
+        assert compiled == ["cup", "cup"]
+
+
+def test_damaged_start_regions_are_compiled_anew(compiled: list[str], tmp_path: Path) -> None:
+    for content in (None, "", '{"refu'):
+        if content is not None:
+            (tmp_path / "libero" / "cup" / libero_compile.REGIONS).write_text(content)
+        with pytest.raises(BadValue, match="no regions"):
+            libero_compile.start_regions("libero_90", "cup")
+    assert compiled == ["cup"] * 3
+
+
+def test_damage_that_another_worker_has_mended_is_not_compiled_again(
+    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libero_compile.compiled_task("libero_90", "cup")
+    rest = tmp_path / "libero" / "cup" / "model.rest"
+    whole = rest.read_bytes()
+    rest.unlink()
+    locked = model_store.locked
+    waits = iter([lambda: None, lambda: rest.write_bytes(whole)])
+
+    def lock_after_another(path: Path) -> object:
+        next(waits)()
+        return locked(path)
+
+    monkeypatch.setattr(model_store, "locked", lock_after_another)
+    libero_compile.compiled_task("libero_90", "cup")
+    assert compiled == ["cup"]
+
+
+def test_a_task_that_stays_damaged_says_which_file(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libero_compile.compiled_task("libero_90", "cup")
+
+    def fail(folder: Path, blobs: Path) -> None:
+        raise FileNotFoundError("piece 7 is cut short")
+
+    monkeypatch.setattr(model_store, "load_unpainted", fail)
+    with pytest.raises(FileNotFoundError, match="piece 7"):
+        libero_compile.compiled_task("libero_90", "cup")
+    assert compiled == ["cup", "cup"]

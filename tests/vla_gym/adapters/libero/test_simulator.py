@@ -1,0 +1,49 @@
+"""What several LIBERO slots of one process share, and what they must not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_gym import find_benchmark
+from vla_gym.workers.environment import worker_environment
+
+pytestmark = pytest.mark.sim
+PROBE = Path(__file__).with_name("libero_probe.py")
+
+
+def probe(*words: str) -> Any:
+    environment = worker_environment(find_benchmark("LIBERO-Spatial"), os.environ, worker=0, num_workers=1)
+    done = subprocess.run(
+        [sys.executable, str(PROBE), *words], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_protocol_begins_where_it_settles_not_where_another_did() -> None:
+    oft, rlinf, libero, again = probe("protocols", "openvla-oft", "rlinf", "libero", "openvla-oft")
+    # 10, 15 and 5 policy steps of 0.05 s, from a published state at time 0.
+    assert [one["time"] for one in (oft, rlinf, libero)] == pytest.approx([0.5, 0.75, 0.25])
+    # OpenVLA-OFT opens the gripper while things settle (0.0387), the others hold it as it was (0.0208).
+    assert [one["finger"] for one in (oft, rlinf, libero)] == pytest.approx(
+        [0.0387, 0.0208, 0.0208], abs=1e-3
+    )
+    assert len({one["start_state"] for one in (oft, rlinf, libero)}) == 3
+    assert oft["wrist_image"] != rlinf["wrist_image"]
+    assert again == oft
+
+
+def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
+    told = probe("group", "8")
+    assert len(set(told["apart"]["qpos"])) == 8  # each slot had gone its own way
+    for key in ("qpos", "qvel", "body_pos", "body_quat"):
+        assert told["together"][key] == told["alone"][key] * 8, key
+    for key in ("qpos", "qvel"):
+        assert told["another trial"][key] != told["alone"][key]

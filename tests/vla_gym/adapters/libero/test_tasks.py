@@ -1,0 +1,125 @@
+"""LIBERO's tables: counts, order, sentences, horizons."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.adapters.libero.tasks import PROTOCOLS, SUITES, libero_benchmark, sentence
+from vla_gym.errors import BadValue, UnknownName
+
+pytestmark = pytest.mark.sim  # reads the installed package's tables; starts no simulator
+
+
+@pytest.mark.parametrize(
+    ("suite", "count"),
+    [
+        ("LIBERO-Spatial", 10),
+        ("LIBERO-Object", 10),
+        ("LIBERO-Goal", 10),
+        ("LIBERO-Long", 10),
+        ("LIBERO-10", 10),
+        ("LIBERO-90", 90),
+        ("LIBERO-130", 130),
+    ],
+)
+def test_suites_have_their_published_number_of_tasks(suite: str, count: int) -> None:
+    assert len(libero_benchmark(suite).tasks) == count
+
+
+def test_libero_130_is_five_suites_in_order_without_duplicates() -> None:
+    tasks = libero_benchmark("LIBERO-130").tasks
+    assert [tasks[i].suite for i in (0, 9, 10, 19, 20, 29, 30, 119, 120, 129)] == [
+        name
+        for name in ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+        for _ in range(2)
+    ]
+    assert len({task.name for task in tasks}) == 130
+    assert tasks[120:] == libero_benchmark("LIBERO-Long").tasks
+
+
+def test_libero_90_has_only_74_different_sentences() -> None:
+    assert len({task.instruction for task in libero_benchmark("LIBERO-90").tasks}) == 74
+
+
+def test_the_sentence_is_the_file_names_not_the_bddl_files() -> None:
+    from libero.libero.envs.bddl_utils import get_problem_info
+
+    from vla_gym.adapters.libero.compile import bddl_file
+
+    tasks = libero_benchmark("LIBERO-130").tasks
+    differing = [
+        index
+        for index, task in enumerate(tasks)
+        if get_problem_info(str(bddl_file(task.suite, task.name)))["language_instruction"] != task.instruction
+    ]
+    # All of spatial and object, goal 0 2 3 4 6, libero_90 14 17 84 85.
+    assert differing == [*range(20), 20, 22, 23, 24, 26, 30 + 14, 30 + 17, 30 + 84, 30 + 85]
+
+
+def test_every_task_has_fifty_rows_of_its_models_size() -> None:
+    from vla_gym.adapters.libero.compile import start_states
+
+    widths: dict[str, set[int]] = {}
+    for task in libero_benchmark("LIBERO-130").tasks:
+        states = start_states(task.suite, task.name)
+        assert states.shape[0] == 50 == task.num_trials
+        assert states.dtype == np.float64
+        widths.setdefault(task.suite, set()).add(states.shape[1])
+    assert widths["libero_spatial"] == {92}
+    assert widths["libero_object"] == {110}
+    assert widths["libero_goal"] == {79}
+    assert widths["libero_90"] == {45, 47, 51, 58, 64, 71, 77, 84, 97, 123}
+    assert widths["libero_10"] == {45, 47, 51, 71, 84, 123}
+
+
+def test_horizons_are_the_protocols() -> None:
+    by_suite = {task.suite: task.horizon for task in libero_benchmark("LIBERO-130").tasks}
+    assert by_suite == {
+        "libero_spatial": 220,
+        "libero_object": 280,
+        "libero_goal": 300,
+        "libero_90": 400,
+        "libero_10": 520,
+    }
+    assert {task.horizon for task in libero_benchmark("LIBERO-130", protocol="rlinf").tasks} == {512}
+    assert libero_benchmark("LIBERO-Goal", protocol="rlinf").simulator_kwargs["settle_steps"] == 15
+    assert all(rules.source for rules in PROTOCOLS.values())
+
+
+def test_a_single_task_keeps_its_suite_and_sentence() -> None:
+    benchmark = libero_benchmark("LIBERO-Spatial/3")
+    assert benchmark.id == "LIBERO-Spatial/3"
+    (task,) = benchmark.tasks
+    assert task == libero_benchmark("LIBERO-Spatial").tasks[3]
+    assert task.instruction == "pick up the black bowl on the cookie box and place it on the plate"
+
+
+def test_scene_prefixes_are_no_part_of_the_sentence() -> None:
+    assert sentence("LIVING_ROOM_SCENE4_pick_up_the_bowl") == "pick up the bowl"
+    assert sentence("KITCHEN_SCENE10_close_the_drawer") == "close the drawer"
+
+
+def test_wrong_names_say_what_is_right() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'LIBERO-Spatial'"):
+        libero_benchmark("LIBERO-Spacial")
+    with pytest.raises(BadValue, match="LIBERO-Goal/0 to LIBERO-Goal/9"):
+        libero_benchmark("LIBERO-Goal/10")
+    with pytest.raises(UnknownName, match="openvla-oft"):
+        libero_benchmark("LIBERO-Goal", protocol="openvla")
+    with pytest.raises(UnknownName, match="train"):
+        libero_benchmark("LIBERO-Goal", split="valid")
+    assert "LIBERO-130" in SUITES
+
+
+def test_listing_tasks_loads_no_simulator(tmp_path: Path) -> None:
+    code = (
+        "import sys; from vla_gym.adapters.libero.tasks import libero_benchmark as b; b('LIBERO-130');"
+        "print([m for m in ('mujoco', 'robosuite', 'torch', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,63 @@
+"""Photograph Meta-World tasks, with our simulator or with upstream's `render()`, into an npz file.
+
+Run as `python metaworld_recorder.py {ours,fast,upstream,corner2} SIZE OUT.npz TASK...`: a fresh process for each
+side, for two renderers in one process would draw into each other's GL context. Each task gives two pictures,
+after the reset of trial 3 and seven steps later.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from vla_gym.adapters.metaworld.tasks import metaworld_benchmark
+from vla_gym.specs import StartState
+
+TRIAL = 3
+
+
+def actions() -> np.ndarray:
+    """Float32 `[7, 4]`."""
+    return np.random.default_rng(5).uniform(-1, 1, (7, 4)).astype(np.float32)
+
+
+def ours(task: str, size: int, quality: str) -> list[np.ndarray]:
+    from vla_gym.adapters.metaworld.simulator import MetaWorldSimulator
+
+    benchmark = metaworld_benchmark(f"MetaWorld/{task}", protocol="lerobot", render_quality=quality)
+    simulator = MetaWorldSimulator(benchmark.tasks, size, ("image",), **dict(benchmark.simulator_kwargs))
+    simulator.reset(StartState(task_id=0, trial_id=TRIAL))
+    pictures = [simulator.observe()["image"]]
+    for action in actions():
+        simulator.step(action)
+    pictures.append(simulator.observe()["image"])
+    simulator.close()
+    return pictures
+
+
+def upstream(task: str, size: int, camera: str) -> list[np.ndarray]:
+    import metaworld
+
+    benchmark = metaworld.MT1(f"{task}-v3", seed=42)
+    make = benchmark.train_classes[f"{task}-v3"]
+    env = make(render_mode="rgb_array", camera_name=camera, width=size, height=size)
+    if camera == "corner2":
+        env.model.cam_pos[2] = [0.75, 0.075, 0.7]  # what RLinf and lerobot do
+    env.set_task(benchmark.train_tasks[TRIAL])
+    env.reset()
+    pictures = [env.render()[::-1, ::-1]]
+    for action in actions():
+        env.step(action)
+    pictures.append(env.render()[::-1, ::-1])
+    env.close()
+    return pictures
+
+
+if __name__ == "__main__":
+    side, size, out, *tasks = sys.argv[1:]
+    if side in ("ours", "fast"):
+        log = {task: ours(task, int(size), {"ours": "full"}.get(side, side)) for task in tasks}
+    else:
+        log = {task: upstream(task, int(size), {"upstream": "corner4"}.get(side, side)) for task in tasks}
+    np.savez(out, **log)

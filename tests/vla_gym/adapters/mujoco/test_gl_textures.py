@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.adapters.libero.tasks import libero_benchmark
+from vla_gym.system.rendering import EGL_LIBRARIES, OSMESA_LIBRARIES, library_loads
+from vla_gym.workers.environment import worker_environment
+
+pytestmark = pytest.mark.sim
+
+SCENE = """<mujoco>
+  <asset>
+    <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+    <texture name="b" type="2d" builtin="gradient" rgb1="0 0 1" rgb2="1 1 1" width="128" height="128"/>
+    <material name="a" texture="a"/> <material name="b" texture="b"/>
+  </asset>
+  <worldbody>
+    <light pos="0 0 3"/> <camera name="above" pos="0 0 2"/>
+    <geom type="box" size=".4 .4 .1" pos="-.4 0 0" material="a"/>
+    <geom type="box" size=".4 .4 .1" pos=".4 0 0" material="b"/>
+  </worldbody>
+</mujoco>"""
+
+
+DRAW = """
+import sys, tempfile
+from pathlib import Path
+import mujoco, numpy as np
+from vla_gym.adapters.mujoco import model_store
+from vla_gym.adapters.mujoco.gl_textures import TEXTURES
+from vla_gym.adapters.mujoco.camera import Camera
+
+def picture(model, size=64, **options):
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    camera = Camera(model, ("above",), size, **options)
+    film = camera.blank()
+    camera.snap(data, film)
+    return camera, film
+
+whole = mujoco.MjModel.from_xml_string(SCENE)
+folder = Path(tempfile.mkdtemp())
+model_store.save(whole, folder / "scene", folder / "pieces")
+camera, film = picture(whole)
+expected = camera.develop(film)[0]
+camera, film = picture(whole, 96)
+expected_large = camera.develop(film)[0]
+black, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+assert not black.tex_data.any() and sorted(files) == [0, 1], files
+first, first_film = picture(black, textures=files)
+assert len(TEXTURES) == 2
+again, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+second, second_film = picture(again, textures=files)
+assert len(TEXTURES) == 2 and not again.tex_data.any()  # borrowed, not read again
+large, files = model_store.load_unpainted(folder / "scene", folder / "pieces")
+third, third_film = picture(large, 96, textures=files)
+assert len(TEXTURES) == 2 and not large.tex_data.any()
+np.testing.assert_array_equal(third.develop(third_film)[0], expected_large)
+third.close()
+first.close()
+assert len(TEXTURES) == 2
+np.testing.assert_array_equal(second.develop(second_film)[0], expected)
+assert expected[:, :32, 2].max() < 10 < expected[:, 32:, 2].max()  # the blue gradient is on the right alone
+second.close()
+assert len(TEXTURES) == 0
+print("done")
+"""
+"""Run in a child process with a GL context of its own."""
+
+
+@pytest.mark.parametrize(("backend", "libraries"), [("osmesa", OSMESA_LIBRARIES), ("egl", EGL_LIBRARIES)])
+def test_scenes_share_textures_and_look_the_same(backend: str, libraries: tuple[str, ...]) -> None:
+    if not any(map(library_loads, libraries)):
+        pytest.skip(f"none of {', '.join(libraries)} here")
+    benchmark = libero_benchmark("LIBERO-Spatial")
+    environment = worker_environment(benchmark, {**os.environ, "MUJOCO_GL": backend}, worker=0, num_workers=1)
+    script = f"SCENE = {SCENE!r}\n{DRAW}"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
+def test_a_piece_cut_short_is_not_there(tmp_path: Path) -> None:
+    import mujoco
+
+    from vla_gym.adapters.mujoco import model_store
+
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
+    loaded = model_store.load(tmp_path / "scene", tmp_path / "pieces")
+    np.testing.assert_array_equal(loaded.tex_data, model.tex_data)
+    _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    for load in (model_store.load, model_store.load_unpainted):
+        with pytest.raises(FileNotFoundError, match="cut short"):
+            load(tmp_path / "scene", tmp_path / "pieces")
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
+@pytest.mark.parametrize("keep", [None, 0, 9])
+def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(
+    name: str, keep: int | None, tmp_path: Path
+) -> None:
+    import mujoco
+
+    from vla_gym.adapters.mujoco import model_store
+
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
+    model_store.save(model, scene, pieces)
+    _, files = model_store.load_unpainted(scene, pieces)
+    file = files[0] if name == "piece" else scene / name
+    whole = file.read_bytes()
+    file.unlink()
+    if keep is not None:
+        file.write_bytes(whole[:keep])
+    for load in (model_store.load, model_store.load_unpainted):
+        with pytest.raises(FileNotFoundError, match=str(file)):
+            load(scene, pieces)
+    model_store.save(model, scene, pieces)
+    assert file.read_bytes() == whole
+    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)

@@ -1,0 +1,180 @@
+"""The contract's test passes what keeps it, and catches what breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from vla_gym import VLAVectorEnv
+from vla_gym.adapters.toy import ToyReach, toy_benchmark
+from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.observation import ObservationLayout
+from vla_gym.simulator import SimStep
+from vla_gym.specs import Benchmark, StartState
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.start_states import Schedule
+from vla_gym.workers.slot_table import SlotTable
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"wrist_camera": True, "image_size": 24}])
+def test_toy_reach_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_vla_env("Toy-Reach", num_decisions=6, **options)
+
+
+def knowing(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    """Toy-Reach with something to read for scripted experts: its state, twice as long."""
+
+    def privileged(self: ToyReach) -> np.ndarray:
+        return np.tile(self.observe()["state"], 2).astype(np.float64)
+
+    monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
+    return dataclasses.replace(toy_benchmark("Toy-Reach"), privileged_dim=4)
+
+
+def test_what_experts_read_is_part_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = knowing(monkeypatch)
+    check_vla_env(benchmark, privileged=True)
+    check_vla_env(benchmark, to_the_end=False)
+
+
+@pytest.mark.parametrize("field", [((4,), np.dtype(np.float32)), ((3,), np.dtype(np.float64)), None])
+def test_what_experts_read_in_another_form_is_caught(monkeypatch: pytest.MonkeyPatch, field: Any) -> None:
+    original = ObservationLayout.arrays
+
+    def arrays(self: ObservationLayout) -> Any:
+        others = {key: value for key, value in original(self).items() if key != "privileged"}
+        return others if field is None else others | {"privileged": field}
+
+    monkeypatch.setattr(ObservationLayout, "arrays", arrays)
+    with pytest.raises(AssertionError, match=r"the observation has `privileged` float64 \[4\]"):
+        check_vla_env(knowing(monkeypatch), privileged=True)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:
+    monkeypatch.setattr(ToyReach, name, method)
+    check_vla_env(toy_benchmark("Toy-Reach"))
+
+
+def test_black_pictures_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(self: ToyReach) -> Mapping[str, np.ndarray]:
+        return {"image": np.zeros((32, 32, 3), np.uint8), "state": np.zeros(2, np.float32)}
+
+    with pytest.raises(AssertionError, match="pictures show something"):
+        broken(monkeypatch, "observe", observe)
+
+
+def test_differing_start_states_in_a_group_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.reset
+    count = iter(range(1000))
+
+    def reset(self: ToyReach, start: StartState) -> str:
+        return original(self, start) + f"{next(count):04x}"
+
+    with pytest.raises(AssertionError, match="share their start_state"):
+        broken(monkeypatch, "reset", reset)
+
+
+def test_chance_in_a_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.step
+    rng = np.random.default_rng(0)
+
+    def step(self: ToyReach, action_A: np.ndarray) -> SimStep:
+        return original(self, action_A + rng.normal(0, 0.3, 2))
+
+    with pytest.raises(AssertionError, match="the same seed and actions give the same"):
+        broken(monkeypatch, "step", step)
+
+
+def test_a_memory_of_the_last_episode_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ToyReach.step
+
+    def step(self: ToyReach, action_A: np.ndarray) -> SimStep:
+        self.ever = getattr(self, "ever", 0) + 1  # type: ignore[attr-defined]
+        return original(self, action_A * (1 + self.ever))  # type: ignore[attr-defined]
+
+    with pytest.raises(AssertionError, match=r"same observations|continues bit for bit"):
+        broken(monkeypatch, "step", step)
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Any) -> None:
+    """Let `change` alter what a method gives, then check Toy-Reach."""
+    original = getattr(owner, name)
+
+    def altered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return change(self, original(self, *args, **kwargs))
+
+    monkeypatch.setattr(owner, name, altered)
+    check_vla_env("Toy-Reach", to_the_end=False)
+
+
+def in_mode(mode: AutoresetMode, change: Any) -> Any:
+    """Apply `change(result of step)` in one autoreset mode only."""
+    return lambda envs, result: change(result) if envs.autoreset_mode is mode else result
+
+
+def test_a_terminal_frame_that_is_overwritten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alias(result: Any) -> Any:
+        obs, infos = result[0], result[4]
+        for last in infos.get("final_obs", ()):
+            last["image"] = obs["image"][0]
+        return result
+
+    with pytest.raises(AssertionError, match="final_obs is an array of its own"):
+        changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.SAME_STEP, alias))
+
+
+def test_a_held_slot_that_pays_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pay(result: Any) -> Any:
+        obs, reward_N, *rest = result
+        return obs, reward_N + 1.0, *rest
+
+    with pytest.raises(AssertionError, match="a finished slot costs and pays nothing"):
+        changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, pay))
+
+
+def test_a_held_slot_that_stays_solved_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stay(result: Any) -> Any:
+        result[4]["success"][:] = True
+        return result
+
+    with pytest.raises(AssertionError, match="solved in its last decision, not in later ones"):
+        changed(monkeypatch, VLAVectorEnv, "step", in_mode(AutoresetMode.DISABLED, stay))
+
+
+def test_a_wrong_instruction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="slot 0 is told its task"):
+        changed(monkeypatch, SlotTable, "instructions", lambda table, texts: ("reach out", *texts[1:]))
+
+
+def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def skip(schedule: Schedule, start: StartState | None) -> StartState | None:
+        hole = StartState(task_id=1, trial_id=0)
+        return StartState(task_id=1, trial_id=1) if schedule.kind == "grid" and start == hole else start
+
+    with pytest.raises(AssertionError, match="a grid begins in each cell once"):
+        changed(monkeypatch, Schedule, "cell", skip)
+
+
+@pytest.mark.parametrize(
+    ("key", "promise"),
+    [
+        ("TimeLimit.truncated", "TimeLimit.truncated on every step"),
+        ("is_success", r"tells \['is_success'\]"),
+        ("terminal_observation", r"tells \['terminal_observation'\]"),
+    ],
+)
+def test_a_view_that_tells_sb3_too_little_is_caught(
+    monkeypatch: pytest.MonkeyPatch, key: str, promise: str
+) -> None:
+    def forget(view: SB3VecEnv, result: Any) -> Any:
+        for info in result[3]:
+            info.pop(key, None)
+        return result
+
+    with pytest.raises(AssertionError, match=promise):
+        changed(monkeypatch, SB3VecEnv, "step_wait", forget)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vla_gym import make_vec
+from vla_gym.errors import BadValue
+from vla_gym.system.cache import cache_dir, check_writable, library_caches
+
+
+def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    both = {"VLA_ZOO_CACHE": "/a", "XDG_CACHE_HOME": "/b"}
+    assert cache_dir(both) == Path("/a")
+    assert cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/vla-zoo")
+    assert cache_dir({}) == tmp_path / ".cache" / "vla-zoo"
+    assert not cache_dir({}).exists()
+    monkeypatch.setenv("VLA_ZOO_CACHE", "~/here")
+    assert cache_dir() == tmp_path / "here"
+
+
+def test_other_libraries_stay_in_our_folder(tmp_path: Path) -> None:
+    folders = library_caches({"VLA_ZOO_CACHE": str(tmp_path), "LIBERO_CONFIG_PATH": "/elsewhere"})
+    assert folders == {
+        "LIBERO_CONFIG_PATH": str(tmp_path / "libero-config"),
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+    }
+    assert all(Path(folder).is_dir() for folder in folders.values())
+    own = str(tmp_path / "own")
+    assert library_caches({"VLA_ZOO_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": own})["NUMBA_CACHE_DIR"] == own
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_variable(tmp_path: Path) -> None:
+    assert check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    file = tmp_path / "file"
+    file.touch()
+    for folder, reason in (
+        (file, "File exists"),
+        (file / "x", "Not a directory"),
+        (Path("/proc"), "No such"),
+    ):
+        with pytest.raises(
+            BadValue, match=rf"cannot write to {folder} \({reason}.*\): set VLA_ZOO_CACHE to a"
+        ):
+            check_writable(folder)
+    with pytest.raises(BadValue, match=r"libero-config .*: set VLA_ZOO_CACHE"):
+        library_caches({"VLA_ZOO_CACHE": str(file)})
+    with pytest.raises(BadValue, match=r"own .*: set NUMBA_CACHE_DIR"):
+        library_caches({"VLA_ZOO_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(file / "own")})
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("env_id", ["LIBERO-Spatial/0", "MetaWorld/reach", "ManiSkill/PickCube"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_cache_that_cannot_be_written_ends_in_one_line(
+    env_id: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLA_ZOO_CACHE", "/proc/x")
+    with pytest.raises(
+        BadValue, match=r"^cannot write to /proc/x/\S+ \(No such file.*\): set VLA_ZOO_CACHE to"
+    ):
+        make_vec(env_id, 1, num_workers=num_workers)

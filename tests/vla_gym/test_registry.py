@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gymnasium as gym
+import pytest
+
+from vla_gym import find_benchmark, gymnasium_id, list_envs, make_vec, register_benchmark
+from vla_gym.errors import UnknownName, VLAZooError
+from vla_gym.registry import FAMILIES, num_tasks
+
+
+def test_the_ids_of_the_contract_are_listed() -> None:
+    listed = list_envs()
+    assert listed == sorted(set(listed))
+    suites = ("Spatial", "Object", "Goal", "Long", "10", "90", "130")
+    assert {"Toy-Reach", *(f"LIBERO-{suite}" for suite in suites)} <= set(listed)
+
+
+def test_counts_are_known_without_the_adapters() -> None:
+    assert [num_tasks(name) for name in ("LIBERO-Long", "LIBERO-10", "LIBERO-130")] == [10, 10, 130]
+
+
+def test_the_table_s_count_is_the_benchmark_s() -> None:
+    assert len(find_benchmark("Toy-Reach").tasks) == num_tasks("Toy-Reach")
+
+
+def test_one_task_is_a_benchmark_of_its_own() -> None:
+    one = find_benchmark("Toy-Reach/2")
+    assert one.id == "Toy-Reach/2"
+    assert [task.instruction for task in one.tasks] == ["reach the blue block"]
+
+
+def test_options_go_to_the_family() -> None:
+    assert find_benchmark("Toy-Reach", split="test").simulator_kwargs == {"split": "test"}
+    with pytest.raises(UnknownName, match=r"no option of Toy-Reach 'spilt'.*Did you mean 'split'"):
+        find_benchmark("Toy-Reach", spilt="test")
+    with pytest.raises(UnknownName, match=r"no split 'tset'.*Did you mean 'test'"):
+        find_benchmark("Toy-Reach", split="tset")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("Toy-Rich", "Toy-Reach"),
+        ("LIBERO-Spacial", "LIBERO-Spatial"),
+        ("libero-spatial", "LIBERO-Spatial"),
+        ("LIBERO-Spacial/3", "LIBERO-Spatial"),
+        ("Toy-Reach/3", "Toy-Reach/2"),
+        ("Toy-Reach/red", "Toy-Reach/0"),
+        ("Toy-Reach/", "Toy-Reach/0"),
+        ("Toy-Reach/-1", "Toy-Reach/0"),
+    ],
+)
+def test_a_wrong_id_names_the_nearest(wrong: str, hint: str) -> None:
+    with pytest.raises(UnknownName, match=f"Did you mean '{hint}'"):
+        find_benchmark(wrong)
+
+
+def test_no_id_belongs_to_two_families() -> None:
+    names = [name for family in FAMILIES for name in (*family.num_tasks, *family.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone afterwards."""
+    monkeypatch.setattr("vla_gym.registry._ADDED", [])
+    before = set(gym.registry)
+    yield
+    for name in set(gym.registry) - before:
+        del gym.registry[name]
+
+
+@pytest.mark.usefixtures("forget")
+def test_a_benchmark_of_one_s_own() -> None:
+    for _ in range(2):  # a module that is imported twice does no harm
+        register_benchmark(
+            "scripted_simulator:named", {"Mine": 3, "Mine/one": 1}, aliases={"My-Other": "Mine"}
+        )
+    assert {"Mine", "Mine/one", "My-Other"} <= set(list_envs())
+    assert gymnasium_id("Mine/2") in gym.registry
+    assert num_tasks("My-Other") == 3
+    assert find_benchmark("Mine/2").tasks[0].name == "task_2"
+    with pytest.raises(UnknownName, match=r"no option of Mine 'splt'.*Did you mean 'split'"):
+        find_benchmark("Mine", splt="test")
+    with pytest.raises(UnknownName, match="Did you mean 'Mine'"):
+        find_benchmark("Mien")
+    envs = make_vec("Mine", 2, chunk=5, num_workers=1)
+    obs, _ = envs.reset(seed=0)
+    assert obs in envs.observation_space
+    envs.close()
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize(
+    ("build", "counts", "aliases", "message"),
+    [
+        ("a:b", {"Toy-Reach": 3}, {}, "'Toy-Reach' is taken"),
+        ("a:b", {"New": 1}, {"LIBERO-10": "New"}, "'LIBERO-10' is taken"),
+        ("a.b", {"New": 1}, {}, "entry point 'module:function', got 'a.b'"),
+        ("a:b", {"New id": 1}, {}, "'New id' is not allowed"),
+        ("a:b", {"New/3": 1}, {}, "'New/3' is not allowed"),
+        ("a:b", {"New": 0}, {}, "num_tasks of 'New' must be an integer >= 1, got 0"),
+        ("a:b", {"New": 1}, {"Old": "Nwe"}, "no id for the alias 'Old' 'Nwe'.*Did you mean 'New'"),
+    ],
+)
+def test_what_cannot_be_registered(
+    build: str, counts: dict[str, int], aliases: dict[str, str], message: str
+) -> None:
+    with pytest.raises(VLAZooError, match=message):
+        register_benchmark(build, counts, aliases=aliases)
+    assert "New" not in list_envs()

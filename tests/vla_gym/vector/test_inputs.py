@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+from scripted_simulator import scripted_benchmark
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.specs import StartState
+from vla_gym.vector.inputs import join_options, read_actions, read_reset_options
+
+RUNNING = np.array([True, False])
+SPACE = Box(-1, 1, (3, 2), np.float32)
+TASKS = scripted_benchmark((1, 1), num_trials=4).tasks
+
+
+def test_actions_are_copied_and_clipped() -> None:
+    given = np.full((2, 3, 2), 1.5)
+    read = read_actions(given, RUNNING, SPACE)
+    assert read.dtype == np.float32
+    assert (read == 1.0).all()
+    assert (given == 1.5).all()
+
+
+def test_lists_are_fine() -> None:
+    assert read_actions([[[0.0] * 2] * 3] * 2, RUNNING, SPACE).shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (1, 3, 2), (2, 3, 3), (12,)])
+def test_a_wrong_shape_names_both(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadValue, match=r"expected \[num_envs, chunk, action_dim\] = \[2, 3, 2\]$"):
+        read_actions(np.zeros(shape), RUNNING, SPACE)
+
+
+def test_a_chunk_of_one_says_both_shapes() -> None:
+    with pytest.raises(BadValue, match=r"\[2, 1, 2\] or \[2, 2\]$"):
+        read_actions(np.zeros(3), RUNNING, Box(-1, 1, (1, 2), np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_only_running_slots_must_be_finite(value: float) -> None:
+    action = np.zeros((2, 3, 2))
+    action[1, 0, 0] = value
+    assert np.isfinite(read_actions(action, RUNNING, SPACE)).all()
+    action[0, 2, 1] = value
+    with pytest.raises(BadValue, match=r"actions\[0, 2, 1\] is -?(nan|inf)"):
+        read_actions(action, RUNNING, SPACE)
+
+
+@pytest.mark.parametrize("actions", [None, "left", {"a": 1}, [[1], [1, 2]]])
+def test_no_numbers(actions: object) -> None:
+    with pytest.raises(BadValue, match="actions"):
+        read_actions(actions, RUNNING, SPACE)
+
+
+def test_no_options() -> None:
+    assert read_reset_options(None, 2, TASKS) == (None, None)
+    assert read_reset_options({}, 2, TASKS) == (None, None)
+
+
+def test_mask_and_cells() -> None:
+    mask_N = np.array([False, True])
+    mask, cells = read_reset_options({"reset_mask": mask_N, "task_id": 1, "trial_id": [0, 3]}, 2, TASKS)
+    assert mask is not mask_N
+    assert mask is not None
+    assert mask.tolist() == [False, True]
+    assert cells == {1: StartState(task_id=1, trial_id=3)}
+
+
+@pytest.mark.parametrize("mask", [[True, True], np.array([1, 0]), np.array([True]), np.array([False, False])])
+def test_wrong_masks(mask: object) -> None:
+    with pytest.raises(BadValue, match="reset_mask"):
+        read_reset_options({"reset_mask": mask}, 2, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "trial_id", "message"),
+    [
+        (2, 0, "task_id 2 is outside 0 .. 1"),
+        (-1, 0, "task_id -1"),
+        (0, 4, "trial_id 4 of task 0 is outside 0 .. 3"),
+        ([0, 0, 0], 0, "an integer or 2 integers"),
+        (0.5, 0, "float64"),
+    ],
+)
+def test_wrong_cells(task_id: object, trial_id: object, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        read_reset_options({"task_id": task_id, "trial_id": trial_id}, 2, TASKS)
+
+
+def test_task_and_trial_go_together() -> None:
+    with pytest.raises(BadValue, match="go together"):
+        read_reset_options({"task_id": 0}, 2, TASKS)
+
+
+def test_unknown_option() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'reset_mask'"):
+        read_reset_options({"resetmask": np.array([True, True])}, 2, TASKS)
+
+
+def test_the_options_of_each_slot_become_those_of_all() -> None:
+    joined = join_options([{"task_id": 1, "trial_id": 0}, {"trial_id": np.int64(3), "task_id": 0}], 2)
+    assert {key: value.tolist() for key, value in joined.items()} == {"task_id": [1, 0], "trial_id": [0, 3]}
+    assert read_reset_options(joined, 2, TASKS)[1] == {
+        0: StartState(task_id=1, trial_id=0),
+        1: StartState(task_id=0, trial_id=3),
+    }
+    assert join_options([{}, {}], 2) == {}
+
+
+CELL = {"task_id": 1, "trial_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "message"),
+    [
+        ([CELL], BadValue, "one dict per slot, 2, got 1"),
+        (
+            [CELL, {}],
+            BadValue,
+            r"options\[1\] has no 'task_id', got \{\}: .* every slot must give task_id and trial_id",
+        ),
+        ([CELL, {"task_id": 1}], BadValue, r"options\[1\] has no 'trial_id', got \{'task_id': 1\}"),
+        (
+            [CELL, CELL | {"trial_id": 0.5}],
+            BadValue,
+            r"options\[1\]\['trial_id'\] must be an integer, got 0.5",
+        ),
+        ([CELL | {"task_id": [1, 1]}, CELL], BadValue, r"options\[0\]\['task_id'\] must be an integer"),
+        ([CELL, {"trialid": 0}], UnknownName, "Did you mean 'trial_id'"),
+        ([{"reset_mask": np.array([True, False])}, {}], UnknownName, "Known: task_id, trial_id"),
+    ],
+)
+def test_wrong_options_of_single_slots(entries: list[dict], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        join_options(entries, 2)

@@ -1,0 +1,168 @@
+"""Stages step by themselves, side by side, and come to what stepping all slots at once comes to."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted
+from vla_gym.workers.process_pool import deal_slots
+
+Make = Callable[..., VLAVectorEnv]
+KEYS = ("success", "task_id", "trial_id", "executed", "start_state", "step_rewards", "lost")
+
+
+def begun(make: Make, num_envs: int = 4, **options: Any) -> VLAVectorEnv:
+    envs = make(
+        options.pop("benchmark", None),
+        num_envs,
+        chunk=2,
+        schedule="grid",
+        autoreset_mode="disabled",
+        **options,
+    )
+    envs.reset()
+    return envs
+
+
+def quiet(num_slots: int) -> np.ndarray:
+    return np.zeros((num_slots, 2, 2), dtype=np.float32)
+
+
+def test_every_worker_has_slots_of_every_stage():
+    assert deal_slots(5, 2) == [(0, 1), (2, 3, 4)]
+    assert deal_slots(8, 2, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert deal_slots(12, 2, 3) == [(0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11)]
+    assert deal_slots(2, 2, 2) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_stages_under_way_together_give_what_one_step_of_all_slots_gives(make: Make, num_workers: int):
+    whole = begun(make)
+    parts = begun(make, num_workers=num_workers, pipeline_stages=2)
+    for _ in range(3):
+        obs, reward_N, terminated_N, truncated_N, infos = whole.step(quiet(4))
+        stages = parts.stages
+        for stage in stages:
+            stage.send_step(quiet(2))
+        for stage in stages:
+            outcome = stage.receive()
+            here = stage.slots
+            for key in ("image", "state"):
+                assert np.array_equal(outcome.obs[key], obs[key][here])
+            assert outcome.obs["instruction"] == obs["instruction"][here]
+            assert np.array_equal(outcome.reward_n, reward_N[here])
+            assert np.array_equal(outcome.terminated_n, terminated_N[here])
+            assert np.array_equal(outcome.truncated_n, truncated_N[here])
+            for key in KEYS:
+                assert np.array_equal(outcome.infos[key], infos[key][here]), key
+
+
+def test_an_ended_slot_is_held_until_its_reset(make: Make):
+    # Every episode ends after 3 steps: one step into its second decision.
+    envs = begun(make, benchmark=scripted_benchmark((3,), num_trials=8), pipeline_stages=2)
+    stage = envs.stages[0]
+    stage.send_step(quiet(2))
+    assert not stage.receive().terminated_n.any()
+    stage.send_step(quiet(2))
+    outcome = stage.receive()
+    assert outcome.terminated_n.tolist() == [True, True]
+    assert outcome.infos["executed"].tolist() == [1, 1]
+    assert outcome.infos["episode"]["length"].tolist() == [3, 3]
+    stage.send_reset(np.array([True, False]))
+    fresh = stage.receive()
+    assert fresh.terminated_n.tolist() == [False, True]
+    assert fresh.obs["state"][:, 0].tolist() == [0.0, 3.0]
+    stage.send_step(quiet(2))
+    assert stage.receive().infos["executed"].tolist() == [2, 0]
+    assert envs.stages[1].running_n.all()
+
+
+def test_the_whole_environment_waits_until_stages_are_received(make: Make):
+    envs = begun(make, pipeline_stages=2)
+    stage = envs.stages[1]
+    stage.send_step(quiet(2))
+    with pytest.raises(gym.error.AlreadyPendingCallError, match="receive"):
+        envs.step(quiet(4))
+    assert stage.under_way
+    stage.receive()
+    envs.step(quiet(4))
+
+
+def test_a_bad_action_names_the_slot_of_the_environment(make: Make):
+    envs = begun(make, pipeline_stages=2)
+    actions = quiet(2)
+    actions[1, 0, 0] = np.nan
+    with pytest.raises(BadValue, match="slot 3"):
+        envs.stages[1].send_step(actions)
+
+
+def doomed(make: Make, **options: Any) -> VLAVectorEnv:
+    """Four slots, both stages in one worker; the first action above 0.9 kills it."""
+    benchmark = scripted_benchmark((9, 9, 9), num_trials=8, fate="die")
+    return begun(make, benchmark=benchmark, num_workers=1, pipeline_stages=2, **options)
+
+
+def deadly() -> np.ndarray:
+    return quiet(2) + np.float32(0.95)
+
+
+def test_a_dead_worker_loses_the_steps_of_every_stage_it_owed(make: Make):
+    envs = doomed(make, on_worker_error="restart")
+    first, second = envs.stages
+    first.send_step(deadly())
+    second.send_step(quiet(2))
+    with pytest.warns(WorkerRestarted):
+        lost = first.receive()
+    assert lost.infos["lost"].all()
+    assert lost.truncated_n.all()
+    also = second.receive()
+    assert also.infos["lost"].all()
+    assert also.infos["executed"].tolist() == [0, 0]
+    for stage in (first, second):
+        stage.send_reset(np.array([True, True]))
+    for stage in (first, second):
+        assert not stage.receive().truncated_n.any()
+
+
+def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
+    envs = doomed(make, on_worker_error="restart")
+    first, second = envs.stages
+    first.send_step(deadly())
+    second.send_reset(np.array([True, True]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkerRestarted)
+        first.receive()
+    begun_again = second.receive()
+    assert not begun_again.infos["lost"].any()
+    assert begun_again.obs["state"][:, 0].tolist() == [0.0, 0.0]
+    second.send_step(quiet(2))
+    assert second.receive().infos["executed"].tolist() == [2, 2]
+
+
+def test_a_failure_closes_the_environment(make: Make):
+    envs = doomed(make)
+    stage = envs.stages[0]
+    stage.send_step(deadly())
+    with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
+        stage.receive()
+    assert envs.closed
+
+
+def test_stages_that_do_not_fit_say_what_does(make: Make):
+    with pytest.raises(BadValue, match=r"4 x 1.*num_envs=4, or pipeline_stages=3"):
+        make(None, 3, pipeline_stages=4)
+    with pytest.raises(BadValue, match=r"num_envs=12 .* 2 x 4.*num_envs=16, or pipeline_stages=1"):
+        make(None, 12, group_size=4, pipeline_stages=2)
+    with pytest.raises(BadValue, match="pipeline_stages must be an integer >= 1, got 0"):
+        make(None, 4, pipeline_stages=0)
+    together = dataclasses.replace(scripted_benchmark(), batched=True)
+    with pytest.raises(BadValue, match="in one batch; pipeline_stages must be 1, got 2"):
+        make(together, 4, pipeline_stages=2)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.specs import StartState
+from vla_gym.vector.start_states import Schedule, check_seed, make_schedule
+
+TASKS = scripted_benchmark((1, 1, 1), num_trials=4).tasks  # 12 cells
+
+
+def cells(schedule: Schedule, slot: int, count: int) -> list[StartState | None]:
+    return [schedule.cell(slot, episode) for episode in range(count)]
+
+
+def walk(schedule: Schedule, slot: int) -> list[tuple[int, int]]:
+    """Every cell the slot gets from a grid."""
+    found = []
+    episode = 0
+    while (cell := schedule.cell(slot, episode)) is not None:
+        found.append((cell.task_id, cell.trial_id))
+        episode += 1
+    return found
+
+
+def test_random_depends_on_seed_group_and_episode_only() -> None:
+    one = make_schedule("random", TASKS, num_envs=4, group_size=2, seed=7)
+    same = make_schedule("random", TASKS, num_envs=6, group_size=2, seed=7)
+    assert cells(one, 0, 20) == cells(one, 1, 20) == cells(same, 0, 20)
+    assert cells(one, 0, 20) != cells(one, 2, 20)
+    assert cells(one, 0, 20) != cells(one.reseeded(8), 0, 20)
+    assert len(set(cells(one, 0, 20))) > 1
+
+
+def test_random_is_uniform_over_cells() -> None:
+    schedule = make_schedule("random", TASKS, num_envs=1)
+    counts = Counter(cells(schedule, 0, 2400))
+    assert len(counts) == 12
+    assert all(140 < count < 270 for count in counts.values())  # 200 expected, five standard deviations
+
+
+def test_ranks_share_one_schedule_by_their_group_offset() -> None:
+    whole = make_schedule("random", TASKS, num_envs=8, group_size=2)
+    second = make_schedule("random", TASKS, num_envs=4, group_size=2, group_offset=2)
+    assert cells(whole, 4, 9) == cells(second, 0, 9)
+    assert cells(whole, 7, 9) == cells(second, 3, 9)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5, 12, 16])
+def test_grid_covers_each_cell_once(num_envs: int) -> None:
+    schedule = make_schedule("grid", TASKS, num_envs=num_envs)
+    found = [cell for slot in range(num_envs) for cell in walk(schedule, slot)]
+    assert found == [(task, trial) for task in range(3) for trial in range(4)]  # also: task-major blocks
+
+
+def test_grid_repeats_cells_in_the_adjacent_slots_of_a_group() -> None:
+    schedule = make_schedule("grid", TASKS, num_envs=4, group_size=2)
+    assert walk(schedule, 0) == walk(schedule, 1) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+    assert walk(schedule, 2) == walk(schedule, 3) == [(1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]
+
+
+def test_grid_over_ranks_covers_each_cell_once() -> None:
+    ranks = [
+        make_schedule("grid", TASKS, num_envs=2, group_offset=2 * rank, num_groups=6) for rank in range(3)
+    ]
+    found = [cell for schedule in ranks for slot in range(2) for cell in walk(schedule, slot)]
+    assert sorted(found) == [(task, trial) for task in range(3) for trial in range(4)]
+
+
+@pytest.mark.parametrize("num_envs", [1, 5, 7, 8, 16])
+def test_blocks_are_as_large_as_stable_baselines_targets(num_envs: int) -> None:
+    schedule = make_schedule("grid", TASKS, num_envs=num_envs)
+    targets = [(12 + slot) // num_envs for slot in range(num_envs)]  # evaluate_policy's, of all 12 cells
+    assert [len(list(walk(schedule, slot))) for slot in range(num_envs)] == targets
+
+
+def test_tasks_may_have_different_numbers_of_trials() -> None:
+    schedule = Schedule(kind="grid", num_trials=(1, 3), seed=0, group_size=1, group_offset=0, num_groups=1)
+    assert walk(schedule, 0) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_groups_must_fit() -> None:
+    with pytest.raises(BadValue, match=r"num_envs=6 is not a multiple of group_size=4.*num_envs=4"):
+        make_schedule("random", TASKS, num_envs=6, group_size=4)
+    with pytest.raises(BadValue, match="group_size"):
+        make_schedule("random", TASKS, num_envs=6, group_size=0)
+    with pytest.raises(BadValue, match="group_offset"):
+        make_schedule("random", TASKS, num_envs=6, group_offset=-1)
+    with pytest.raises(BadValue, match="num_groups"):
+        make_schedule("grid", TASKS, num_envs=6, group_offset=6)
+    with pytest.raises(BadValue, match="num_groups=4"):
+        make_schedule("random", TASKS, num_envs=6, num_groups=4)
+
+
+def test_unknown_schedule_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'grid'"):
+        make_schedule("gird", TASKS, num_envs=1)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True, None])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(BadValue, match="seed"):
+        check_seed(seed)

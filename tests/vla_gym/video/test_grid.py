@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue
+from vla_gym.video.grid import Film, caption
+
+
+def picture(level: int = 0) -> np.ndarray:
+    return np.full((32, 32, 3), level, dtype=np.uint8)
+
+
+def one_picture() -> Film:
+    film = Film()
+    film.begin(0, "go")
+    film.add(0, picture(), solved=True)
+    return film
+
+
+def read(path: Path) -> tuple[np.ndarray, bytes]:
+    """Frames `[T, H, W, 3]` of a film, and what ffmpeg says of it."""
+    raw = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(raw, capture_output=True, check=True)
+    size = re.search(rb", (\d+)x(\d+)", done.stderr)
+    assert size is not None
+    width, height = int(size[1]), int(size[2])
+    return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3), done.stderr
+
+
+def test_a_film_holds_every_frame_and_then_the_outcome(tmp_path: Path) -> None:
+    film = Film()
+    film.begin(0, "reach the red block")
+    film.begin(1, "reach the blue block")
+    for level in (0, 100, 200):
+        film.add(0, picture(level), solved=False)
+    film.add(1, picture(), solved=True)
+    frames, said = read(film.write(tmp_path / "videos" / "film.mp4", fps=5))
+    assert b"5 fps" in said
+    # Two tiles of 192 x (192 + caption) side by side; three steps and a second of standing still.
+    assert frames.shape == (8, 236, 384, 3)
+    left = [int(one[150, 100].mean()) for one in frames[:3]]
+    assert left == pytest.approx([0, 100, 200], abs=8)
+
+
+def test_a_tile_that_begins_again_forgets_and_a_dropped_one_is_gone(tmp_path: Path) -> None:
+    film = Film()
+    film.begin(0, "go")
+    film.begin(1, "go")
+    film.add(0, picture(200), solved=True)
+    film.begin(0, "go")
+    film.add(0, picture(50), solved=False)
+    film.drop(1)
+    assert len(film) == 1
+    frames, _ = read(film.write(tmp_path / "film.mp4", fps=1))
+    assert frames.shape == (2, 236, 192, 3)
+    assert int(frames[0, 150, 100].mean()) == pytest.approx(50, abs=8)
+
+
+def test_an_empty_film_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no frame"):
+        Film().write(tmp_path / "film.mp4", fps=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("film.txt", r"must end in \.mp4"), ("file/film.mp4", "no folder")]
+)
+def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadValue, match=says):
+        one_picture().write(tmp_path / name, fps=1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").symlink_to("/dev/full")
+    with pytest.raises(BadValue, match="cannot write the film"):
+        one_picture().write(tmp_path / "film.mp4", fps=1)
+
+
+def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Film, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
+    with pytest.raises(BadValue, match="ffmpeg did not finish it"):
+        one_picture().write(tmp_path / "film.mp4", fps=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_bar_tells_solved_from_failed_from_under_way() -> None:
+    bars = [
+        caption(picture(), "go", success=success, over=over)[-200, -1]
+        for success, over in ((True, False), (False, True), (False, False))
+    ]
+    assert np.argmax(bars[0]) == 1
+    assert np.argmax(bars[1]) == 0
+    assert len(set(bars[2].tolist())) == 1
+
+
+def test_the_instruction_is_drawn() -> None:
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    short = caption(image, "go", success=False, over=False)
+    long = caption(image, "put both moka pots on the stove and " * 3, success=False, over=False)
+    assert short.shape == long.shape == (236, 192, 3)
+    bar = slice(0, 26)
+    assert (long[bar] > 160).all(axis=2).sum() > 3 * (short[bar] > 160).all(axis=2).sum() > 0

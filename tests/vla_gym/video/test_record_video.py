@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from tests.vla_gym.video.test_grid import read
+from vla_gym import BadValue, VLAVectorEnv, WorkerRestarted, make_vec
+from vla_gym.video.record_video import RecordVideo
+
+Make = Callable[..., VLAVectorEnv]
+QUIET = np.zeros((3, 5, 2), dtype=np.float32)
+
+
+def shown(envs: RecordVideo) -> dict[int, tuple[str, list[int], list[bool]]]:
+    """Tile -> (instruction, steps done in each frame, solved in each frame)."""
+    film = envs._film
+    return {
+        tile: (film._instructions[tile], [int(one[0, 0, 0]) for one in frames], film._solved[tile])
+        for tile, frames in film._frames.items()
+    }
+
+
+# Episodes of 3, 7 and 12 steps, chunks of 5, a grid of three cells for three slots.
+WHOLE = {
+    0: ("do thing 0", [0, 3], [False, True]),
+    1: ("do thing 1", [0, 5, 7], [False, False, True]),
+    2: ("do thing 2", [0, 5, 10, 12], [False, False, False, True]),
+}
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_each_episode_is_filmed_from_its_start_to_its_end(make: Make, mode: str, tmp_path: Path) -> None:
+    benchmark = scripted_benchmark(num_trials=1)
+    envs = make(benchmark, 3, chunk=5, schedule="grid", autoreset_mode=mode)
+    filmed = RecordVideo(envs, tmp_path / "film.mp4", episodes=3)
+    filmed.reset()
+    for _ in range(3):
+        assert not filmed.written
+        filmed.step(QUIET)
+    assert shown(filmed) == WHOLE
+    assert filmed.written
+    frames, said = read(tmp_path / "film.mp4")
+    assert b"2 fps" in said  # 10 simulator steps a second, 5 a decision
+    assert len(frames) == 4 + 2
+    filmed.close()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_the_next_episodes_follow(make: Make, mode: str, tmp_path: Path) -> None:
+    envs = make(scripted_benchmark((3,), num_trials=9), 1, chunk=2, autoreset_mode=mode)
+    filmed = RecordVideo(envs, tmp_path / "film.mp4", episodes=2)
+    filmed.reset()
+    while not filmed.written:
+        filmed.step(QUIET[:1, :2])
+    assert [frames for _, frames, _ in shown(filmed).values()] == [[0, 2, 3]] * 2
+    filmed.step(QUIET[:1, :2])  # goes on, unfilmed
+    assert len(filmed._film) == 2
+
+
+def test_close_writes_what_there_is(make: Make, tmp_path: Path) -> None:
+    filmed = RecordVideo(make(chunk=5, schedule="grid"), tmp_path / "film.mp4", episodes=9, fps=7)
+    filmed.reset()
+    filmed.step(QUIET)
+    filmed.close()
+    assert b"7 fps" in read(tmp_path / "film.mp4")[1]
+
+
+def test_a_lost_episode_is_left_out(make: Make, tmp_path: Path) -> None:
+    benchmark = scripted_benchmark((9, 9, 9), num_trials=1, fate="raise")
+    envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
+    filmed = RecordVideo(envs, tmp_path / "film.mp4", episodes=3)
+    filmed.reset()
+    filmed.step(QUIET)
+    action = QUIET.copy()
+    action[1, 0, 0] = 1.0
+    with pytest.warns(WorkerRestarted):
+        filmed.step(action)
+    assert sorted(shown(filmed)) == [0, 2]
+    filmed.step(QUIET)  # the lost cell begins again
+    assert shown(filmed)[3][:2] == ("do thing 1", [0])
+
+
+def test_real_pictures_and_the_wrappers_of_gymnasium(tmp_path: Path) -> None:
+    envs: Any = RecordVideo(make_vec("Toy-Reach", 2, chunk=4), tmp_path / "film.mp4", episodes=2)
+    obs, _ = envs.reset(seed=0)
+    assert obs in envs.observation_space
+    assert envs.metadata == envs.env.metadata
+    envs.step(envs.action_space.sample())
+    envs.close()
+    frames, _ = read(tmp_path / "film.mp4")
+    assert frames[:, 44:].std() > 0
+
+
+def test_a_film_of_nothing_is_refused(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="at least 1, got 0"):
+        RecordVideo(make(), tmp_path / "film.mp4", episodes=0)

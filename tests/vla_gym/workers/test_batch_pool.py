@@ -1,0 +1,141 @@
+"""One batch for all slots must be told from slots on their own by nothing; `test_vector` writes those out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_batch import ScriptedBatch, batched_benchmark
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import VLAVectorEnv, WorkerFailed
+from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.registry import find_benchmark
+from vla_gym.specs import StartState
+from vla_gym.workers.batch_pool import _joined
+from vla_gym.workers.pool import SlotCommand
+from vla_gym.workers.sub_env import SlotReport
+
+Make = Callable[..., VLAVectorEnv]
+STILL = np.zeros((3, 5, 2), dtype=np.float32)
+
+
+def batch_of(envs: VLAVectorEnv) -> ScriptedBatch:
+    return envs._pool._batch  # type: ignore[attr-defined, no-any-return]
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, dicts without clock readings, so that `==` compares everything."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if not key.endswith("seconds")}
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.dtype == object else value.tolist()
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+@pytest.mark.parametrize("schedule", ["grid", "random"])
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_a_batch_says_what_slots_on_their_own_say(make: Make, mode: str, schedule: str) -> None:
+    """Tasks of 3, 7 and 12 steps, K = 5: slots end in the middle of chunks, at different times, and begin anew."""
+    options: dict[str, Any] = {
+        "chunk": 5,
+        "schedule": schedule,
+        "autoreset_mode": mode,
+        "reward": "step_penalty",
+    }
+    alone = make(scripted_benchmark(horizon=11), 3, **options)
+    batch = make(batched_benchmark(horizon=11), 3, **options)
+    assert plain(batch.reset(seed=4)) == plain(alone.reset(seed=4))
+    for decision in range(9):
+        assert plain(batch.step(STILL)) == plain(alone.step(STILL)), decision
+        if mode == "disabled" and alone.finished.any():
+            again = {"reset_mask": alone.finished}
+            assert plain(batch.reset(options=again)) == plain(alone.reset(options=again))
+
+
+def test_a_chunk_stops_at_its_own_end_and_the_others_go_on(make: Make) -> None:
+    envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="disabled")
+    envs.reset()
+    obs, reward, terminated, _, infos = envs.step(STILL)
+    assert infos["executed"].tolist() == [3, 5, 5]
+    assert infos["step_rewards"][0].tolist() == [0, 0, 1, 0, 0]
+    assert terminated.tolist() == [True, False, False]
+    assert obs["state"][:, 0].tolist() == [3, 5, 5]  # slot 0 was moved on with the others, and put back
+    obs, reward, _, _, infos = envs.step(STILL)
+    assert obs["state"][:, 0].tolist() == [3, 7, 10]
+    assert infos["executed"].tolist() == [0, 2, 5]
+    assert reward.tolist() == [0, 1, 0]
+    obs, infos = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert obs["state"][:, 0].tolist() == [0, 7, 10]
+    assert infos["start_state"].tolist() == ["0001", "0100", "0200"]
+
+
+def test_a_decision_draws_once_after_everything(make: Make) -> None:
+    envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="next_step")
+    envs.reset()
+    envs.step(STILL)
+    batch_of(envs).calls.clear()
+    envs.step(STILL)  # slot 0 begins anew, after the others' steps, so that it has not moved when it is drawn
+    assert batch_of(envs).calls == [*["step"] * 5, "reset", "observe"]
+
+
+def test_a_group_begins_in_one_reset_with_one_start(make: Make) -> None:
+    envs = make(batched_benchmark(lengths=(9,), num_trials=1000), 4, group_size=2, seed=1)
+    _, infos = envs.reset()
+    (starts,) = batch_of(envs).resets
+    assert starts[0] == starts[1] != starts[2] == starts[3]
+    assert infos["start_state"][0] == infos["start_state"][1] != infos["start_state"][2]
+
+
+def test_a_state_is_reached_again_by_slots_of_different_ages(make: Make) -> None:
+    options: dict[str, Any] = {"chunk": 5, "schedule": "grid", "autoreset_mode": "same_step"}
+    envs = make(batched_benchmark(), 3, **options)
+    envs.reset()
+    for _ in range(2):
+        obs, *_ = envs.step(STILL)
+    assert envs.idle.tolist() == [True, False, False]
+    assert obs["state"][1:, 0].tolist() == [0, 10]  # slot 1 has just begun anew
+    other = make(batched_benchmark(), 3, **options)
+    found, _ = other.load_state_dict(envs.state_dict())
+    assert found["state"][1:].tolist() == obs["state"][1:].tolist()
+    assert plain(other.step(STILL)[1:4]) == plain(envs.step(STILL)[1:4])
+
+
+def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
+    envs = make(batched_benchmark(fate="raise"), 3, chunk=5, schedule="grid", on_worker_error="restart")
+    envs.reset()
+    batch = batch_of(envs)
+    with pytest.raises(
+        WorkerFailed, match=r"Scripted, slot 0, task 0 .*step.*ZeroDivisionError: the arm fell"
+    ):
+        envs.step(np.ones_like(STILL))
+    assert batch.closed
+
+
+def test_a_command_s_parts_are_one_report() -> None:
+    parts = (
+        SlotReport(fingerprint="0a"),
+        SlotReport(step_rewards=(1.0,), success=True),
+        SlotReport(step_rewards=(0.5,), truncated=True),
+    )
+    assert _joined(parts) == SlotReport(
+        fingerprint="0a", step_rewards=(1.0, 0.5), success=True, truncated=True
+    )
+
+
+def test_the_whole_contract_holds() -> None:
+    toy = find_benchmark("Toy-Reach")
+    check_vla_env(dataclasses.replace(toy, simulator="scripted_batch:ToyBatch", batched=True))
+
+
+def test_commands_come_in_any_order_but_slots_are_given_in_ascending_order(make: Make) -> None:
+    envs = make(batched_benchmark(), 3)
+    commands = [
+        SlotCommand(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)
+    ]
+    reports = envs._pool.run(commands)
+    assert [report.fingerprint for report in reports] == ["0201", "0001", "0101"]
+    assert list(batch_of(envs).resets[0]) == [0, 1, 2]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym.errors import MissingDependency
+from vla_gym.workers import environment as module
+from vla_gym.workers.environment import check_installed, simulator_environment, worker_environment
+
+PLAIN = scripted_benchmark()
+WITH_MUJOCO = dataclasses.replace(PLAIN, requires=("mujoco",))
+
+
+def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "num_cores", lambda: 8)
+    environ = worker_environment(PLAIN, {"HOME": "/h", "OMP_NUM_THREADS": "6"}, worker=0, num_workers=3)
+    assert environ["HOME"] == "/h"
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        assert environ[name] == "1"
+    assert environ["LP_NUM_THREADS"] == environ["NUMBA_NUM_THREADS"] == "2"
+    many = worker_environment(PLAIN, {"LP_NUM_THREADS": "4"}, worker=0, num_workers=30)
+    assert (many["LP_NUM_THREADS"], many["NUMBA_NUM_THREADS"]) == ("4", "1")
+
+
+def test_the_child_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["", "/x"])
+    environ = worker_environment(PLAIN, {"PYTHONPATH": "/gone"}, worker=0, num_workers=1)
+    assert environ["PYTHONPATH"] == os.getcwd() + os.pathsep + "/x"
+
+
+def test_gl_and_caches_only_for_mujoco(tmp_path: Path) -> None:
+    environ = {"MUJOCO_GL": "osmesa", "VLA_ZOO_CACHE": str(tmp_path)}
+    assert simulator_environment(PLAIN, environ) == {}
+    variables = simulator_environment(WITH_MUJOCO, environ)
+    assert variables["PYOPENGL_PLATFORM"] == "osmesa"
+    assert variables["LIBERO_CONFIG_PATH"] == str(tmp_path / "libero-config")
+
+
+def test_a_missing_extra_gives_the_pip_line() -> None:
+    check_installed(PLAIN)
+    missing = dataclasses.replace(PLAIN, requires=("json", "no_such_module"), extra="libero")
+    with pytest.raises(MissingDependency, match=r'needs no_such_module.*pip install "vla-zoo\[libero\]"'):
+        check_installed(missing)

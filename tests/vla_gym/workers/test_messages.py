@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+from scripted_simulator import scripted_benchmark
+
+from vla_gym.observation import ObservationLayout
+from vla_gym.rewards import RewardRule
+from vla_gym.specs import StartState
+from vla_gym.workers.messages import (
+    Failure,
+    actions_from_text,
+    actions_to_text,
+    read_commands,
+    read_reply,
+    read_setup,
+    write_commands,
+    write_failure,
+    write_reports,
+    write_setup,
+)
+from vla_gym.workers.pool import SlotCommand, SlotSetup
+from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
+from vla_gym.workers.sub_env import EpisodeStats, SlotReport
+
+LAYOUT = MemoryLayout(
+    num_slots=2,
+    chunk=3,
+    action_dim=2,
+    observation=ObservationLayout(cameras=("image",), image_size=8, state_dim=1),
+)
+
+
+def test_setup_there_and_back() -> None:
+    benchmark = scripted_benchmark()
+    setup = SlotSetup(
+        env_id=benchmark.id,
+        simulator=benchmark.simulator,
+        simulator_kwargs=benchmark.simulator_kwargs,
+        tasks=benchmark.tasks,
+        rule=RewardRule(kind="differenced", scale=0.1),
+        memory=LAYOUT,
+    )
+    assert read_setup(write_setup(setup, [1, 2])) == (setup, [1, 2])
+
+
+def test_commands_there_and_back() -> None:
+    memory = SlotMemory.private(LAYOUT)
+    rng = np.random.default_rng(0)
+    step_KA = rng.random((3, 2), dtype=np.float32)
+    log_TA = rng.random((5, 2), dtype=np.float32)
+    start = StartState(task_id=1, trial_id=4)
+    commands = [
+        SlotCommand(slot=0, start=start, kind="step", action_TA=step_KA),
+        SlotCommand(slot=1, start=start, kind="replay", action_TA=log_TA),
+        SlotCommand(slot=1, start=start, kind="reset"),
+    ]
+    found = read_commands(write_commands(commands, memory), memory)
+    assert found == commands
+    assert np.array_equal(found[0].action_TA, step_KA)
+    assert np.array_equal(found[1].action_TA, log_TA)
+    assert found[2].action_TA is None
+
+
+def test_reports_there_and_back_exactly() -> None:
+    stats = EpisodeStats(
+        total_reward=0.1 + 0.2, length=7, success_once=True, success_at_end=False, seconds=1 / 3
+    )
+    reports = [
+        SlotReport(fingerprint="ab"),
+        SlotReport(step_rewards=(0.1, 1 / 3), success=True, terminated=True, episode=stats),
+        SlotReport(truncated=True, lost=True),
+    ]
+    assert read_reply(write_reports(reports)) == reports
+
+
+def test_failures_are_no_reports() -> None:
+    failure = Failure(kind="ValueError", text="no 'such' thing", command=1)
+    assert read_reply(write_failure(failure)) == failure
+
+
+def test_actions_as_text_keep_every_bit() -> None:
+    action_TA = np.array([[1e-45, -0.0], [np.pi, -1.0]], dtype=np.float32)
+    assert actions_from_text(actions_to_text(action_TA), 2).tobytes() == action_TA.tobytes()
+    assert actions_from_text(actions_to_text(action_TA[:0]), 2).shape == (0, 2)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scripted_simulator import Scripted, scripted_benchmark
+
+from vla_gym.errors import MissingDependency, WorkerFailed, WorkerRestarted
+from vla_gym.observation import ObservationLayout
+from vla_gym.rewards import RewardRule
+from vla_gym.specs import StartState
+from vla_gym.workers.pool import LocalPool, OnWorkerError, SlotCommand, SlotSetup
+from vla_gym.workers.shared_memory import MemoryLayout
+
+
+def make_pool(*, fate: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:
+    benchmark = scripted_benchmark(fate=fate)
+    layout = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
+    return LocalPool(
+        SlotSetup(
+            env_id=benchmark.id,
+            simulator=benchmark.simulator,
+            simulator_kwargs=benchmark.simulator_kwargs,
+            tasks=benchmark.tasks,
+            rule=RewardRule(),
+            memory=MemoryLayout(num_slots=2, chunk=4, action_dim=2, observation=layout),
+        ),
+        on_worker_error=on_worker_error,
+    )
+
+
+def simulators(pool: LocalPool) -> list[Scripted]:
+    return [slot._simulator for slot in pool._slots]  # type: ignore[misc]
+
+
+def command(slot: int, kind: str) -> SlotCommand:
+    action_KA = np.zeros((4, 2), dtype=np.float32) if kind == "step" else None
+    start = StartState(task_id=1, trial_id=slot)
+    return SlotCommand(slot=slot, start=start, kind=kind, action_TA=action_KA)  # type: ignore[arg-type]
+
+
+def disaster(slot: int) -> SlotCommand:
+    """A step that sets off the simulator's fate."""
+    return dataclasses.replace(command(slot, "step"), action_TA=np.ones((4, 2), dtype=np.float32))
+
+
+def test_each_command_renders_its_slot_once_and_no_other() -> None:
+    pool = make_pool()
+    reports = pool.run([command(1, "reset"), command(0, "reset")])
+    assert [report.fingerprint for report in reports] == ["0101", "0100"]
+    pool.run([command(1, "step")])
+    assert [simulator.renders for simulator in simulators(pool)] == [1, 2]
+    assert pool.memory.observation["state"].tolist() == [[0], [4]]
+    assert (pool.memory.observation["image"][1] == 4).all()
+
+
+def test_close_frees_the_simulators_once() -> None:
+    pool = make_pool()
+    made = simulators(pool)
+    pool.close()
+    pool.close()
+    assert all(simulator.closed for simulator in made)
+    assert pool.pids() == []
+
+
+@pytest.mark.parametrize("close_fails", [False, True])
+def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(simulator: Scripted) -> None:
+        simulator.closed = True
+        if close_fails and simulator is failed:
+            raise RuntimeError("nothing works any more")
+
+    monkeypatch.setattr(Scripted, "close", close)
+    pool = make_pool(fate="raise", on_worker_error="restart")
+    failed, other = simulators(pool)
+    pool.run([command(0, "reset"), command(1, "reset")])
+    with pytest.warns(WorkerRestarted, match="the arm fell off"):
+        (report,) = pool.run([disaster(0)])
+    assert report.lost
+    assert failed.closed
+    assert simulators(pool)[1] is other
+    assert [simulator.closed for simulator in simulators(pool)] == [False, False]
+    pool.run([command(0, "reset")])
+    assert pool.memory.observation["state"].tolist() == [[0], [0]]
+
+
+def test_a_reset_that_fails_again_says_where() -> None:
+    pool = make_pool(fate="bad reset", on_worker_error="restart")
+    made = simulators(pool)
+    says = r"Scripted, slot 1, task 1 \(task_1\), trial 1, during reset, started anew: RuntimeError: cannot be reset"
+    with pytest.warns(WorkerRestarted, match="cannot be reset"), pytest.raises(WorkerFailed, match=says):
+        pool.run([command(1, "reset")])
+    assert [simulator.closed for simulator in made] == [True, True]
+    assert simulators(pool) == []
+
+
+def test_a_simulator_that_cannot_be_built_again_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(setup: SlotSetup) -> None:
+        raise OSError("no display left")
+
+    pool = make_pool(fate="raise", on_worker_error="restart")
+    made = simulators(pool)
+    pool.run([command(0, "reset"), command(1, "reset")])
+    monkeypatch.setattr(SlotSetup, "build", build)
+    says = "Scripted, slot 0, .* during step, started anew: OSError: no display left"
+    with pytest.warns(WorkerRestarted, match="the arm fell off"), pytest.raises(WorkerFailed, match=says):
+        pool.run([disaster(0)])
+    assert [simulator.closed for simulator in made] == [True, True]
+
+
+@pytest.mark.parametrize("on_worker_error", ["raise", "restart"])
+def test_an_error_of_the_user_s_stays_what_it_is(
+    on_worker_error: OnWorkerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(simulator: Scripted, start: StartState) -> str:
+        raise MissingDependency("no assets: fetch them")
+
+    pool = make_pool(on_worker_error=on_worker_error)
+    made = simulators(pool)
+    monkeypatch.setattr(Scripted, "reset", reset)
+    with pytest.raises(MissingDependency, match=r"^no assets: fetch them$"):  # and no warning of a restart
+        pool.run([command(0, "reset")])
+    assert [simulator.closed for simulator in made] == [True, True]
+
+
+def test_closing_what_has_failed_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(simulator: Scripted) -> None:
+        simulator.closed = True
+        raise RuntimeError("nothing works any more")
+
+    pool = make_pool(fate="raise")
+    made = simulators(pool)
+    pool.run([command(0, "reset"), command(1, "reset")])
+    monkeypatch.setattr(Scripted, "close", close)
+    with pytest.raises(WorkerFailed, match="the arm fell off"):
+        pool.run([disaster(0)])
+    assert [simulator.closed for simulator in made] == [True, True]

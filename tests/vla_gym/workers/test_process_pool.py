@@ -1,0 +1,433 @@
+"""Workers that die, raise and hang, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted, make_vec
+
+Make = Callable[..., VLAVectorEnv]
+Alive = Callable[[int], bool]
+QUIET = np.zeros((3, 5, 2), dtype=np.float32)
+
+
+def trigger(slot: int) -> np.ndarray:
+    """Actions that set off the fate of one slot in its second step."""
+    action = QUIET.copy()
+    action[slot, 1, 0] = 1.0
+    return action
+
+
+def doomed(make: Make, fate: str, **options: Any) -> VLAVectorEnv:
+    """Three slots in two workers: slot 0, and slots 1 and 2."""
+    benchmark = scripted_benchmark((9, 9, 9), fate=fate)
+    return make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **options)
+
+
+SAYS = {"raise": "raised ZeroDivisionError", "die": "killed by SIGKILL", "hang": "hung for 1 s"}
+
+
+def numbers(envs: VLAVectorEnv, steps: int) -> list[Any]:
+    obs, _ = envs.reset(seed=3)
+    rng = np.random.default_rng(0)
+    trace: list[Any] = []
+    for _ in range(steps):
+        obs, reward, terminated, _, infos = envs.step(rng.uniform(-1, 1, (5, 3, 2)))
+        trace += [obs["image"].tobytes(), obs["state"].tobytes(), obs["instruction"], reward.tolist()]
+        trace += [terminated.tolist(), infos["start_state"].tolist(), infos["step_rewards"].tolist()]
+    return trace
+
+
+def test_processes_and_this_process_give_the_same_numbers(make: Make) -> None:
+    local = numbers(make("Toy-Reach", 5, chunk=3), 30)
+    for num_workers in (1, 2, 5):
+        assert numbers(make("Toy-Reach", 5, chunk=3, num_workers=num_workers), 30) == local
+
+
+def test_slots_are_dealt_in_adjacent_blocks(make: Make) -> None:
+    envs = make("Toy-Reach", 5, num_workers=2)
+    assert [worker.slots for worker in envs._pool._workers] == [(0, 1), (2, 3, 4)]  # type: ignore[attr-defined]
+    assert len(set(envs.worker_pids)) == 2
+    assert os.getpid() not in envs.worker_pids
+
+
+def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
+    envs = doomed(make, "raise")
+    envs.reset()
+    pids = envs.worker_pids
+    with pytest.raises(WorkerFailed) as caught:
+        envs.step(trigger(2))
+    message = str(caught.value)
+    assert "raised ZeroDivisionError: the arm fell off" in message
+    assert "Scripted, slot 2, task 2 (task_2), trial 0, during step" in message
+    assert "scripted_simulator.py" in message  # the traceback's end, from the worker's stderr
+    assert "\n" not in message
+    assert envs.closed
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_simulator_may_answer_in_numpy_s_numbers(make: Make, num_workers: int) -> None:
+    envs = make(scripted_benchmark((4,), fate="numpy numbers"), 1, chunk=5, num_workers=num_workers)
+    envs.reset()
+    _, reward, terminated, _, infos = envs.step(QUIET[:1])
+    assert (reward.tolist(), terminated.tolist()) == ([1.0], [True])
+    assert infos["episode"]["length"].tolist() == [4]
+
+
+def test_a_report_that_cannot_be_sent_says_where_and_what(make: Make) -> None:
+    with pytest.raises(
+        WorkerFailed, match=r"raised TypeError: .*bytes.*slot 0, task . \(task_.\), trial ., during reset"
+    ):
+        doomed(make, "bad fingerprint").reset()
+
+
+def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
+    envs = doomed(make, "die")
+    envs.reset()
+    pids = envs.worker_pids
+    with pytest.raises(WorkerFailed, match=r"killed by SIGKILL.*slot 1.*slot 2.*about to die"):
+        envs.step(trigger(1))
+    assert not any(map(alive, pids))
+
+
+def test_a_killed_worker_is_noticed_at_once(make: Make) -> None:
+    envs = doomed(make, "hang", step_timeout=60.0)
+    envs.reset()
+    pid = envs.worker_pids[0]
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL.*slot 0, task 0"):
+        envs.step(trigger(0))
+    assert time.monotonic() - began < 5.0  # 0.3 s until the kill; the timeout of 60 s plays no part
+
+
+def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: Make) -> None:
+    envs = doomed(make, "")
+    envs.reset()
+    action = QUIET.copy()
+    action[2, 3, 1] = np.nan
+    with pytest.raises(
+        BadValue, match=r"actions\[2, 3, 1\] is nan \[Scripted, slot 2, task 2 \(task_2\), trial 0\]"
+    ):
+        envs.step(action)
+    assert envs.step(QUIET)[4]["executed"].tolist() == [5, 5, 5]
+
+
+def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
+    envs = doomed(make, "hang", step_timeout=0.5)
+    envs.reset()
+    pids = envs.worker_pids
+    with pytest.raises(WorkerFailed, match=r"hung for 0.5 s.*slot 0"):
+        envs.step(trigger(0))
+    assert not any(map(alive, pids))
+
+
+def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="hang")
+    timeouts = {"step_timeout": 0.5, "reset_timeout": 30.0}
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **timeouts)
+    envs.reset()
+    assert envs.step(QUIET)[2].tolist() == [True, False, False]  # so slot 0 begins an episode next
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"worker 1 .* hung for 0.5 s .*slot 1"):
+        envs.step(trigger(1))
+    assert time.monotonic() - began < 15.0  # half a second and the grace; half of the reset's 30 s
+
+
+def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
+    benchmark = scripted_benchmark((5, 9, 9), fate="slow reset")
+    envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, step_timeout=0.5)
+    envs.reset()
+    envs.step(QUIET)
+    assert envs.step(QUIET)[4]["executed"].tolist() == [0, 4, 4]  # slot 0 took a second to begin its next
+
+
+def test_a_worker_killed_from_outside(make: Make) -> None:
+    envs = doomed(make, "")
+    envs.reset()
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerFailed, match=r"worker 0 .* killed by SIGKILL"):
+        envs.step(QUIET)
+
+
+def test_a_simulator_that_cannot_be_built(make: Make) -> None:
+    with pytest.raises(WorkerFailed, match=r"RuntimeError: cannot be built.*Scripted, starting"):
+        doomed(make, "unbuildable")
+
+
+@pytest.mark.parametrize("fate", ["raise", "die", "hang"])
+def test_restart_loses_the_worker_s_episodes_only(make: Make, fate: str) -> None:
+    options = {"on_worker_error": "restart", "autoreset_mode": "disabled"}
+    envs = doomed(make, fate, **options, step_timeout=1.0)
+    envs.reset()
+    before = envs.worker_pids
+    with pytest.warns(
+        WorkerRestarted, match=rf"{SAYS[fate]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"
+    ):
+        _, reward, terminated, truncated, infos = envs.step(trigger(1))
+    assert envs.worker_pids[0] == before[0]
+    assert envs.worker_pids[1] != before[1]
+    assert infos["lost"].tolist() == [False, True, True]
+    assert truncated.tolist() == [False, True, True]
+    assert not terminated.any()
+    assert infos["executed"].tolist() == [5, 0, 0]
+    assert reward.tolist() == [0, 0, 0]
+    assert "episode" not in infos  # lost episodes are not counted
+    _, infos = envs.reset(options={"reset_mask": np.array([False, True, True])})
+    assert not infos["lost"].any()
+    obs, *_, infos = envs.step(QUIET)
+    assert obs["state"].tolist() == [[9], [5], [5]]
+    assert infos["episode"]["length"].tolist() == [9, 0, 0]
+
+
+def test_restart_in_this_process(make: Make) -> None:
+    benchmark = scripted_benchmark((9, 9, 9), fate="raise")
+    envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
+    envs.reset()
+    with pytest.warns(WorkerRestarted, match=r"slot 1, task 1.*ZeroDivisionError: the arm fell off"):
+        assert envs.step(trigger(1))[4]["lost"].tolist() == [False, True, False]
+    obs, *_, infos = envs.step(QUIET)
+    assert infos["trial_id"].tolist() == [0, 0, 0]  # the lost cell again
+    assert obs["state"].tolist() == [[9], [0], [9]]
+
+
+def test_raise_in_this_process(make: Make) -> None:
+    envs = make(scripted_benchmark((9, 9, 9), fate="raise"), 3, chunk=5)
+    envs.reset()
+    with pytest.raises(WorkerFailed, match=r"slot 1.*ZeroDivisionError: the arm fell off"):
+        envs.step(trigger(1))
+    assert envs.closed
+
+
+def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> None:
+    envs = doomed(make, "", on_worker_error="restart", autoreset_mode="disabled")
+    envs.reset()
+    envs.step(QUIET)
+    os.kill(envs.worker_pids[1], signal.SIGKILL)
+    with pytest.warns(WorkerRestarted, match=r"SIGKILL.*during reset"):  # done again by the new worker
+        envs.reset(options={"reset_mask": np.array([False, False, True])})
+    obs, *_, infos = envs.step(QUIET)
+    assert infos["lost"].tolist() == [False, True, False]
+    assert infos["executed"].tolist() == [4, 0, 5]
+    assert obs["state"][2].tolist() == [5]
+
+
+def test_restarting_has_an_end(make: Make) -> None:
+    envs = doomed(make, "bad reset", on_worker_error="restart")
+    with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match="cannot be reset"):
+        envs.reset()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> None:
+    benchmark = scripted_benchmark((9, 9, 9), fate="raise")
+    envs = make(benchmark, 1, chunk=5, num_workers=num_workers, on_worker_error="restart")
+    envs.reset()
+    for _ in range(2):
+        with pytest.warns(WorkerRestarted):
+            envs.step(trigger(0)[:1])  # lost
+        envs.step(QUIET[:1])  # the next episode begins
+    last = r"3 episodes in a row were lost \[Scripted, slot 0.*the arm fell off"
+    with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match=last):
+        envs.step(trigger(0)[:1])
+    assert envs.closed
+
+
+def test_losses_with_an_episode_in_between_are_accidents(make: Make) -> None:
+    envs = make(scripted_benchmark((9,), fate="raise"), 1, chunk=5, on_worker_error="restart")
+    envs.reset()
+    for _ in range(4):
+        with pytest.warns(WorkerRestarted):
+            envs.step(trigger(0)[:1])
+        for _ in range(4):  # the reset, a whole episode of two decisions, the reset
+            envs.step(QUIET[:1])
+    assert not envs.closed
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_a_grid_with_losses_still_visits_every_cell(make: Make, mode: str, group_size: int) -> None:
+    benchmark = scripted_benchmark((2, 3, 4), fate="raise", num_trials=3)
+    options = {"schedule": "grid", "group_size": group_size, "autoreset_mode": mode}
+    envs = make(benchmark, 4, chunk=5, on_worker_error="restart", **options)
+    _, infos = envs.reset()
+    finished: list[tuple[int, int]] = []
+    for step in range(60):
+        cells = list(zip(infos["task_id"].tolist(), infos["trial_id"].tolist(), strict=True))
+        action = np.zeros((4, 5, 2), dtype=np.float32)
+        action[step % 4, 1, 0] = float(step % 3 == 0)  # now and then one slot's worker fails
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", WorkerRestarted)
+            _, _, terminated, _, infos = envs.step(action)
+        finished += [
+            cell
+            for cell, done, held in zip(cells, terminated, envs.idle, strict=True)
+            if done and cell[0] >= 0
+        ]
+        if mode == "disabled" and envs.finished.any():
+            _, infos = envs.reset(options={"reset_mask": envs.finished})
+        if envs.idle.all():
+            break
+    assert envs.idle.all()
+    every = [(task, trial) for task in range(3) for trial in range(3)]
+    assert sorted(finished) == sorted(every * group_size)
+
+
+def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
+    envs = doomed(make, "die", on_worker_error="restart", autoreset_mode="disabled")
+    envs.reset()
+    with pytest.warns(WorkerRestarted):
+        envs.step(trigger(1))
+    other = doomed(make, "", autoreset_mode="disabled")
+    _, infos = other.load_state_dict(envs.state_dict())
+    assert infos["lost"].tolist() == [False, True, True]
+    assert other.finished.tolist() == [False, True, True]
+
+
+def test_close_is_quick_and_final(alive: Alive) -> None:
+    envs = make_vec("Toy-Reach", 4, num_workers=2)
+    envs.reset()
+    pids = envs.worker_pids
+    began = time.monotonic()
+    envs.close()
+    assert time.monotonic() - began < 4.0  # under the grace: the workers end by themselves
+    assert not any(map(alive, pids))
+    envs.close()
+
+
+def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
+    """A program that makes two workers, prints their ids, then runs `body`."""
+    script = f"""
+        import os, signal, sys, time
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        import numpy as np
+        from scripted_simulator import scripted_benchmark
+        from vla_gym import make_vec
+        envs = make_vec(scripted_benchmark(fate="hang"), 2, num_workers=2)
+        envs.reset()
+        print(*envs.worker_pids, flush=True)
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        **options,
+    )
+
+
+def gone(pids: list[int], alive: Alive, seconds: float = 10.0) -> bool:
+    """Have all ended within `seconds`? Orphans are reaped by whoever adopts them, so zombies count as ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(alive(pid) and not zombie(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("body", "send"),
+    [
+        ("", None),  # the program forgets to close
+        ("raise SystemExit(3)", None),
+        ("os._exit(0)", None),
+        ("envs.step(np.ones((2, 1, 2)))", signal.SIGINT),  # Ctrl-C while workers hang in a step
+        ("time.sleep(60)", signal.SIGTERM),
+        ("envs.step(np.ones((2, 1, 2)))", signal.SIGKILL),
+    ],
+)
+def test_no_worker_outlives_the_program(body: str, send: signal.Signals | None, alive: Alive) -> None:
+    program = run_script(body)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    assert len(pids) == 2
+    if send is not None:
+        time.sleep(0.5)
+        program.send_signal(send)
+    program.communicate(timeout=20)
+    assert gone(pids, alive)
+
+
+@pytest.mark.parametrize("body", ["envs.step(np.ones((2, 1, 2)))", "time.sleep(60)"])
+def test_ctrl_c_in_a_terminal_ends_everything(body: str, alive: Alive) -> None:
+    """The terminal sends SIGINT to the program and to its workers alike, in a step or between steps."""
+    program = run_script(body, start_new_session=True)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    time.sleep(0.5)
+    os.killpg(program.pid, signal.SIGINT)
+    _, err = program.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err
+    assert gone(pids, alive)
+
+
+def test_close_gives_every_descriptor_and_all_shared_memory_back() -> None:
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:vla-gym")
+
+    def use() -> None:
+        envs = make_vec("Toy-Reach", 4, num_workers=2)
+        envs.reset()
+        envs.step(np.zeros((4, 1, 2), dtype=np.float32))
+        assert held()[1] > before[1]
+        envs.close()
+
+    gc.collect()  # environments that earlier tests left to the collector
+    before = held()
+    use()
+    gc.collect()
+    assert held() == before
+
+
+def test_ctrl_c_reaches_the_whole_terminal_group_and_the_program_stays_in_charge(alive: Alive) -> None:
+    body = """
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print(envs.step(np.zeros((2, 1, 2)))[4]["executed"].tolist(), flush=True)
+    """
+    program = run_script(body, start_new_session=True)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    time.sleep(0.5)
+    os.killpg(program.pid, signal.SIGINT)
+    out, err = program.communicate(timeout=20)
+    assert out.strip() == "[1, 1]", err
+    assert gone(pids, alive)
+
+
+def test_a_fork_leaves_the_workers_alone(make: Make) -> None:
+    envs = make("Toy-Reach", 2, num_workers=1)
+    envs.reset()
+    child = os.fork()
+    if child == 0:
+        envs.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert envs.step(np.zeros((2, 2)))[4]["executed"].tolist() == [1, 1]

@@ -1,0 +1,142 @@
+"""Slots behind connections give what slots in this process give, and their failures arrive with their words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, make_vec
+from vla_gym.errors import LostRank
+from vla_gym.make import slot_setup
+from vla_gym.specs import Benchmark, StartState
+from vla_gym.vector.env_config import EnvConfig
+from vla_gym.workers.pool import Pool, SlotCommand
+from vla_gym.workers.remote_pool import RemotePool, read_remote_commands, serve, write_remote_commands
+
+Make = Callable[..., VLAVectorEnv]
+
+
+class Servers:
+    """Servers on the loopback device, each in a thread with a pool of its own."""
+
+    def __init__(self) -> None:
+        self.raised: list[Exception] = []
+        self._threads: list[threading.Thread] = []
+        self._made: list[VLAVectorEnv] = []
+
+    def start(self, count: int, num_envs: int, benchmark: Benchmark, **options: Any) -> list[Connection]:
+        connections = []
+        for _ in range(count):
+            envs = make_vec(benchmark, num_envs // count, chunk=2, **options)
+            self._made.append(envs)  # or else its pool would be closed
+            with Listener(("127.0.0.1", 0), authkey=b"key") as listener:
+                thread = threading.Thread(target=self._serve, args=(listener, envs.pool))
+                thread.start()
+                self._threads.append(thread)
+                connections.append(Client(listener.address, authkey=b"key"))
+        return connections
+
+    def _serve(self, listener: Listener, pool: Pool) -> None:
+        try:
+            serve(listener.accept(), pool)
+        except Exception as error:  # noqa: BLE001  looked at by the test
+            self.raised.append(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    made = Servers()
+    yield made
+    made.join()
+
+
+def remote(make: Make, servers: Servers, count: int, benchmark: Benchmark, **options: Any) -> VLAVectorEnv:
+    connections = servers.start(count, 4, benchmark, num_workers=options.pop("num_workers", 0))
+
+    def pool(_: Benchmark, config: EnvConfig) -> Pool:
+        return RemotePool(slot_setup(benchmark, config).memory, connections)
+
+    return make(benchmark, 4, chunk=2, schedule="random", seed=5, pool=pool, **options)
+
+
+def trace(envs: VLAVectorEnv) -> list[Any]:
+    rng = np.random.default_rng(0)
+    obs, _ = envs.reset(seed=5)
+    seen: list[Any] = [obs["image"].tobytes()]
+    for _ in range(8):
+        obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 0.8, (4, 2, 2)))
+        seen += [obs["image"].tobytes(), obs["state"].tobytes(), obs["instruction"], reward.tolist()]
+        seen += [terminated.tolist(), truncated.tolist(), infos["start_state"].tolist()]
+    return seen
+
+
+@pytest.mark.parametrize(("count", "num_workers"), [(1, 0), (2, 0), (2, 1)])
+def test_remote_slots_do_what_local_ones_do(make: Make, servers: Servers, count: int, num_workers: int):
+    benchmark = scripted_benchmark()
+    local = trace(make(benchmark, 4, chunk=2, schedule="random", seed=5))
+    envs = remote(make, servers, count, benchmark, num_workers=num_workers)
+    assert trace(envs) == local
+    state = envs.state_dict()
+    envs.load_state_dict(state)
+    envs.close()
+
+
+def test_stages_reach_over_servers(make: Make, servers: Servers):
+    envs = remote(make, servers, 2, scripted_benchmark((9,)), autoreset_mode="disabled", pipeline_stages=2)
+    envs.reset()
+    for stage in envs.stages:
+        stage.send_step(np.zeros((2, 2, 2), dtype=np.float32))
+    for stage in envs.stages:
+        assert stage.slots in (slice(0, 2), slice(2, 4))
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_failure_is_raised_at_both_ends(make: Make, servers: Servers, num_workers: int):
+    envs = remote(make, servers, 2, scripted_benchmark((9,), fate="raise"), num_workers=num_workers)
+    envs.reset()
+    actions = np.zeros((4, 2, 2), dtype=np.float32)
+    actions[3] = 0.95
+    with pytest.raises(WorkerFailed, match="the arm fell off"):
+        envs.step(actions)
+    assert envs.closed
+    servers.join()
+    assert [type(error) for error in servers.raised] == [WorkerFailed]
+
+
+def test_a_server_that_goes_is_named(make: Make, servers: Servers):
+    envs = remote(make, servers, 2, scripted_benchmark((9,)))
+    envs.reset()
+    envs.pool._connections[1].close()  # type: ignore[attr-defined]
+    with pytest.raises(LostRank, match="env server 1 has gone"):
+        envs.step(np.zeros((4, 2, 2), dtype=np.float32))
+
+
+def test_servers_get_equal_blocks(make: Make):
+    layout = slot_setup(scripted_benchmark(), make(scripted_benchmark(), 3).config).memory
+    with pytest.raises(BadValue, match="3 slots are not dealt evenly to 2 servers"):
+        RemotePool(layout, [None, None])  # type: ignore[list-item]
+
+
+def test_commands_travel_with_their_actions_and_slots_of_the_server():
+    action_TA = np.array([[0.25, -1.0]], dtype=np.float32)
+    start = StartState(task_id=2, trial_id=7)
+    sent = [
+        SlotCommand(slot=5, start=start, kind="step", action_TA=action_TA),
+        SlotCommand(slot=4, start=start, kind="reset"),
+    ]
+    step, reset = read_remote_commands(write_remote_commands(sent, [1, 0]), 2)
+    assert (step.slot, step.start, step.kind) == (1, start, "step")
+    assert np.array_equal(step.action_TA, action_TA)  # type: ignore[arg-type]
+    assert (reset.slot, reset.kind, reset.action_TA) == (0, "reset", None)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scripted_simulator import Scripted, scripted_benchmark
+
+from vla_gym.rewards import RewardRule
+from vla_gym.specs import StartState
+from vla_gym.workers.sub_env import Slot
+
+
+def make_slot(
+    lengths: tuple[int, ...] = (3, 7, 12),
+    *,
+    horizon: int = 100,
+    rule: RewardRule | None = None,
+    fate: str = "",
+) -> tuple[Slot, Scripted]:
+    tasks = scripted_benchmark(lengths, horizon=horizon).tasks
+    simulator = Scripted(tasks, 8, ("image",), lengths=lengths, fate=fate)
+    return Slot(simulator, tasks, rule or RewardRule()), simulator
+
+
+def cell(task_id: int) -> StartState:
+    return StartState(task_id=task_id, trial_id=0)
+
+
+ACTION_5A = np.zeros((5, 2), dtype=np.float32)
+
+
+def test_a_chunk_stops_where_the_episode_ends() -> None:
+    slot, _ = make_slot()
+    assert slot.reset(cell(1)).fingerprint == "0100"
+    first = slot.step(ACTION_5A)
+    assert (first.step_rewards, first.terminated, first.episode) == ((0.0,) * 5, False, None)
+    second = slot.step(ACTION_5A)
+    assert (second.step_rewards, second.terminated, second.success) == ((0.0, 1.0), True, True)
+    assert second.episode is not None
+    assert (second.episode.length, second.episode.total_reward) == (7, 1.0)
+    assert (second.episode.success_once, second.episode.success_at_end) == (True, True)
+    assert second.episode.seconds > 0
+
+
+def test_the_time_limit_counts_simulator_steps() -> None:
+    slot, _ = make_slot((0,), horizon=8)
+    slot.reset(cell(0))
+    slot.step(ACTION_5A)
+    last = slot.step(ACTION_5A)
+    assert (len(last.step_rewards), last.terminated, last.truncated) == (3, False, True)
+    assert last.episode is not None
+    assert (last.episode.length, last.episode.success_once) == (8, False)
+
+
+def test_solving_on_the_last_allowed_step_is_no_truncation() -> None:
+    slot, _ = make_slot((5,), horizon=5)
+    slot.reset(cell(0))
+    last = slot.step(ACTION_5A)
+    assert (last.terminated, last.truncated) == (True, False)
+
+
+def test_nothing_is_rendered_but_on_request() -> None:
+    slot, simulator = make_slot()
+    slot.reset(cell(2))
+    slot.step(ACTION_5A)
+    assert simulator.renders == 0
+    slot.observe()
+    assert simulator.renders == 1
+
+
+def test_a_report_holds_python_s_own_numbers() -> None:
+    slot, _ = make_slot(fate="numpy numbers")
+    slot.reset(cell(0))
+    last = slot.step(ACTION_5A)
+    assert last.episode is not None
+    assert {type(reward) for reward in last.step_rewards} == {type(last.episode.total_reward)} == {float}
+    assert last.success is last.terminated is True
+    assert last.episode.success_once is last.episode.success_at_end is True
+
+
+def test_stepping_an_ended_episode_is_a_bug_of_ours() -> None:
+    slot, _ = make_slot()
+    with pytest.raises(RuntimeError, match="never began"):
+        slot.step(ACTION_5A)
+    slot.reset(cell(0))
+    slot.step(ACTION_5A)
+    with pytest.raises(RuntimeError, match="ended"):
+        slot.step(ACTION_5A)
+
+
+def test_a_new_episode_starts_its_counts_anew() -> None:
+    slot, _ = make_slot(rule=RewardRule(kind="differenced"))
+    for _ in range(2):
+        slot.reset(cell(0))
+        last = slot.step(ACTION_5A)
+        assert last.step_rewards == (0.0, 0.0, 1.0)
+        assert last.episode is not None
+        assert (last.episode.length, last.episode.total_reward) == (3, 1.0)
+
+
+def test_the_return_is_what_was_paid() -> None:
+    slot, _ = make_slot(rule=RewardRule(kind="step_penalty", scale=10.0))
+    slot.reset(cell(0))
+    last = slot.step(ACTION_5A)
+    assert last.step_rewards == (-1.0, -1.0, 9.0)
+    assert last.episode is not None
+    assert last.episode.total_reward == 7.0
+
+
+def test_replay_reaches_the_same_place_without_rendering() -> None:
+    slot, simulator = make_slot()
+    report = slot.replay(cell(1), np.zeros((6, 2), dtype=np.float32))
+    assert (report.fingerprint, report.terminated, len(report.step_rewards)) == ("0100", False, 6)
+    assert simulator.renders == 0
+    last = slot.step(ACTION_5A)
+    assert last.episode is not None
+    assert (last.terminated, last.episode.length) == (True, 7)
+
+
+def test_replay_of_nothing_is_a_reset() -> None:
+    slot, _ = make_slot()
+    report = slot.replay(cell(1), np.zeros((0, 2), dtype=np.float32))
+    assert (report.fingerprint, report.step_rewards) == ("0100", ())
+    assert len(slot.step(ACTION_5A).step_rewards) == 5
+
+
+def test_close_frees_the_simulator() -> None:
+    slot, simulator = make_slot()
+    slot.close()
+    assert simulator.closed

@@ -1,0 +1,99 @@
+"""`torch.compile`: captured whole, the same numbers; what the compiler itself makes is tested once, slowly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vla_gym import text
+from vla_gym.errors import BadValue
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.modules.compile import compile_blocks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""The compiler warns of itself."""
+
+LORA = {"lora": {"rank": 2}}
+SLOW = pytest.mark.slow
+FAMILIES = [
+    pytest.param("nano", {}, id="nano"),
+    pytest.param("nano-flow", {}, id="nano-flow", marks=SLOW),
+    pytest.param("openvla", LORA, id="openvla", marks=SLOW),
+    pytest.param("openvla-oft", LORA, id="openvla-oft"),
+    pytest.param("pi0", {}, id="pi0"),
+    pytest.param("pi05", {}, id="pi05", marks=SLOW),
+]
+
+
+def build(family: str, options: dict[str, Any], **settings: Any) -> VLAPolicy:
+    torch.manual_seed(0)
+    chunk = 1 if family == "openvla" else 2
+    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=chunk, action_dim=4)
+    spaces = conventions.observation_space(), conventions.action_space()
+    kwargs = {"size": "tiny", **options}
+    return VLAPolicy(*spaces, lambda _: 1e-3, backbone=family, backbone_kwargs=kwargs, **settings)
+
+
+def observations() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
+        "state": torch.rand(2, 3, generator=generator),
+        "instruction": torch.stack(
+            [torch.from_numpy(text.encode(one)) for one in ("reach the block", "open")]
+        ),
+    }
+
+
+def check_equal(plain: VLAPolicy, compiled: VLAPolicy) -> None:
+    """Decisions, scores and gradients agree."""
+    obs, samples = observations(), []
+    for policy in (plain, compiled):
+        torch.manual_seed(1)
+        samples.append(policy.act(obs))
+    torch.testing.assert_close(samples[0].action_BKA, samples[1].action_BKA, rtol=0.0, atol=1e-5)
+    for policy in (plain, compiled):
+        result = policy.evaluate(obs, samples[0].record)
+        torch.testing.assert_close(result.logprob_BKA, samples[0].logprob_BKA, rtol=0.0, atol=1e-4)
+        result.logprob_BKA.sum().backward()
+    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None and other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dict[str, Any]) -> None:
+    plain, compiled = build(family, options), build(family, options)
+    assert compile_blocks(compiled.backbone, backend="eager") >= 2
+    torch._dynamo.utils.counters.clear()
+    check_equal(plain, compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_compiler_gives_the_same_numbers() -> None:
+    check_equal(build("openvla-oft", LORA), build("openvla-oft", LORA, compile=True))
+
+
+def test_names_of_weights_stay(tmp_path: Path) -> None:
+    plain, compiled = build("nano", {}), build("nano", {}, compile=True)
+    assert list(plain.state_dict()) == list(compiled.state_dict())
+    compiled.save_pretrained(tmp_path)
+    again = VLAPolicy.from_pretrained(tmp_path, compile=True, device="cpu")
+    blocks = [block for block in again.modules() if block._compiled_call_impl is not None]
+    assert blocks
+    assert all(
+        torch.equal(one, other) for one, other in zip(compiled.parameters(), again.parameters(), strict=True)
+    )
+
+
+def test_nothing_to_compile_is_said() -> None:
+    with pytest.raises(BadValue, match="Linear has no stack of blocks to compile"):
+        compile_blocks(nn.Linear(1, 1))

@@ -1,0 +1,137 @@
+"""Features of frozen parts, kept for the epochs of an update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vla_gym import text
+from vla_gym.errors import BadValue
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.modules.feature_cache import FeatureCache, row_keys
+from vla_policies.openvla.network import LANGUAGE_TARGETS
+
+SENTENCES = ("reach the red block", "open")
+FAMILIES = pytest.mark.parametrize("family", ["openvla", "openvla-oft", "pi0", "pi05"])
+
+
+def counted(cache: FeatureCache, keys: list[bytes]) -> list[int]:
+    """The places that had to be made; row i is [i] as one float32."""
+    asked: list[int] = []
+
+    def make(places: list[int]) -> list[tuple[Tensor, ...]]:
+        asked.extend(places)
+        return [(torch.tensor([float(place)]),) for place in places]
+
+    rows = cache.rows(keys, make)
+    assert len(rows) == len(keys)
+    return asked
+
+
+def test_what_is_there_is_not_made_again() -> None:
+    cache = FeatureCache(max_bytes=100)
+    assert counted(cache, [b"a", b"b"]) == [0, 1]
+    assert counted(cache, [b"c", b"b"]) == [0]
+    assert cache.num_bytes == 3 * 4
+
+
+def test_the_longest_unused_go_first() -> None:
+    cache = FeatureCache(max_bytes=8)  # two rows of 4 bytes
+    counted(cache, [b"a", b"b"])
+    counted(cache, [b"a"])
+    assert counted(cache, [b"c"]) == [0]
+    assert len(cache) == 2
+    assert counted(cache, [b"a", b"c"]) == []
+    assert counted(cache, [b"b"]) == [0]
+
+
+def test_a_batch_larger_than_the_cache_is_served_all_the_same() -> None:
+    cache = FeatureCache(max_bytes=4)
+    assert counted(cache, [b"a", b"b", b"c"]) == [0, 1, 2]
+    assert (len(cache), cache.num_bytes) == (1, 4)
+
+
+def test_a_row_does_not_keep_its_batch_alive() -> None:
+    cache = FeatureCache(max_bytes=100)
+    batch = torch.zeros(50, 1)
+    ((row,),) = cache.rows([b"a"], lambda _: [(batch[0],)])
+    ((kept,),) = cache.rows([b"a"], lambda _: [])
+    assert torch.equal(row, kept)
+    assert kept.untyped_storage().nbytes() == 4
+
+
+def test_keys_tell_rows_apart() -> None:
+    first, second, third = row_keys(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[7], [7], [8]]))
+    assert len({first, second, third}) == 3
+    assert row_keys(torch.tensor([[1.0]]), torch.tensor([[7]])) == [first]
+
+
+def build(family: str, **options: Any) -> VLAPolicy:
+    torch.manual_seed(0)
+    chunk = 1 if family == "openvla" else 2
+    conventions = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=chunk, action_dim=4)
+    return VLAPolicy(
+        conventions.observation_space(),
+        conventions.action_space(),
+        lambda _: 1e-2,
+        backbone=family,
+        backbone_kwargs={"size": "tiny", **options},
+    )
+
+
+def frozen(family: str) -> dict[str, Any]:
+    """The options that leave the eyes of a family frozen."""
+    return {"lora": {"rank": 2, "targets": LANGUAGE_TARGETS}} if family.startswith("openvla") else {}
+
+
+def observations() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
+        "state": torch.rand(2, 3, generator=generator),
+        "instruction": torch.stack([torch.from_numpy(text.encode(one)) for one in SENTENCES]),
+    }
+
+
+@FAMILIES
+def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
+    plain, keeping = build(family, **frozen(family)), build(family, **frozen(family), cache_features=0.01)
+    obs = observations()
+    for _ in range(2):  # the second time from what was kept
+        samples = []
+        for policy in (plain, keeping):
+            torch.manual_seed(1)
+            samples.append(policy.act(obs))
+        assert torch.equal(samples[0].action_BKA, samples[1].action_BKA)
+        assert torch.equal(samples[0].logprob_BKA, samples[1].logprob_BKA)
+        assert torch.equal(samples[0].value_B, samples[1].value_B)
+        for policy in (plain, keeping):
+            result = policy.evaluate(obs, samples[0].record)
+            assert torch.equal(result.logprob_BKA, samples[0].logprob_BKA)
+            (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+            policy.optimizer.step()
+            policy.optimizer.zero_grad()
+    for one, other in zip(plain.parameters(), keeping.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@FAMILIES
+def test_rows_in_another_order_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, obs = build(family, **frozen(family), cache_features=0.01), observations()
+    sample = policy.act(obs)
+    network: Any = policy.backbone.network
+    eye = network.vlm if family.startswith("pi") else network
+    monkeypatch.setattr(eye, "embed" if family.startswith("pi") else "see", None)  # not to be called
+    turned = {key: value.flip(0) for key, value in obs.items()}
+    result = policy.evaluate(turned, {key: value.flip(0) for key, value in sample.record.items()})
+    torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA.flip(0), rtol=0.0, atol=1e-5)
+
+
+def test_trained_eyes_are_refused() -> None:
+    with pytest.raises(BadValue, match="cache_features is for frozen image towers, and these are trained"):
+        build("openvla-oft", cache_features=1.0).act(observations())
+    with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
+        build("pi0", cache_features=1.0, train_expert_only=False)

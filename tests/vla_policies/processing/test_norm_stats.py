@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies.processing.norm_stats import choose_key, identity, normaliser
+
+STATS = {
+    "libero_10_no_noops": {
+        "action": {
+            "q01": [-1.0, 0.0],
+            "q99": [3.0, 1.0],
+            "min": [-2.0, 0.0],
+            "max": [6.0, 1.0],
+            "mask": [True, False],
+        },
+        "proprio": {"q01": [0.0], "q99": [2.0]},
+    },
+    "bridge": {"action": {"q01": [0.0], "q99": [1.0]}},
+}
+
+
+def open_action(bounds: str = "q01_q99", epsilon: float = 0.0):  # type: ignore[no-untyped-def]
+    return normaliser(STATS, "libero_10_no_noops", "action", "here", bounds=bounds, epsilon=epsilon)  # type: ignore[arg-type]
+
+
+def test_unnormalising_by_hand() -> None:
+    # 0.5 (0.5 + 1) (3 - -1) + -1 = 2; the gripper passes.
+    assert open_action().unnormalise(np.array([[0.5, 0.25]])).tolist() == [[2.0, 0.25]]
+    # With the extremes: 0.5 * 1.5 * 8 - 2 = 4.
+    assert open_action("min_max").unnormalise(np.array([0.5, 0.25])).tolist() == [4.0, 0.25]
+    assert open_action(epsilon=1e-8).unnormalise(np.array([1.0, 0.0]))[0] == pytest.approx(
+        3.0 + 1e-8, abs=1e-12
+    )
+
+
+def test_normalising_by_hand_clips() -> None:
+    part = normaliser(STATS, "libero_10_no_noops", "proprio", "here", bounds="q01_q99", epsilon=0.0)
+    assert part.normalise(np.array([0.5])) == pytest.approx(-0.5, abs=1e-8)
+    assert part.normalise(np.array([9.0])).tolist() == [1.0]
+
+
+def test_the_identity_leaves_numbers_alone() -> None:
+    assert identity(2).unnormalise(np.array([0.3, -0.9])).tolist() == [0.3, -0.9]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "suite", "key"),
+    [
+        ("bridge", None, "bridge"),
+        ("libero_10", None, "libero_10_no_noops"),
+        (None, "libero_10", "libero_10_no_noops"),
+        (None, "libero_10_swap", "libero_10_no_noops"),
+        ("bridge", "libero_10", "bridge"),
+    ],
+)
+def test_keys_are_found(wanted: str | None, suite: str | None, key: str) -> None:
+    assert choose_key(STATS, wanted, "here", suite) == key
+
+
+def test_one_data_set_needs_no_key_and_none_has_none() -> None:
+    assert choose_key({"bridge": {}}, None, "here", "libero_10") == "bridge"
+    assert choose_key({}, None, "here") is None
+
+
+def test_wrong_and_missing_keys_are_named() -> None:
+    with pytest.raises(
+        UnknownName, match=r"'bridg'\. Known: bridge, libero_10_no_noops\. Did you mean 'bridge'"
+    ):
+        choose_key(STATS, "bridg", "here")
+    with pytest.raises(BadValue, match="choose one with unnorm_key: bridge, libero_10_no_noops"):
+        choose_key(STATS, None, "here", "libero_goal")
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (None, "have no 'action'"),
+        ({"q01": [0.0]}, "lack numbers 'action.q99'"),
+        ({"q01": [0.0], "q99": ["x"]}, "lack numbers 'action.q99'"),
+        (
+            {"q01": [0.0, None], "q99": [1.0, 1.0]},
+            r"'a' of here: 'action.q01' must be finite .*, got \[0.0, None\]",
+        ),
+        ({"q01": [0.0], "q99": [float("inf")]}, r"'action.q99' must be finite numbers, got \[inf\]"),
+        ({"q01": [0.0], "q99": [1.0, 2.0]}, "not of one length"),
+        ({"q01": [0.0], "q99": [1.0], "mask": [True, True]}, "not of one length"),
+    ],
+)
+def test_broken_statistics_are_named(action: object, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        normaliser({"a": {"action": action}}, "a", "action", "here", bounds="q01_q99", epsilon=0.0)

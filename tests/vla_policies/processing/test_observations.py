@@ -1,0 +1,76 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import Conventions
+from vla_policies.processing.observations import batch_observation
+
+CPU = torch.device("cpu")
+MakeObs = Callable[..., dict[str, np.ndarray]]
+
+
+def test_a_batch_stays_and_one_gains_a_dimension(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = make_obs(3)
+    many, batched = batch_observation(obs, conventions, CPU)
+    assert batched
+    one, batched = batch_observation({key: value[1] for key, value in obs.items()}, conventions, CPU)
+    assert not batched
+    for key, value in obs.items():
+        assert torch.equal(many[key], torch.from_numpy(value))
+        assert torch.equal(one[key], many[key][1:2])
+
+
+@pytest.mark.parametrize("kind", [tuple, list, np.array, lambda texts: np.array(texts, dtype=object)])
+def test_instructions_as_text_equal_their_bytes(
+    conventions: Conventions, make_obs: MakeObs, kind: Callable
+) -> None:
+    obs = make_obs(2)
+    told = {**obs, "instruction": kind(["reach the red block", "put the bowl on the plate, please"])}
+    assert torch.equal(
+        batch_observation(told, conventions, CPU)[0]["instruction"], torch.from_numpy(obs["instruction"])
+    )
+
+
+def test_one_plain_string(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = {key: value[0] for key, value in make_obs(1).items()}
+    tensors, batched = batch_observation({**obs, "instruction": "reach the red block"}, conventions, CPU)
+    assert not batched
+    assert torch.equal(tensors["instruction"][0], torch.from_numpy(obs["instruction"]))
+
+
+def test_keys_the_policy_does_not_read_are_left(conventions: Conventions, make_obs: MakeObs) -> None:
+    narrow = replace(conventions, cameras=("image",), state_dim=0)
+    assert set(batch_observation(make_obs(2), narrow, CPU)[0]) == {"image", "instruction"}
+
+
+def test_a_missing_key_is_named(conventions: Conventions, make_obs: MakeObs) -> None:
+    obs = make_obs(2)
+    obs["wristimage"] = obs.pop("wrist_image")
+    with pytest.raises(UnknownName, match=r"no observation key 'wrist_image'.*Did you mean 'wristimage'"):
+        batch_observation(obs, conventions, CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("state", np.zeros((2, 3, 1), np.float32), "'state' must have 1 dims"),
+        ("state", np.zeros((2, 4), np.float32), "'state' must have 3 numbers, got 4"),
+        ("state", np.zeros(3, np.float32), "not of one batch"),
+        ("instruction", ["only one"], "not of one batch"),
+        ("instruction", ["", "two"], "has 0 UTF-8 bytes"),
+    ],
+)
+def test_parts_of_the_wrong_shape_are_named(
+    conventions: Conventions, make_obs: MakeObs, key: str, value: object, message: str
+) -> None:
+    with pytest.raises(BadValue, match=message):
+        batch_observation({**make_obs(2), key: value}, conventions, CPU)
+
+
+def test_anything_but_a_dict_raises(conventions: Conventions) -> None:
+    with pytest.raises(BadValue, match="got ndarray"):
+        batch_observation(np.zeros(3), conventions, CPU)  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""While the critic warms up the policy rests, to the bit; afterwards nothing is left over of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+
+import vla_gym
+from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
+from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
+from vla_gym.errors import BadValue
+from zoo import PPO
+from zoo.algorithms.learner import critic_parameters
+from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+
+
+def updates(model: PPO, count: int) -> None:
+    """Train for so many updates more."""
+    model.learn(100_000, callback=StopIn(count + 1), reset_num_timesteps=model._updates_done == 0)
+
+
+def named(model: PPO) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Copies of the critic's parameters and of all others."""
+    critic = {id(one) for one in critic_parameters(model.policy)}
+    parts: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
+    for name, one in model.policy.named_parameters():
+        parts[id(one) not in critic][name] = one.detach().clone()
+    return parts
+
+
+def test_the_policy_rests_to_the_bit_while_the_critic_learns():
+    model = build("ppo", critic_warmup_updates=2, ent_coef=0.1)
+    model.set_logger(Logger(None, [Rows()]))
+    critic_before, policy_before = named(model)
+    obs = model.env.reset()
+    torch.manual_seed(1)
+    sample = model.policy.act(obs)
+    updates(model, 2)
+    critic, policy = named(model)
+    assert all(torch.equal(policy[name], one) for name, one in policy_before.items())
+    assert not any(torch.equal(critic[name], one) for name, one in critic_before.items())
+    assert torch.equal(model.policy.evaluate(obs, sample.record).logprob_BKA, sample.logprob_BKA)
+    assert [row["train/critic/warmup"] for row in model.logger.output_formats[0].rows] == [1.0, 1.0]
+    assert [row["train/actor/approx_kl_k3"] for row in model.logger.output_formats[0].rows] == pytest.approx(
+        [0.0, 0.0], abs=1e-9
+    )
+
+
+def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
+    model = build("ppo", critic_warmup_updates=1)
+    model.set_logger(Logger(None, []))
+    state = model.policy.optimizer.state
+    critic = critic_parameters(model.policy)
+    updates(model, 1)
+    # Two epochs over 20 decisions in minibatches of at most 8.
+    assert [float(state[one]["step"]) for one in critic] == [6.0] * len(critic)
+    assert set(state) == set(critic)
+    _, policy_before = named(model)
+    updates(model, 1)
+    assert [float(state[one]["step"]) for one in critic] == [12.0] * len(critic)
+    others = [one for one in model.policy.parameters() if all(one is not other for other in critic)]
+    assert {float(state[one]["step"]) for one in others} == {6.0}
+    _, policy = named(model)
+    assert not any(torch.equal(policy[name], one) for name, one in policy_before.items())
+    assert all(one.requires_grad for one in model.policy.parameters())
+
+
+def test_the_count_survives_a_checkpoint(tmp_path: Any):
+    settings = {"critic_warmup_updates": 3}
+    whole = learn(build("ppo", **settings), 420)
+    assert [row["train/critic/warmup"] for row in whole[:4]] == [1.0, 1.0, 1.0, 0.0]
+    stopped = build("ppo", **settings)
+    before = learn(stopped, 420, StopIn(3, 2))
+    save_checkpoint(stopped, tmp_path / "checkpoints")
+    resumed = build("ppo", **settings)
+    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    assert len(before) == 2
+    assert same(before + learn(resumed, 420, resumed=True), whole)
+
+
+def test_plain_policies_warm_up_too():
+    model = PPO(
+        "MlpPolicy",
+        "CartPole-v1",
+        n_steps=32,
+        batch_size=32,
+        n_epochs=2,
+        critic_warmup_updates=1,
+        device="cpu",
+    )
+    action_before = model.policy.action_net.weight.detach().clone()
+    value_before = model.policy.value_net.weight.detach().clone()
+    model.learn(32)
+    assert torch.equal(model.policy.action_net.weight, action_before)
+    assert not torch.equal(model.policy.value_net.weight, value_before)
+
+
+def test_without_a_critic_there_is_nothing_to_warm_up():
+    with pytest.raises(BadValue, match="vf_coef"):
+        PPO("MlpPolicy", "CartPole-v1", critic_warmup_updates=1, vf_coef=0.0, device="cpu")
+    with pytest.raises(BadValue, match="value head"):
+        PPO(StandInPolicy, ScriptedVecEnv([[(0.0, 3, "terminated")]]), critic_warmup_updates=1, device="cpu")
+
+
+@pytest.mark.parametrize(("family", "chunk"), [("openvla-oft", 2), ("nano-flow", 2), ("pi05", 2)])
+def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=chunk, seed=0)
+    model = PPO(
+        "VLAPolicy", envs, n_steps=2, device="cpu", seed=0,
+        policy_kwargs={"backbone": family, "backbone_kwargs": {"size": "tiny"}},
+    )  # fmt: skip
+    sample = model.policy.act(model.env.reset())
+    result = model.policy.evaluate(model.env.reset(), sample.record)
+    critic = critic_parameters(model.policy)
+    assert critic
+    if result.logprob_BKA.requires_grad:
+        used = torch.autograd.grad(result.logprob_BKA.sum(), critic, allow_unused=True, retain_graph=True)
+        assert all(one is None or not one.any() for one in used)
+    assert any(
+        one is not None and one.any()
+        for one in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
+    )

@@ -1,0 +1,272 @@
+"""Groups, rounds and weights of GRPO, on Toy-Reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+
+import vla_gym
+from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
+from vla_gym.errors import BadValue
+from vla_policies.types import ActionSample
+from zoo import GRPO
+from zoo.algorithms.advantages import group_advantage
+from zoo.algorithms.training_warnings import NothingToLearn
+from zoo.rollout.group_collector import GroupOutcome
+
+TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+
+
+def toy(**kwargs: Any) -> GRPO:
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=8, chunk=3, group_size=4, seed=3)
+    settings = {"batch_size": 8, "learning_rate": 1e-3, "device": "cpu", "seed": 0, **kwargs}
+    model = GRPO("VLAPolicy", envs, policy_kwargs=TINY, **settings)
+    model.set_logger(Logger(None, [Rows()]))
+    return model
+
+
+def two_groups(**kwargs: Any) -> GRPO:
+    """As if this had just been collected, in four decisions of three steps (K * A = 6 tokens).
+
+    Group 0: slot 1 succeeds at once, the others run out of time; group 1: all run out of time.
+    """
+    model = toy(**kwargs)
+    model.n_steps = 4
+    model._setup_model()
+    buffer = model.chunk_buffer
+    buffer.logprob_TNKA = torch.zeros(4, 8, 3, 2)
+    buffer.executed_TN.fill_(3)
+    buffer.reward_TN[0, 1] = 1.0
+    buffer.executed_TN[:, 1] = torch.tensor([2, 0, 0, 0])
+    model.experience_of_groups.lost_N = torch.zeros(8, dtype=torch.bool)
+    model.experience_of_groups.outcomes = [GroupOutcome("a" * 32, 1, 4), GroupOutcome("b" * 32, 0, 4)]
+    return model
+
+
+def test_every_executed_decision_carries_its_episodes_group_advantage():
+    model = two_groups()
+    model.credit(None)
+    expected_N = group_advantage(torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0] * 4])).flatten()
+    advantage_TN = model.chunk_buffer.advantage_TN
+    assert advantage_TN[0].tolist() == expected_N.tolist()
+    assert advantage_TN[:, 1].tolist() == [expected_N[1].item(), 0, 0, 0]
+
+
+@pytest.mark.parametrize(("level", "elements"), [("token", 6), ("action", 3), ("chunk", 1)])
+def test_each_kept_episode_weighs_the_same_and_dead_groups_nothing(level: str, elements: int):
+    model = two_groups(logprob_level=level)
+    model.credit(None)
+    buffer = model.chunk_buffer
+    weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0)
+    # 13 decisions take part: four of each loser, one of the winner. A quarter of them for each of the 4 episodes.
+    assert (weight_N / 13).tolist() == pytest.approx([0.25] * 4 + [0.0] * 4)
+    assert len(buffer.chosen()) == 13
+    assert buffer.element_scale_TN[0, 0].item() == pytest.approx(13 / 4 / (4 * elements))
+
+
+def test_what_is_logged_of_the_groups():
+    model = two_groups()
+    model.credit(None)
+    logged = model.logger.name_to_value
+    assert logged["rollout/groups"] == 2
+    assert logged["rollout/groups_dead"] == 1
+    assert logged["rollout/groups_kept"] == 0.5
+    assert logged["rollout/returns_mean"] == pytest.approx(1 / 8)
+
+
+def test_score_bounds_drop_live_groups_too():
+    model = two_groups(score_bounds=(0.3, 0.9))
+    model.credit(None)
+    assert model.logger.name_to_value["rollout/groups_kept"] == 0.0
+    assert len(model.chunk_buffer.chosen()) == 0
+
+
+def test_a_lost_episode_takes_its_group_with_it():
+    model = two_groups()
+    model.experience_of_groups.lost_N[2] = True
+    model.credit(None)
+    assert len(model.chunk_buffer.chosen()) == 0
+
+
+def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
+    model = toy()
+    model.learn(1)
+    buffer = model.chunk_buffer
+    assert len(model.ep_info_buffer) == 8
+    assert model.num_timesteps == sum(info["l"] for info in model.ep_info_buffer)
+    assert model.num_timesteps == buffer.executed_TN.sum()
+    # Rows of a column are executed up to the episode's end, and not after.
+    ran_TN = buffer.executed_TN > 0
+    assert (ran_TN[1:] <= ran_TN[:-1]).all()
+    assert ran_TN[0].all()
+    horizon = max(task.horizon for task in model.grouped_envs.benchmark.tasks)
+    assert buffer.buffer_size == -(-horizon // 3)
+    assert model.grouped_envs._table.episodes.tolist() == [1] * 8
+
+
+def test_a_rollout_of_several_rounds_sees_other_start_states_in_each():
+    model = toy(rollouts_per_update=2)
+    model.learn(1)
+    starts = [one.start_state for one in model.experience_of_groups.outcomes]
+    assert len(starts) == 4
+    assert len(set(starts)) > 2
+    assert len(model.ep_info_buffer) == 16
+    assert model.chunk_buffer.columns == 16
+    assert (model.chunk_buffer.executed_TN[0] > 0).all()
+
+
+def test_members_of_a_group_share_the_first_picture():
+    model = toy(rollouts_per_update=2)
+    model.learn(1)
+    first = model.chunk_buffer.obs["image"][0].reshape(4, 4, -1)
+    assert (first == first[:, :1]).all()
+    assert (first[0, 0] != first[1, 0]).any()
+
+
+def test_the_ratio_is_one_before_the_first_step():
+    model = toy()
+    model.learn(1)
+    rows = model.logger.output_formats[0].rows
+    assert rows[-1]["train/actor/ratio_first"] == pytest.approx(1.0, abs=1e-6)
+    assert rows[-1]["train/actor/ratio_first_gap"] < 1e-5
+    assert "train/critic/value_loss" not in rows[-1]
+
+
+def standing_still() -> GRPO:
+    """Nothing it does is a success."""
+    model = toy()
+    act = model.policy.act
+
+    def stand_still(obs: Any, **given: Any) -> ActionSample:
+        sample = act(obs, **given)
+        return ActionSample(
+            torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
+        )
+
+    model.policy.act = stand_still
+    return model
+
+
+def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
+    model = standing_still()
+    before = {name: one.clone() for name, one in model.policy.state_dict().items()}
+    with pytest.warns(UserWarning, match=r"AllGroupsDead.*temperature"):
+        model.learn(1)
+    assert all(torch.equal(one, before[name]) for name, one in model.policy.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:AllGroupsDead")
+def test_the_fifth_update_running_without_a_success_brings_advice():
+    model = standing_still()
+    for _ in range(4):
+        model.learn(1, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match=r"NoSuccessAtAll.*demonstrations"):
+        model.learn(1, reset_num_timesteps=False)
+    assert model._barren_updates == 5
+    assert "_barren_updates" in model.boundary_counters
+
+
+@pytest.mark.filterwarnings("ignore:AllGroupsDead")
+def test_a_run_without_a_single_success_is_refused_with_advice():
+    model = standing_still()
+    episodes = model.env.num_envs
+    model.max_barren_episodes = 2 * episodes
+    model.learn(1, reset_num_timesteps=False)
+    assert model._barren_episodes == episodes
+    with pytest.raises(
+        NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"
+    ):
+        model.learn(1, reset_num_timesteps=False)
+    assert "_barren_episodes" in model.boundary_counters
+
+
+def test_a_success_begins_the_count_of_barren_episodes_anew():
+    model = toy()
+    model._barren_episodes = 255
+    model.learn(1)
+    assert model._barren_episodes == 0
+
+
+def test_the_line_is_written_with_every_update(capsys):
+    model = toy(verbose=1)
+    model._custom_logger = False
+    model.learn(1)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("groups: "))
+    assert line.count("/4") == 2
+
+
+@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+def test_a_stopped_rollout_is_given_up_whole():
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 2
+
+    model = toy()
+    model.learn(1000, callback=Stop())
+    assert model._n_updates == 0
+    model.learn(1, reset_num_timesteps=False)
+    assert model._n_updates == 1
+    assert (model.chunk_buffer.executed_TN[0] > 0).all()
+
+
+def test_the_last_callback_infos_are_those_of_stable_baselines3():
+    seen: list[dict[str, Any]] = []
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+                if done:
+                    seen.append(info)
+                assert done or "episode" not in info
+            return True
+
+    toy().learn(1, callback=Look())
+    assert len(seen) == 8
+    for info in seen:
+        assert {"r", "l", "t", "success_once"} <= info["episode"].keys()
+        assert info["is_success"] == info["episode"]["success_once"]
+        assert info["terminal_observation"]["image"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: vla_gym.make_vec("Toy-Reach", num_envs=4), "group_size=1"),
+        (lambda: ScriptedVecEnv([[(0.0, 3, "terminated")]]), "make_vec"),
+    ],
+)
+def test_environments_without_groups_are_refused(make: Any, match: str):
+    env = make()
+    policy = StandInPolicy if isinstance(env, ScriptedVecEnv) else "VLAPolicy"
+    with pytest.raises(BadValue, match=match):
+        GRPO(policy, env, policy_kwargs=TINY if policy == "VLAPolicy" else None, device="cpu")
+
+
+def test_a_schedule_that_ends_is_refused():
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=4, schedule="grid")
+    model = GRPO("VLAPolicy", envs, policy_kwargs=TINY, device="cpu")
+    with pytest.raises(BadValue, match="schedule='random'"):
+        model.learn(1)
+
+
+def test_policies_without_records_are_refused():
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=4)
+    with pytest.raises(BadValue, match="VLAPolicy"):
+        GRPO("MultiInputPolicy", envs, device="cpu")
+
+
+def test_grpo_saves_and_loads(tmp_path):
+    model = toy(rollouts_per_update=2)
+    model.learn(1)
+    model.save(tmp_path / "model")
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=8, chunk=3, group_size=4, seed=9)
+    loaded = GRPO.load(tmp_path / "model", env=envs, device="cpu")
+    assert loaded.chunk_buffer.columns == 16
+    loaded.set_logger(Logger(None, []))
+    loaded.learn(1, reset_num_timesteps=False)
+    assert loaded.num_timesteps > model.num_timesteps

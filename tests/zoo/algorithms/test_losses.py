@@ -1,0 +1,118 @@
+"""Numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.algorithms.losses import clip_binds, clipped_surrogate, dual_clip_binds, kl_k1, kl_k3, value_loss
+
+
+def surrogate(ratio: float, advantage: float, **options: float | None) -> float:
+    settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, **options}
+    logprob = torch.tensor(math.log(ratio))
+    return clipped_surrogate(logprob, torch.zeros(()), torch.tensor(advantage), **settings).loss.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),
+    [
+        (1.0, 2.0, -2.0),  # nothing to clip
+        (1.1, 2.0, -2.2),  # inside the band
+        (1.5, 2.0, -2.4),  # good and already likelier: capped at 1.2
+        (0.5, 2.0, -1.0),  # good but unlikelier: not clipped, the loss pulls it back
+        (1.5, -2.0, 3.0),  # bad and likelier: not clipped
+        (0.5, -2.0, 1.6),  # bad and already unlikelier: capped at 0.8
+    ],
+)
+def test_clipped_surrogate(ratio: float, advantage: float, loss: float):
+    assert surrogate(ratio, advantage) == pytest.approx(loss)
+
+
+def test_the_upper_bound_may_be_higher():
+    assert surrogate(1.5, 1.0, clip_high=0.28) == pytest.approx(-1.28)
+    assert surrogate(0.5, -1.0, clip_high=0.28) == pytest.approx(0.8)
+
+
+def test_dual_clip_caps_the_loss_of_bad_actions_only():
+    assert surrogate(10.0, -2.0, dual_clip=3.0) == pytest.approx(6.0)
+    assert surrogate(2.0, -2.0, dual_clip=3.0) == pytest.approx(4.0)
+    assert surrogate(0.1, 2.0, dual_clip=3.0) == pytest.approx(-0.2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"), [(1.5, 1.0, 0.0), (1.1, 1.0, -1.1), (1.5, -1.0, 1.5)]
+)
+def test_gradient_stops_where_the_clip_binds(ratio: float, advantage: float, slope: float):
+    logprob = torch.tensor([math.log(ratio)], requires_grad=True)
+    result = clipped_surrogate(
+        logprob, torch.zeros(1), torch.tensor([advantage]), clip_low=0.2, clip_high=0.2
+    )
+    result.loss.sum().backward()
+    assert logprob.grad is not None
+    assert logprob.grad.item() == pytest.approx(slope)
+
+
+def test_clip_binds_only_where_the_clipped_loss_is_the_worse_one():
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0])
+    assert clip_binds(ratio, advantage, clip_low=0.2, clip_high=0.2).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_dual_clip_binds_where_the_loss_was_capped():
+    ratio, advantage = torch.tensor([4.0, 2.0, 4.0]), torch.tensor([-1.0, -1.0, 1.0])
+    assert dual_clip_binds(ratio, advantage, dual_clip=3.0, clip_low=0.2).tolist() == [True, False, False]
+
+
+def scalar(*values: float) -> list[Tensor]:
+    return [torch.tensor([value]) for value in values]
+
+
+def test_plain_value_loss_is_the_squared_error():
+    assert value_loss(*scalar(1.0, 0.0, 4.0)).item() == 9.0
+
+
+def test_clipped_value_may_replace_or_join_the_value():
+    # V moved from 0 to 1 with a band of 0.2: V_clip = 0.2; target 0.5.
+    value, old, target = scalar(1.0, 0.0, 0.5)
+    assert value_loss(value, old, target, clip=0.2).item() == pytest.approx(0.09)
+    assert value_loss(value, old, target, clip=0.2, value_clip="max").item() == pytest.approx(0.25)
+    # Inside the band both are the plain error.
+    value, old, target = scalar(0.1, 0.0, 0.5)
+    assert value_loss(value, old, target, clip=0.2, value_clip="max").item() == pytest.approx(0.16)
+
+
+@pytest.mark.parametrize(
+    ("error", "loss"), [(2.0, 2.0), (9.0, 40.5), (10.0, 50.0), (12.0, 70.0), (-12.0, 70.0)]
+)
+def test_huber_is_half_the_square_then_linear(error: float, loss: float):
+    # Beyond 10: 10 * (|e| - 5).
+    assert value_loss(*scalar(error, 0.0, 0.0), huber_delta=10.0).item() == pytest.approx(loss)
+
+
+def test_value_loss_names_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match="one shape"):
+        value_loss(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2))
+
+
+def test_kl_estimates():
+    log_ratio = torch.tensor([0.0, math.log(2.0)])
+    assert kl_k1(log_ratio).tolist() == pytest.approx([0.0, -math.log(2.0)])
+    assert kl_k3(log_ratio).tolist() == pytest.approx([0.0, 1.0 - math.log(2.0)])
+
+
+def test_kl_estimates_agree_in_the_mean():
+    old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    exact = (old * (old / new).log()).sum()
+    log_ratio = (new / old).log()
+    assert (old * kl_k1(log_ratio)).sum().item() == pytest.approx(exact.item(), abs=1e-6)
+    assert (old * kl_k3(log_ratio)).sum().item() == pytest.approx(exact.item(), abs=1e-6)

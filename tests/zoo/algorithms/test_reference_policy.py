@@ -1,0 +1,182 @@
+"""The KL to the policy as it was: by hand, zero before the first step, and kept by checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+
+import vla_gym
+from tests.zoo.algorithms.test_objective import SETTINGS, batch, scored
+from tests.zoo.stand_ins import Rows
+from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies.modules.lora import switched_off
+from zoo import GRPO, PPO
+from zoo.algorithms.losses import reference_kl
+from zoo.algorithms.objective import Objective
+from zoo.algorithms.reference_policy import REFERENCE_FILE
+from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+
+
+def test_k3_by_hand():
+    # The reference finds the token twice as likely: 2 - 1 - ln 2. Half as likely: 1/2 - 1 + ln 2. Alike: 0.
+    policy, reference = torch.tensor([0.25, 0.5, 0.3]).log(), torch.tensor([0.5, 0.25, 0.3]).log()
+    expected = torch.tensor([1 - math.log(2), math.log(2) - 0.5, 0.0])
+    torch.testing.assert_close(reference_kl(policy, reference), expected)
+
+
+def test_k3_pulls_towards_the_reference():
+    policy = torch.tensor([0.25, 0.5]).log().requires_grad_()
+    reference_kl(policy, torch.tensor([0.5, 0.25]).log()).sum().backward()
+    # d/d log policy = 1 - reference / policy.
+    assert policy.grad.tolist() == pytest.approx([-1.0, 0.5])
+
+
+def test_its_weight_in_the_loss_is_per_token():
+    # Decision 0 has one executed token of two, with KL 1 - ln 2; decision 1 two, with KL 0 and ln 2 - 1/2.
+    weight_BL = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    mask_BW = torch.tensor([[True, False], [True, True]])
+    new = scored()
+    reference_BW = torch.stack(
+        [new.logprob_BL[0] + math.log(2), new.logprob_BL[1] - torch.tensor([0.0, math.log(2)])]
+    )
+    minibatch = replace(batch(weight_BL), ref_logprob_BW=reference_BW * mask_BW, token_mask_BW=mask_BW)
+    new = replace(new, token_logprob_BW=new.logprob_BL * mask_BW)
+    without, with_kl = (
+        Objective(**{**SETTINGS, "kl_coef": coef})(new, minibatch).loss.item() for coef in (0.0, 0.1)
+    )
+    kl = ((1 - math.log(2)) + (0.0 + math.log(2) - 0.5) / 2) / 2
+    assert with_kl - without == pytest.approx(0.1 * kl, abs=1e-6)
+
+
+LORA = {"backbone": "openvla-oft", "backbone_kwargs": {"size": "tiny", "lora": {"rank": 4}}}
+
+
+def make(algo: str, **kwargs: Any) -> PPO | GRPO:
+    settings = {"batch_size": 64, "n_epochs": 1, "learning_rate": 3e-2, "seed": 0, "device": "cpu", **kwargs}
+    settings = {"policy_kwargs": LORA, "logprob_level": "token", **settings}
+    size = 2 if algo == "ppo" else 4
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, group_size=1 if algo == "ppo" else size, seed=0)
+    model = (
+        PPO("VLAPolicy", envs, n_steps=4, **settings)
+        if algo == "ppo"
+        else GRPO("VLAPolicy", envs, **settings)
+    )
+    model.set_logger(Logger(None, [Rows()]))
+    return model
+
+
+def rows(model: PPO | GRPO) -> list[float]:
+    return [
+        row["train/actor/ref_kl"]
+        for row in model.logger.output_formats[0].rows
+        if "train/actor/ref_kl" in row
+    ]
+
+
+def test_a_fresh_adapter_is_its_own_reference_and_moves_away():
+    model = make("ppo", kl_coef=1e-6)
+    model.learn(80)
+    assert rows(model)[0] == 0.0
+    assert rows(model)[-1] > 0.0
+
+
+def test_a_larger_coefficient_keeps_the_policy_closer():
+    last = []
+    for coef in (1e-6, 10.0):
+        model = make("ppo", kl_coef=coef, n_epochs=4)
+        model.learn(120)
+        last.append(rows(model)[-1])
+    assert last[1] < 0.5 * last[0]
+
+
+def test_grpo_logs_it_too():
+    model = make("grpo", kl_coef=0.1, n_epochs=2)
+    for _ in range(8):
+        model.learn(1, reset_num_timesteps=False)
+        if len(rows(model)):
+            break
+    assert rows(model)[0] >= 0.0
+    assert model.objective().kl_coef == 0.1
+
+
+def test_the_reference_is_the_policy_before_training():
+    model = make("ppo", kl_coef=1e-6)
+    obs = model.env.reset()
+    sample = model.policy.act(obs)
+    model.learn(60)
+    now = model.policy.evaluate(obs, sample.record).logprob_BKA
+    then = model.reference.evaluate(obs, sample.record).logprob_BKA
+    assert (now - sample.logprob_BKA).abs().max() > 1e-3
+    torch.testing.assert_close(then, sample.logprob_BKA, rtol=1e-5, atol=1e-5)
+    assert not then.requires_grad
+
+
+def test_switching_off_leaves_no_trace():
+    model = make("ppo")
+    network = model.policy.backbone.network
+    flags = [one.requires_grad for one in network.parameters()]
+    with pytest.raises(KeyError), switched_off(network):
+        raise KeyError
+    assert [one.requires_grad for one in network.parameters()] == flags
+    assert any(flags)
+    assert not all(flags)
+
+
+COPY = {"kl_coef": 0.05, "kl_reference": "copy"}
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_copy_survives_a_checkpoint(algo: str, tmp_path: Any):
+    total = {"ppo": 300, "grpo": 700}[algo]
+    whole = learn(build(algo, **COPY), total)
+    stopped = build(algo, **COPY)
+    before = learn(stopped, total, StopIn(3, 1))
+    folder = save_checkpoint(stopped, tmp_path / "checkpoints")
+    assert (folder / REFERENCE_FILE).is_file()
+    resumed = build(algo, **COPY)
+    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    after = learn(resumed, total, resumed=True)
+    assert before
+    assert after
+    assert same(before + after, whole)
+    (folder / REFERENCE_FILE).unlink()
+    with pytest.raises(BadValue, match=REFERENCE_FILE):
+        load_checkpoint(build(algo, **COPY), folder)
+
+
+def test_an_adapter_needs_no_copy_in_the_checkpoint(tmp_path: Any):
+    model = make("ppo", kl_coef=0.1)
+    model.learn(1)
+    assert not (save_checkpoint(model, tmp_path) / REFERENCE_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("make_model", "error", "match"),
+    [
+        (lambda: build("ppo", kl_coef=0.1), BadValue, "kl_reference='copy'"),
+        (lambda: build("grpo", kl_coef=0.1), BadValue, "LoRA"),
+        (lambda: build("ppo", kl_coef=-0.1), BadValue, "kl_coef"),
+        (lambda: build("ppo", kl_reference="base"), UnknownName, "adapter_off"),
+        (lambda: PPO("MlpPolicy", "CartPole-v1", kl_coef=0.1, device="cpu"), BadValue, "kl_coef"),
+    ],
+)
+def test_without_a_reference_one_line_says_so(make_model: Any, error: type, match: str):
+    with pytest.raises(error, match=match) as caught:
+        make_model()
+    assert "\n" not in str(caught.value)
+
+
+def test_while_the_critic_warms_up_the_reference_is_left_alone():
+    model = make("ppo", kl_coef=0.1, critic_warmup_updates=1)
+    model.learn(1)
+    assert rows(model) == []
+    model.learn(1, reset_num_timesteps=False)
+    assert rows(model) == [0.0]

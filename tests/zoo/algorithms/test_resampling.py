@@ -1,0 +1,99 @@
+"""Dead groups give way to live ones, within the rounds allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.zoo.algorithms.test_grpo import toy
+from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
+from vla_gym.errors import BadValue
+from vla_policies.types import ActionSample
+from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+
+
+def test_live_groups_of_a_further_round_take_the_places_of_dead_ones():
+    model = toy(resample_dead_groups=3)
+    experience = model.experience_of_groups
+    # Group 1 is dead; of the further round group 0 is alive, so it moves into slots 4 .. 7; then all are alive.
+    answers = iter([[True, False], [True, False], [True, True], [True, True]])
+    seen = []
+
+    def groups_that_count(buffer: Any, lost_N: Any) -> torch.Tensor:
+        seen.append(([one.start_state for one in experience.outcomes], buffer.obs["image"].clone()))
+        return torch.tensor(next(answers))
+
+    model.groups_that_count = groups_that_count
+    model.learn(1)
+    (first, before), (_, spare), (after, now), _ = seen
+    assert torch.equal(now[0, :4], before[0, :4])
+    assert torch.equal(now[0, 4:], spare[0, :4])
+    assert not torch.equal(before[0, 4:], spare[0, :4])
+    assert after[0] == first[0]
+    assert after[1] != first[1]
+    logged = model.logger.output_formats[0].rows[-1]
+    assert logged["rollout/groups_resampled"] == 1
+    assert logged["rollout/resample_rounds"] == 1
+    assert logged["rollout/groups"] == 2
+    # Both rounds were run and are counted.
+    assert len(model.ep_info_buffer) == 16
+
+
+def standing_still(model: Any) -> Any:
+    act = model.policy.act
+
+    def stand_still(obs: Any, **given: Any) -> ActionSample:
+        sample = act(obs, **given)
+        return ActionSample(
+            torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
+        )
+
+    model.policy.act = stand_still
+    return model
+
+
+def test_it_ends_when_the_rounds_are_used_up():
+    model = standing_still(toy(resample_dead_groups=2))
+    model.learn(1)
+    logged = model.logger.output_formats[0].rows[-1]
+    assert logged["rollout/resample_rounds"] == 2
+    assert logged["rollout/groups_resampled"] == 0
+    assert logged["rollout/groups_kept"] == 0.0
+    assert len(model.ep_info_buffer) == 3 * 8
+
+
+def test_a_stopped_further_round_is_given_up_with_its_rollout():
+    model = standing_still(toy(resample_dead_groups=2))
+    horizon = -(-max(task.horizon for task in model.grouped_envs.benchmark.tasks) // 3)
+    model.learn(1000, callback=StopIn(1, horizon + 1))
+    assert model._n_updates == 0
+    assert model.num_timesteps > 0
+
+
+def test_off_by_default_it_costs_and_says_nothing():
+    model = toy()
+    model.learn(1)
+    assert model.experience_of_groups._spare is None
+    assert "rollout/resample_rounds" not in model.logger.output_formats[0].rows[-1]
+
+
+def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Any):
+    settings = {"resample_dead_groups": 1}
+    whole = learn(build("grpo", **settings), 1500)
+    stopped = build("grpo", **settings)
+    before = learn(stopped, 1500, StopIn(2, 3))
+    save_checkpoint(stopped, tmp_path / "checkpoints")
+    resumed = build("grpo", **settings)
+    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    assert len(before) == 1
+    assert any(row["rollout/resample_rounds"] for row in whole)
+    assert same(before + learn(resumed, 1500, resumed=True), whole)
+
+
+def test_a_negative_number_of_rounds_is_refused():
+    with pytest.raises(BadValue, match="resample_dead_groups"):
+        toy(resample_dead_groups=-1)

@@ -1,0 +1,105 @@
+"""Each fault is named, says which knob to turn, and does not flood a long run."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from gymnasium import spaces
+
+from vla_policies.registry import FAMILIES, family_class
+from zoo.algorithms.training_warnings import (
+    Alarms,
+    TrainingWarning,
+    UpdateHealth,
+    entropy_to_judge,
+    faults,
+    nothing_to_learn,
+)
+
+HEALTHY = {
+    "groups": 8,
+    "groups_live": 5,
+    "advantage_spread": 2.0,
+    "clip_fraction": 0.1,
+    "kl": 0.01,
+    "entropy": 3.0,
+    "value_gap": 0.2,
+    "ratio_gap": 1e-6,
+}
+
+
+def test_a_healthy_update_is_not_complained_about():
+    assert faults(UpdateHealth(**HEALTHY)) == {}
+
+
+def test_groups_that_are_all_solved_are_no_fault():
+    assert faults(UpdateHealth(groups=8, groups_live=0, groups_solved=8)) == {}
+    assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_live=0, groups_solved=7))
+
+
+def test_what_does_not_apply_is_not_complained_about():
+    assert faults(UpdateHealth()) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "knob"),
+    [
+        ({"groups_live": 0}, "AllGroupsDead", "temperature"),
+        ({"advantage_spread": 0.0}, "ZeroAdvantage", "rewards"),
+        ({"clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
+        ({"kl": 0.4}, "KLHigh", "target_kl"),
+        ({"entropy": 1e-4}, "EntropyCollapse", "ent_coef"),
+        ({"value_gap": 3.0}, "ValueDivergence", "clip_range_vf"),
+        ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
+        ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
+        ({"barren_updates": 5}, "NoSuccessAtAll", "task_reward"),
+    ],
+)
+def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):
+    found = faults(UpdateHealth(**{**HEALTHY, **change}))
+    assert list(found) == [name]
+    assert knob in found[name]
+
+
+def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
+    alarms, sick = Alarms(), UpdateHealth(kl=1.0)
+    told = []
+    for occurrence in range(1, 11):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert alarms.check(sick) == ["KLHigh"]
+        if caught:
+            assert issubclass(caught[0].category, TrainingWarning)
+            told.append(occurrence)
+    assert told == [1, 2, 4, 8]
+
+
+def test_the_entropy_of_a_density_is_not_judged():
+    box, tokens = spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([256, 256])
+    # A Gaussian of standard deviation 0.144 has 0.5 ln(2 pi e 0.144^2) = -0.52 nats: no collapse.
+    for continuous, space, judged in ((True, box, False), (False, box, True)):
+        policy = SimpleNamespace(backbone=SimpleNamespace(continuous=continuous), action_space=space)
+        health = UpdateHealth(**{**HEALTHY, "entropy": entropy_to_judge(policy, -0.52)})
+        assert ("EntropyCollapse" in faults(health)) == judged
+    assert math.isnan(entropy_to_judge(SimpleNamespace(action_space=box), -0.52))
+    assert entropy_to_judge(SimpleNamespace(action_space=tokens), 0.0) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_families_say_which_kind_their_log_probabilities_are(name: str):
+    assert family_class(name).continuous == (name in ("nano-flow", "pi0", "pi05"))
+
+
+def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
+    dead = {**HEALTHY, "groups_live": 0}
+    assert list(faults(UpdateHealth(**dead, barren_updates=4))) == ["AllGroupsDead"]
+    found = faults(UpdateHealth(**dead, barren_updates=5))
+    assert "demonstrations" in found["NoSuccessAtAll"]
+
+
+def test_the_refusal_says_how_sure_it_is() -> None:
+    # Wilson, 0 of 256: z^2 / (n + z^2) = 3.8415 / 259.8415 = 1.5 %.
+    assert "not one success in 256 episodes (the true rate is below 1.5%" in nothing_to_learn(256)

@@ -1,0 +1,128 @@
+"""An update's numbers by hand, on two minibatches of which one has a masked element."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from zoo.algorithms.objective import Objective
+from zoo.algorithms.update_metrics import Tally, explained_variance
+from zoo.distributed.process_group import Ranks
+from zoo.rollout.types import Minibatch, Part, Scored
+
+OBJECTIVE = Objective(
+    clip_low=0.2,
+    clip_high=0.4,
+    dual_clip=3.0,
+    ent_coef=0.0,
+    vf_coef=1.0,
+    clip_vf=0.5,
+    value_clip="replace",
+    huber_delta=None,
+)
+
+
+def tally(objective: Objective = OBJECTIVE) -> Tally:
+    """Ratios 1, 2 (advantage 1), then 4 and a masked one (advantage -1)."""
+    result = Tally(objective)
+    parts = (
+        ([[1.0, 2.0]], [1.0], [[True, True]], [1.0], [0.0], [1.0]),
+        ([[4.0, 99.0]], [-1.0], [[True, False]], [0.1], [0.0], [0.0]),
+    )
+    for ratio, advantage, mask, value, old_value, target in parts:
+        mask_BL = torch.tensor(mask)
+        batch = Minibatch(
+            obs="not kept",
+            choice="not kept",
+            executed_B=None,
+            old_logprob_BL=torch.zeros(1, 2),
+            advantage_BL=torch.tensor(advantage)[:, None],
+            return_BU=torch.tensor(target)[:, None],
+            old_value_BU=torch.tensor(old_value)[:, None],
+            mask_BL=mask_BL,
+            weight_BL=mask_BL / mask_BL.sum(),
+        )
+        scored = Scored(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value)[:, None])
+        result.begin_epoch()
+        result.begin_minibatch()
+        result.add(objective(scored, batch), scored, Part(batch, share=1.0, last=True))
+        result.add_step(torch.tensor(2.0), stepped=True)
+    return result
+
+
+def test_actor_numbers_are_means_over_executed_elements():
+    numbers = tally().actor()
+    assert numbers["train/actor/ratio"] == pytest.approx(7 / 3)
+    assert numbers["train/actor/ratio_abs"] == pytest.approx(4 / 3)
+    # Clipped to 1.4 above.
+    assert numbers["train/actor/clipped_ratio"] == pytest.approx((1 + 1.4 + 1.4) / 3)
+    # Only ratio 2 with advantage 1 is held back; ratio 4 with advantage -1 is capped by the dual clip.
+    assert numbers["train/actor/clip_fraction"] == pytest.approx(1 / 3)
+    assert numbers["train/actor/dual_clip_fraction"] == pytest.approx(1 / 3)
+    assert numbers["train/actor/approx_kl"] == pytest.approx(-(math.log(2) + math.log(4)) / 3)
+    assert numbers["train/actor/approx_kl_k3"] == pytest.approx((4 - math.log(8)) / 3)
+    assert numbers["train/actor/entropy"] == pytest.approx((1 + 3 + 1) / 3)
+    # Losses: mean of -1 and -1.4; and 3 instead of 4.
+    assert numbers["train/actor/policy_loss"] == pytest.approx((-1.2 + 3) / 2)
+    assert numbers["train/actor/ratio_first"] == pytest.approx(1.5)
+    assert numbers["train/actor/ratio_first_gap"] == pytest.approx(1.0)
+    assert numbers["train/actor/grad_norm"] == 2.0
+
+
+def test_the_value_clip_ratio_counts_moves_before_clamping():
+    numbers = tally().critic()
+    assert numbers["train/critic/value_clip_ratio"] == 0.5
+    # Replaced by 0.5: error 0.25; 0.1 stays: error 0.01.
+    assert numbers["train/critic/value_loss"] == pytest.approx(0.13)
+    # Errors 0 and -0.1, targets 1 and 0: 1 - 0.0025 / 0.25.
+    assert numbers["train/critic/explained_variance"] == pytest.approx(0.99)
+
+
+def test_the_value_clip_ratio_is_there_without_a_clip_too():
+    free = dataclasses.replace(OBJECTIVE, clip_vf=None)
+    assert tally(free).critic()["train/critic/value_clip_ratio"] == 0.0
+
+
+def test_stable_baselines3s_kl_is_of_the_last_epoch():
+    assert tally().as_sb3()["train/approx_kl"] == pytest.approx(3 - math.log(4))
+
+
+def test_a_step_that_was_skipped_is_counted_apart():
+    result = tally()
+    result.add_step(torch.tensor(math.nan), stepped=False)
+    numbers = result.actor()
+    assert numbers["train/actor/skipped_steps"] == 1
+    assert numbers["train/actor/grad_norm"] == 2.0
+
+
+def test_the_kl_of_the_latest_minibatch():
+    assert tally().latest_kl() == pytest.approx(3 - math.log(4))
+
+
+def test_a_stand_in_counts_for_nothing():
+    result, before = tally(), tally().actor()
+    one = torch.ones(1, 2)
+    batch = Minibatch(
+        obs="not kept",
+        choice="not kept",
+        executed_B=None,
+        old_logprob_BL=one,
+        advantage_BL=one[:, :1],
+        return_BU=one[:, :1],
+        old_value_BU=one[:, :1],
+        mask_BL=one.bool(),
+        weight_BL=one,
+    )
+    scored = Scored(one, one, one[:, :1])
+    result.add(OBJECTIVE(scored, batch), scored, Part(batch, share=0.0, last=True))
+    assert result.actor() == before
+
+
+def test_explained_variance_by_hand_and_without_any():
+    # Targets 0 and 2 have variance 1 (biased), errors -1 and 0 have 1/4.
+    value, target = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])
+    assert explained_variance(value, target, Ranks()) == pytest.approx(0.75)
+    assert math.isnan(explained_variance(value, torch.ones(2), Ranks()))

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from vla_gym import list_envs
+from vla_gym.errors import BadValue
+from zoo import evaluate
+from zoo import train as train_command
+from zoo.cli.agent import plan_rollout
+from zoo.cli.arguments import import_gym_packages
+from zoo.cli.main import guarded
+
+EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
+
+
+def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
+    words = tmp_path / "words.yml"
+    words.write_text("reach_red: touch the block as red as a tomato\n")
+    out = tmp_path / "results.json"
+    assert evaluate.run([*EVALUATE, "--instructions", str(words), "-o", str(out)]) == 0
+    protocol = json.loads(out.read_text())["protocol"]
+    assert protocol["own_instructions"] == {"reach_red": "reach the red block"}
+    assert protocol["tasks"][0]["instruction"] == "touch the block as red as a tomato"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file"),
+        ("- a list", "must map task names to instructions, got list"),
+        ("{", "--instructions"),
+        (
+            "reach_rad: x",
+            "no task of Toy-Reach 'reach_rad'. Known: reach_blue, reach_green, reach_red. Did you mean",
+        ),
+        ("reach_red: ''", "allowed are 1 to 160"),
+    ],
+)
+def test_words_that_cannot_be_told(
+    text: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tmp_path / "words.yml"
+    if text is not None:
+        words.write_text(text)
+    assert guarded(evaluate.run, [*EVALUATE, "--instructions", str(words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_wrong_way_to_meet_failures_names_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, argv in (
+        (evaluate.run, EVALUATE),
+        (train_command.run, ["--env", "Toy-Reach", "--dry-run"]),
+    ):
+        assert guarded(command, [*argv, "--on-worker-error", "restrat"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "'restrat'. Known: raise, restart. Did you mean 'restart'" in line
+
+
+def test_modules_of_one_s_own_are_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = """
+        import vla_gym
+        vla_gym.register_benchmark("vla_gym.adapters.toy:toy_benchmark", num_tasks={"My-Reach": 3})
+    """
+    (tmp_path / "my_reach_tasks.py").write_text(textwrap.dedent(module))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.setattr("vla_gym.registry._ADDED", [])
+    import_gym_packages(["my_reach_tasks"])
+    assert "My-Reach" in list_envs()
+
+
+def test_a_module_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import surely_not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(BadValue, match=r"no module 'my_tasks'.*Call the command in the folder"):
+        import_gym_packages(["my_tasks"])
+    with pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"):
+        import_gym_packages(["needs_more"])
+
+
+def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--env", "LIBERO-Object", "--policy", "nano", "--split", "test", "-params"]
+    drawn = plan_rollout(evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 7}"]), episodes=None)
+    assert drawn.env_options["sampled_starts"] == 7
+    assert len(drawn.cells) == 10 * 7
+    published = evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 0}"])
+    assert len(plan_rollout(published, episodes=None).cells) == 10 * 50
+    for params, says in (
+        (
+            "image_size:64",
+            "-params image_size: a policy that is rolled out takes the benchmark's own options only",
+        ),
+        ("env_kwargs:{sampled_start: 7}", "Did you mean 'sampled_starts'"),
+        ("env_kwargs:{sampled_starts: -7}", "got -7"),
+    ):
+        assert guarded(evaluate.run, [*argv, params]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+
+
+def test_another_split_is_evaluated_and_a_wrong_one_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--env", "MetaWorld/reach", "--policy", "nano", "--split"]
+    plan = plan_rollout(evaluate.parser().parse([*argv, "test"]), episodes=1)
+    assert plan.env_options["split"] == "test"
+    assert guarded(evaluate.run, [*argv, "tset", "-o", str(tmp_path / "r.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "split 'tset'" in line
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ({"state_dim": 3, "action_dim": 2}, "made for state_dim=3, the environment has state_dim=2"),
+        ({"state_dim": 0, "action_dim": 7}, "made for action_dim=7, the environment has action_dim=2"),
+        ({"state_dim": 0, "action_dim": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start(
+    lengths: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    conventions = {"cameras": ["image"], "chunk": 4, **lengths}
+    (tmp_path / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    args = evaluate.parser().parse(["--env", "Toy-Reach", "--policy", str(tmp_path)])
+    if not says:
+        assert plan_rollout(args, episodes=1).num_envs == 1
+        return
+    with pytest.raises(BadValue, match=f"^the policy was {says}$"):
+        plan_rollout(args, episodes=1)
+
+
+@pytest.mark.sim
+def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zoo.packaged import packaged_folder
+
+    pytest.importorskip("metaworld")
+    monkeypatch.chdir(packaged_folder("agents").parent)
+    plan = plan_rollout(evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open"]), episodes=None)
+    assert plan.output_folder is None

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.cli.arguments import as_pairs, key_values
+from zoo.cli.main import main
+
+SEEDED = ("collect", "enjoy", "evaluate", "optimize", "record_video", "sft", "train")
+
+
+@pytest.mark.parametrize("command", SEEDED)
+@pytest.mark.parametrize("seed", ["4294967296", "1e10", "-1", "1.5"])
+def test_a_seed_that_no_generator_takes_is_refused(command: str, seed: str) -> None:
+    with pytest.raises(BadValue, match="argument --seed: must be"):
+        import_module(f"zoo.{command}").parser().parse(["--seed", seed])
+
+
+@pytest.mark.parametrize("command", SEEDED)
+def test_the_largest_seed_is_taken(command: str) -> None:
+    args = import_module(f"zoo.{command}").parser().parse(["--seed", "4294967295"])
+    assert args.seed == 2**32 - 1
+
+
+def test_a_dry_run_refuses_such_a_seed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--env", "Toy-Reach", "--seed", "4294967296", "--dry-run"]) == 2
+    assert "--seed: must be in 0 .. 4294967295, got 4294967296" in capsys.readouterr().err
+
+
+def test_pairs_are_read_back_as_they_were() -> None:
+    values = {
+        "learning_rate": {"schedule": "linear", "start": 1e-5, "end": 0.0},
+        "clip_range_vf": None,
+        "score_bounds": [0.1, 0.9],
+        "n_epochs": 3,
+        "normalize_advantage": True,
+        "kl_reference": "null",
+        "policy_kwargs": {f"option_{number}": "a long word " * 8 for number in range(3)},
+    }
+    pairs = as_pairs(values)
+    assert key_values(pairs) == values
+    assert pairs[:2] == ["learning_rate:{schedule: linear, start: 1.0e-05, end: 0.0}", "clip_range_vf:null"]
+    assert not any("\n" in pair for pair in pairs)

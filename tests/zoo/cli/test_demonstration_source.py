@@ -1,0 +1,60 @@
+"""Who shows a dataset's episodes: what is checked and written down before anything is opened."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo import collect
+from zoo.cli.demonstration_source import (
+    DEFAULT_NUM_ENVS,
+    MOST_ROUNDS,
+    env_options,
+    expert_source,
+    policy_source,
+)
+
+
+def asked(*argv: str) -> argparse.Namespace:
+    return collect.parser().parse(["-n", "1", "-o", "x", *argv])
+
+
+def test_what_is_training_s_alone_is_left_out_of_a_recipe() -> None:
+    values = {
+        "chunk": 8,
+        "reward": "differenced",
+        "gamma": 0.9,
+        "image_size": 64,
+        "env_kwargs": {"protocol": "rlinf"},
+    }
+    assert env_options(values) == {"image_size": 64, "protocol": "rlinf"}
+
+
+def test_an_expert_is_asked_once_a_start_state_unless_there_is_noise(tmp_path: Path) -> None:
+    words = tmp_path / "words.yml"
+    words.write_text("PickCube: fetch it\n")
+    argv = ["--env", "ManiSkill/PickCube", "--expert", "--split", "test", "--instructions", str(words)]
+    calm = expert_source(asked(*argv, "-params", "image_size:64"))
+    assert (calm.env, calm.num_envs, calm.rounds) == ("ManiSkill/PickCube", DEFAULT_NUM_ENVS, 1)
+    assert calm.benchmark.simulator_kwargs["first_seed"] == 1000
+    assert calm.settings["options"]["image_size"] == 64
+    assert calm.settings["options"]["instructions"] == {"PickCube": "fetch it"}
+    assert expert_source(asked(*argv, "--noise", "0.1")).rounds == MOST_ROUNDS
+
+
+def test_a_sampling_policy_may_try_a_start_state_often() -> None:
+    argv = ["--env", "Toy-Reach", "--policy", "nano", "--num-envs", "2"]
+    greedy = policy_source(asked(*argv))
+    assert (greedy.env, greedy.num_envs, greedy.rounds) == ("Toy-Reach", 2, 1)
+    assert greedy.settings["options"]["chunk"] == 4
+    assert greedy.settings["stochastic"] is False
+    assert policy_source(asked(*argv, "--stochastic")).rounds == MOST_ROUNDS
+
+
+@pytest.mark.parametrize("flag", [["--stochastic"], ["--unnorm-key", "bridge"], ["-i", "logs/ppo/x"]])
+def test_flags_of_policies_are_no_flags_of_experts(flag: list[str]) -> None:
+    with pytest.raises(BadValue, match="is for policies"):
+        expert_source(asked("--env", "ManiSkill/PickCube", "--expert", *flag))

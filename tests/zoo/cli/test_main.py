@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.cli.main import COMMANDS, guarded, main
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+
+
+def test_a_typo_is_one_line_exit_code_2_and_fast() -> None:
+    began = time.perf_counter()
+    done = run("zoo.train", "--algo", "ppo", "--env", "LIBERO-Spatal")
+    seconds = time.perf_counter() - began
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "Did you mean 'LIBERO-Spatial'?" in done.stderr
+    # Importing torch alone takes longer than this on the machines CI runs on.
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: {COMMANDS[name][0]}" in capsys.readouterr().out
+
+
+def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "evaluate" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "Did you mean 'train'" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    flags = "-n 6400 --num-envs 8 -params chunk:4 n_steps:10 batch_size:32 n_epochs:3"
+    assert main(["train", "--env", "Toy-Reach", "--dry-run", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    # 8 x 10 = 80 decisions of up to 4 steps = 320 steps; 80 / 32 -> 3 minibatches; 6400 / 320 = 20 updates.
+    assert "8 envs x 10 decisions: at most 80 decisions, 320 simulator steps" in printed
+    assert "3 epochs x at most 3 minibatches of 32" in printed
+    assert "at least 20 updates" in printed
+    assert (
+        main(["train", "--algo", "grpo", "--env", "Toy-Reach", "--dry-run", "-params", "group_size:4"]) == 0
+    )
+    assert "groups of 4 episodes" in capsys.readouterr().out
+    import os
+
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--device cud", "no device 'cud'"),
+        ("--device cuda:99", "device 'cuda:99' is not here"),
+        ("-f /proc/foo", "cannot write run folders under '/proc/foo'"),
+        ("-f afile/logs", "cannot write run folders under 'afile/logs'"),
+        ("-params on_worker_error:foo", "Known: raise, restart"),
+        ("-params policy_kwargs:{greedy: foo}", "Known: likeliest, mean"),
+        ("-params instructions:{foo: bar}", "no task of Toy-Reach 'foo'"),
+        ("-params value_level:action", "set reward_level='action' too"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(
+    flags: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    flag, _, value = flags.partition(" ")
+    assert main(["train", "--env", "Toy-Reach", "--dry-run", flag, value]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("env", "extra"), [("MetaWorld/reach", "metaworld"), ("ManiSkill/PushCube", "maniskill")]
+)
+def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
+    env: str,
+    extra: str,
+    dry: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("metaworld", "mani_skill", "sapien"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["train", "--env", env, *dry]) == 2
+    said = capsys.readouterr()
+    assert f'not installed here. Install with: pip install "vla-zoo[{extra}]"' in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_says_how_often_a_run_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "0: at the end (default: the recipe's, else a quarter of -n)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_tensorboard_folder_that_cannot_be_is_refused_first(
+    dry: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main(["train", "--env", "Toy-Reach", "-n", "64", "-tb", "file", *dry]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == (
+        f"error: cannot write TensorBoard's files under 'file/ppo': '{tmp_path}/file' is a file, no folder; give "
+        "another -tb DIR\n"
+    )
+    assert printed.out == ""
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    def mistake(argv: Sequence[str]) -> int:
+        raise BadValue("two\n  lines")
+
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    def fault(argv: Sequence[str]) -> int:
+        raise ZeroDivisionError
+
+    assert guarded(mistake, []) == 2
+    assert capsys.readouterr().err == "error: two lines\n"
+    assert guarded(interrupted, []) == 130
+    with pytest.raises(ZeroDivisionError):
+        guarded(fault, [])
+
+
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_leaves_early_is_no_fault(
+    buffering: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, *buffering, "-m", "zoo.cli.main", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_broken_pipe_of_ours_stays_visible() -> None:
+    def fail(argv: Sequence[str]) -> int:
+        raise BrokenPipeError("a worker's")
+
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        guarded(fail, [])

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
+from zoo.cli.arguments import count, key_values
+from zoo.cli.run_flags import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
+from zoo.config.run_config import RunConfig
+from zoo.runs.folder import ResumePoint, create_run_folder, describe_run
+from zoo.runs.monitor import EvaluationFile
+from zoo.train import parser
+from zoo.training.run_plan import plan_of
+
+
+def resolve(command: str) -> RunConfig:
+    args = parser().parse(command.split())
+    check_services(args)
+    config = resolve_new_run(args)
+    plan_of(config)
+    return config
+
+
+def test_flags_stand_above_params_and_params_above_the_file() -> None:
+    config = resolve("--env Toy-Reach --num-envs 8 -n 1e3 -params num_envs:4 gamma:0.5 n_epochs:2 --seed 3")
+    assert (config.num_envs, config.n_timesteps, config.seed) == (8, 1000, 3)
+    assert (config.algo_kwargs["gamma"], config.algo_kwargs["n_epochs"]) == (0.5, 2)
+    assert config.algo == "ppo"
+    assert config.entry == "Toy-Reach/nano"
+
+
+def test_policy_kwargs_are_merged_one_level_deep(tmp_path: Path) -> None:
+    conf = tmp_path / "c.yml"
+    conf.write_text(
+        "default/nano: {source: s, n_timesteps: 8, num_envs: 2, policy_kwargs: {temperature: 1, top_k: 2}}\n"
+    )
+    config = resolve(f"--env Toy-Reach -conf {conf} -params policy_kwargs:{{'top_k':3}} --seed 0")
+    assert config.policy_kwargs == {"temperature": 1, "top_k": 3}
+
+
+def test_without_a_seed_one_is_drawn() -> None:
+    first, second = resolve("--env Toy-Reach").seed, resolve("--env Toy-Reach").seed
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "--env is missing"),
+        ("--env Toy-Reech", "Did you mean 'Toy-Reach'"),
+        ("--env LIBERO-Spatiall", "Did you mean 'LIBERO-Spatial'"),
+        ("--env Toy-Reach/9", r"Toy-Reach/0 \.\. Toy-Reach/2"),
+        ("--algo grppo --env Toy-Reach", "Did you mean 'grpo'"),
+        ("--env Toy-Reach --policy nanno", "Did you mean 'nano'"),
+        ("--env Toy-Reach --policy ./no/where", "no checkpoint folder"),
+        ("--env Toy-Reach -params policy_kwargs:{'family':'foo'}", "no policy family 'foo'"),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'family':'pi0'}",
+            "'nano' is of family 'nano', got family='pi0'",
+        ),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'unnorm_key':'foo'}",
+            r"policy 'nano' \(fresh weights\) has no action statistics to choose from, got unnorm_key='foo'",
+        ),
+        (
+            "--env Toy-Reach -params policy_kwargs:{'revision':'foo'}",
+            "only Hub ids have revisions, got revision='foo'",
+        ),
+        ("--env Toy-Reach -params image_size:1000000", "image_size must be at most 2048, got 1000000"),
+        ("--env Toy-Reach -params image_size:3", "image_size must be at least 8, got 3"),
+        ("--env Toy-Reach -params batch_size:1", "batch_size must be at least 2"),
+        ("--env Toy-Reach --num-envs 1 -params n_steps:1", "n_steps x num_envs must be at least 2"),
+        ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
+        ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
+        ("--env Toy-Reach -params gamma:[", "cannot read the value"),
+        ("--env Toy-Reach -params gamma:high", "must be a number, got 'high'"),
+        (
+            "--env Toy-Reach -params env_kwargs:{colour:red}".replace("colour:red", "'colour':'red'"),
+            "option of Toy-Reach",
+        ),
+        ("--env Toy-Reach -params split:nowhere", "nowhere"),
+        ("--env Toy-Reach -params instructions:{'foo':'bar'}", "no task of Toy-Reach 'foo'"),
+        ("--env Toy-Reach -conf no.yml", "cannot read no.yml"),
+        ("--env Toy-Reach -n 0", "must be at least 1"),
+        ("--env Toy-Reach -n many", "must be a whole number, got 'many'"),
+        ("--env Toy-Reach --num-env 4", "did you mean '--num-envs'"),
+        ("--env Toy-Reach --eval-episodes 100000", "at most --eval-episodes 150"),
+        ("--algo grpo --env Toy-Reach --num-envs 6 -params group_size:4", "Nearest allowed: --num-envs 8"),
+        ("--env Toy-Reach --placement env=gpu", "lacks rollout and actor"),
+        ("--env Toy-Reach --placement env=0,rollout=0,actor=1", "the run has 1 process"),
+        ("--env Toy-Reach --max-staleness 1", "needs rollout ranks that do not learn"),
+        ("--env Toy-Reach --placement enf=all", "Did you mean 'env'"),
+        ("--env Toy-Reach --pipeline-stages 0", "must be at least 1, got 0; or one of off, on, auto"),
+        ("--env Toy-Reach --pipeline-stages both", "must be a whole number, got 'both'; or one of"),
+        ("--env Toy-Reach --track wandbb", "wandb"),
+        (
+            "--env Toy-Reach --push-to-hub it",
+            "'it' is no name of a Hub repository; it must look like org/name",
+        ),
+    ],
+)
+def test_every_mistake_is_named_in_one_line(command: str, message: str) -> None:
+    with pytest.raises(VLAZooError, match=message) as caught:
+        resolve(command)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_policy_is_none() -> None:
+    with pytest.raises(UnknownName, match=r"no policy ''\. Known: nano"):
+        resolve_new_run(parser().parse(["--env", "Toy-Reach", "--policy", ""]))
+
+
+@pytest.mark.parametrize("placement", ["all", "env=all,rollout=all,actor=all"])
+def test_the_placement_there_is_may_be_spelt_out(placement: str) -> None:
+    assert resolve(f"--env Toy-Reach --placement {placement}").env == "Toy-Reach"
+
+
+def test_values_are_yaml_and_nothing_is_evaluated() -> None:
+    pairs = ["a:3e-4", "b:{schedule: linear, start: 1.0}", "c:true", "d:__import__('os').getcwd()", "e:x:y"]
+    assert key_values(pairs) == {
+        "a": "3e-4",
+        "b": {"schedule": "linear", "start": 1.0},
+        "c": True,
+        "d": "__import__('os').getcwd()",
+        "e": "x:y",
+    }
+
+
+def test_counts_may_be_written_as_floats() -> None:
+    assert (count("1e6"), count("10_000")) == (1_000_000, 10_000)
+
+
+def write_policy(folder: Path, family: str) -> None:
+    conventions = {"chunk": 2, "cameras": ["image", "wrist_image"]}
+    (folder / "config.json").write_text(json.dumps({"family": family, "conventions": conventions}))
+
+
+def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"config\.json"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nanno")
+    with pytest.raises(UnknownName, match="Did you mean 'nano'"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nano")
+    assert (resolve_policy(str(tmp_path)).name, resolve_policy(str(tmp_path)).family) == (
+        str(tmp_path),
+        "nano",
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"family": "pi0"}, "is of family 'nano', got family='pi0'"),
+        ({"unnorm_key": "x"}, r"\(a folder\) has no action statistics"),
+        ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
+    ],
+)
+def test_a_policy_folder_of_ours_has_nothing_to_choose(
+    tmp_path: Path, choice: dict[str, str], message: str
+) -> None:
+    write_policy(tmp_path, "nano")
+    assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
+    with pytest.raises(BadValue, match=message):
+        resolve_policy(str(tmp_path), settings=choice)
+
+
+def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
+    write_policy(tmp_path, "nano")
+    config = resolve(f"--env Toy-Reach --policy {tmp_path}")
+    assert config.env_options == {"chunk": 2, "wrist_camera": True}
+    assert config.policy_kwargs == {}
+    assert resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3").chunk == 3
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> ResumePoint:
+    run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
+    config = resolve("--env Toy-Reach -n 1000 --seed 5")
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    return ResumePoint(run=run, step=600, in_place=True)
+
+
+def resume(point: ResumePoint, command: str) -> RunConfig:
+    return resolve_resumed_run(parser().parse(command.split()), point)
+
+
+def test_a_resumed_run_is_the_stored_one(point: ResumePoint) -> None:
+    config = resume(point, "")
+    assert config == point.run.config()
+    assert config.seed == 5
+
+
+def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:
+    config = resume(point, "-n 5000 --save-freq 7 --num-threads 1 --env Toy-Reach")
+    assert (config.n_timesteps, config.save_freq, config.num_threads) == (5000, 7, 1)
+
+
+def test_a_run_whose_last_evaluation_was_given_up_goes_on_for_it(point: ResumePoint) -> None:
+    done = replace(point, step=1000)
+    assert resume(done, "").n_timesteps == 1000
+    with pytest.raises(BadValue, match="has done 1000 of 1000 simulator steps already"):
+        resume(replace(done, in_place=False), "")
+    log = EvaluationFile(point.run.path)
+    log.add(500, [1.0], [10], [True])
+    assert resume(done, "-n 1000").n_timesteps == 1000
+    log.add(1000, [1.0], [10], [True])
+    with pytest.raises(BadValue, match="has done 1000 of 1000 simulator steps already"):
+        resume(done, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("-n 600", "has done 600 of 600 simulator steps already"),
+        ("--env LIBERO-Goal", "does not fit the run"),
+        ("--algo grpo", "does not fit the run"),
+        ("--num-envs 2", "--num-envs cannot change"),
+        ("-params gamma:1", "--params cannot change"),
+        ("--seed 5", "--seed cannot change"),
+        ("--seed 0", "--seed cannot change"),
+        ("--policy nano", "--policy cannot change"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused(point: ResumePoint, command: str, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        resume(point, command)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The files of an OpenVLA-OFT folder that are read before its weights, statistics of two data sets."""
+    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    source = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "openvla_oft_tiny"
+    if not source.is_dir():
+        pytest.skip(f"no golden fixtures at {source}; set VLA_ZOO_FIXTURES to their folder")
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    (tmp_path / "action_head--1_checkpoint.pt").touch()
+    return tmp_path
+
+
+def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(published: Path) -> None:
+    config = resolve(f"--env LIBERO-Spatial --policy {published}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert config.env_options["chunk"] == 8
+    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
+
+
+def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
+    with pytest.raises(
+        BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"
+    ):
+        resolve(f"--env LIBERO-Object --policy {published}")
+
+
+@pytest.mark.parametrize(("algo", "suite", "chunk"), [("ppo", "Spatial", 5), ("grpo", "Long", 10)])
+def test_a_published_flow_folder_takes_chunk_and_sampler_of_the_recipe(
+    tmp_path: Path, algo: str, suite: str, chunk: int
+) -> None:
+    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "pi0_tiny"
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
+    config = resolve(f"--algo {algo} --env LIBERO-{suite} --policy {folder}")
+    # The checkpoint predicts 50 actions at once; how many of them are carried out is the environment's.
+    assert (config.chunk, config.env_options["wrist_camera"]) == (chunk, True)
+    assert config.policy_kwargs["backbone_kwargs"]["scheme"] == "flow_sde"
+
+
+def test_an_adapter_folder_keeps_its_own_size(
+    published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("adapter")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    config = resolve(f"--env LIBERO-Spatial --policy {folder}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True}
+    chosen = ["-params", "policy_kwargs:{unnorm_key: libero_10_no_noops}"]
+    command = ["--env", "ManiSkill-Plate25", "--policy", str(folder), *chosen]
+    config = resolve_new_run(parser().parse(command))
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True, "value_outputs": 8}
+    # One of ours says all of that itself.
+    (folder / "vla_zoo.json").write_text("{}")
+    assert "backbone_kwargs" not in resolve(f"--env LIBERO-Spatial --policy {folder}").policy_kwargs

@@ -1,0 +1,108 @@
+"""Batch arithmetic, worked out by hand, and what misfits are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vla_gym import BadValue
+from zoo.config.batch_plan import check_dealing, check_division, choose_stages, nearest_divisor, solve
+from zoo.config.run_config import RunConfig
+
+
+def config(algo: str = "ppo", num_envs: int = 32, *, group_size: int = 1, **settings: Any) -> RunConfig:
+    return RunConfig(
+        algo=algo,
+        env="Toy-Reach",
+        policy="nano",
+        n_timesteps=1000,
+        num_envs=num_envs,
+        seed=0,
+        env_options={"chunk": 8, "group_size": group_size},
+        algo_kwargs=settings,
+    )
+
+
+def test_ppo_on_four_ranks_in_two_stages():
+    plan = solve(config(n_steps=10, batch_size=100, n_epochs=3), num_ranks=4, num_stages=2)
+    # 32 envs = 4 ranks x 8 = 4 x 2 stages x 4; 320 decisions of 8 steps; minibatches of 100: 3 and a rest.
+    assert (plan.envs_per_rank, plan.envs_per_stage, plan.columns_per_rank) == (8, 4, 8)
+    assert (plan.decisions, plan.simulator_steps, plan.minibatches) == (320, 2560, 4)
+    # 25 decisions of a minibatch on each rank, all at once.
+    assert (plan.scored_at_once, plan.accumulated) == (25, 1)
+
+
+def test_micro_batches_are_of_a_ranks_share():
+    plan = solve(config(n_steps=10, batch_size=100, micro_batch_size=8), num_ranks=4)
+    assert (plan.scored_at_once, plan.accumulated) == (8, 4)
+
+
+def test_grpo_counts_rounds_and_the_horizon():
+    plan = solve(config("grpo", group_size=4, rollouts_per_update=3, batch_size=64), num_ranks=2)
+    # Toy-Reach: 12 steps = 2 chunks of at most 8; 32 envs x 3 rounds x 2 decisions, 96 episodes x 12 steps.
+    assert (plan.rows, plan.columns_per_rank) == (2, 48)
+    assert (plan.decisions, plan.simulator_steps) == (192, 1152)
+
+
+def test_a_minibatch_is_at_most_the_rollout():
+    assert solve(config(num_envs=4, n_steps=2, batch_size=64)).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        # 60 = 2 x 2 x 15 does not divide by 8; of its divisors 6 is nearest to 8 ranks.
+        ((60, 8, 1, 1), "--num-envs 56 or 64, or 6 ranks"),
+        # 24 envs on 4 ranks are 6 each, which 4 stages do not cut equally, but 3 do.
+        ((24, 4, 4, 1), "--num-envs 16 or 32, or --pipeline-stages 3"),
+        # 3 groups of 8 on 2 ranks: a group would be cut.
+        ((24, 2, 1, 8), "--num-envs 16 or 32, or 1 ranks"),
+        # Less than one group for each rank.
+        ((4, 2, 1, 4), "--num-envs 8, or 1 ranks"),
+    ],
+)
+def test_misfits_name_the_nearest_numbers(numbers: tuple[int, int, int, int], says: str):
+    num_envs, ranks, stages, group = numbers
+    with pytest.raises(BadValue) as caught:
+        check_division(num_envs, num_ranks=ranks, num_stages=stages, group_size=group)
+    assert says in str(caught.value)
+    assert f"= {ranks} x {stages} x {group} = {ranks * stages * group}:" in str(caught.value)
+
+
+def test_what_divides_passes():
+    check_division(64, num_ranks=4, num_stages=2, group_size=8)
+
+
+@pytest.mark.parametrize(("size", "ranks", "nearest"), [(10, 4, "8 or 12"), (3, 4, "4")])
+def test_frames_are_dealt_evenly(size: int, ranks: int, nearest: str):
+    with pytest.raises(BadValue, match=f"Nearest allowed: --batch-size {nearest}$"):
+        check_dealing(size, ranks)
+    check_dealing(2 * ranks, ranks)
+
+
+def test_the_nearest_divisor():
+    assert [nearest_divisor(12, wanted) for wanted in (1, 5, 7, 100)] == [1, 4, 6, 12]
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages"),
+    [
+        ({}, 2),
+        ({"asked": 1}, 1),
+        ({"asked": 3}, 3),
+        ({"accelerator": False}, 1),  # policy and simulators want the same cores
+        ({"num_workers": 0}, 1),  # nobody else simulates
+        ({"num_workers": 8}, 1),  # a worker would have nothing to do in one of the stages
+        ({"group_size": 8}, 1),  # a group would be cut
+    ],
+)
+def test_auto_takes_two_stages_where_they_help(changes: dict[str, Any], stages: int):
+    usual: dict[str, Any] = {
+        "asked": "auto",
+        "num_envs": 8,
+        "group_size": 4,
+        "num_workers": 4,
+        "accelerator": True,
+    }
+    assert choose_stages(**{**usual, **changes}) == stages

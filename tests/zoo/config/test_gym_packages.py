@@ -1,0 +1,94 @@
+"""Runs of a benchmark of one's own are opened again by the commands that were printed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vla_gym import registry as benchmarks
+from vla_gym.errors import BadValue
+from zoo.cli.main import main
+from zoo.config.gym_packages import import_packages_of, packages_of
+
+MODULE = """
+import vla_gym
+vla_gym.register_benchmark("vla_gym.adapters.toy:toy_benchmark", num_tasks={"My-Reach": 3})
+"""
+TRAIN = (
+    "python -m zoo.train --gym-packages my_own_tasks --env My-Reach -n 32 --num-envs 2 --seed 0 --device cpu "
+    "--num-threads 1 -f 'my logs' -tb 'my events' -params chunk:4 eval_episodes:2 n_steps:4 batch_size:8 save_freq:32 "
+    "'policy_kwargs:{backbone_kwargs: {size: tiny}}' num_workers:0"
+)
+
+
+def called(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    """What a command prints in a process that knows nothing yet of the benchmark; it must succeed."""
+    benchmarks._ADDED.clear()
+    sys.modules.pop("my_own_tasks", None)
+    words = shlex.split(line)
+    assert words[:2] == ["python", "-m"]
+    assert main([words[2].removeprefix("zoo."), *words[3:]]) == 0
+    return capsys.readouterr().out
+
+
+def advised(said: str, beginning: str) -> str:
+    """The one printed command that begins so, as it would be pasted."""
+    (line,) = (line.strip() for line in said.splitlines() if line.strip().startswith(beginning))
+    return line.rpartition("   (")[0] or line
+
+
+def test_every_command_that_is_printed_works_when_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(benchmarks, "_ADDED", [])
+    Path("my_own_tasks.py").write_text(MODULE)
+    said = called(capsys, TRAIN)
+    short = "--eval-episodes 2 --device cpu --num-threads 1"
+    assert "all episodes" in called(capsys, f"{advised(said, 'python -m zoo.evaluate')} {short}")
+    board = shlex.split(advised(said, "tensorboard"))
+    assert list(Path(board[-1]).glob("events.out.tfevents*"))
+    assert "going on at" in called(capsys, advised(said, "python -m zoo.train"))
+
+    # A run that begins at a checkpoint of it knows its packages, too.
+    checkpoint = next(Path("my logs/ppo/My-Reach_1/checkpoints").iterdir())
+    called(capsys, f"python -m zoo.train -i {shlex.quote(str(checkpoint))} -n 96")
+    assert packages_of(Path("my logs/ppo/My-Reach_2/args.yml")) == ["my_own_tasks"]
+
+
+def test_a_module_that_is_gone_is_named_with_the_run_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "args.yml").write_text("gym_packages: [surely_gone_tasks]\n")
+    (tmp_path / "config.yml").write_text(
+        yaml.safe_dump(
+            {"algo": "ppo", "env": "Gone", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0}
+        )
+    )
+    assert main(["evaluate", "-i", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"gym_packages in {tmp_path}/args.yml: no module 'surely_gone_tasks' in {tmp_path} or" in line
+
+
+@pytest.mark.parametrize("text", ["{}", "env: x", "gym_packages: []", "gym_packages: null", ""])
+def test_a_run_without_packages_imports_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "args.yml").write_text(text)
+    import_packages_of(tmp_path / "args.yml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("gym_packages: mine", "must be a list of modules, got 'mine'"), ("{", "cannot read")]
+)
+def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "args.yml").write_text(text)
+    with pytest.raises(BadValue, match=says):
+        packages_of(tmp_path / "args.yml")
+    with pytest.raises(BadValue, match="cannot read"):
+        packages_of(tmp_path / "none.yml")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue, UnknownName
+from zoo.config.hyperparams import candidate_keys, load_hyperparams
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "conf.yml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_most_exact_key_comes_first() -> None:
+    assert candidate_keys("LIBERO-Spatial/3", "nano") == [
+        "LIBERO-Spatial/3/nano",
+        "LIBERO-Spatial/nano",
+        "LIBERO/nano",
+        "default/nano",
+    ]
+    assert candidate_keys("Toy-Reach", "nano") == ["Toy-Reach/nano", "Toy/nano", "default/nano"]
+    assert candidate_keys("ManiSkill-Plate25-EEPose", "nano") == [
+        "ManiSkill-Plate25-EEPose/nano",
+        "ManiSkill-Plate25/nano",
+        "ManiSkill/nano",
+        "default/nano",
+    ]
+
+
+def test_the_family_entry_stands_in_for_a_suite(tmp_path: Path) -> None:
+    conf = write(tmp_path, "default/nano: {source: d, num_envs: 1}\nLIBERO/nano: {source: f, num_envs: 2}\n")
+    found = load_hyperparams("ppo", "LIBERO-Goal", "nano", conf)
+    assert (found.entry, found.source, found.values) == ("LIBERO/nano", "f", {"num_envs": 2})
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    conf = write(tmp_path, "default/nano: {source: d, learning_rat: 1.0e-3}\n")
+    with pytest.raises(UnknownName, match="Did you mean 'learning_rate'"):
+        load_hyperparams("ppo", "Toy-Reach", "nano", conf)
+
+
+def test_no_fitting_entry_names_what_there_is(tmp_path: Path) -> None:
+    conf = write(tmp_path, "MetaWorld/nano: {source: d}\n")
+    with pytest.raises(UnknownName, match=r"MetaWorld/nano"):
+        load_hyperparams("ppo", "Toy-Reach", "nano", conf)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default/nano: {num_envs: 1}\n", "source"),
+        ("- a\n- b\n", "must map entries"),
+        ("default/nano: {source: [\n", "not valid YAML"),
+        ("default/nano: {source: d, num_envs: 2.5}\n", "whole number"),
+        ("default/nano: {source: d, wrist_camera: maybe}\n", "true or false"),
+        ("default/nano: {source: d, env_kwargs: tiny}\n", "mapping"),
+        ("default/nano: {source: d, gamma: .nan}\n", "must be a number"),
+        ("default/nano: {source: d, n_epochs: true}\n", "must be a number"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        load_hyperparams("ppo", "Toy-Reach", "nano", write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"nowhere\.yml: No such file"):
+        load_hyperparams("ppo", "Toy-Reach", "nano", tmp_path / "nowhere.yml")
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    conf = write(tmp_path, "default/nano: {source: d, learning_rate: 3e-4, n_timesteps: 1e6}\n")
+    values = load_hyperparams("ppo", "Toy-Reach", "nano", conf).values
+    assert values == {"learning_rate": 3e-4, "n_timesteps": 1_000_000}
+    assert isinstance(values["n_timesteps"], int)
+
+
+def test_a_schedule_is_a_mapping_and_is_never_evaluated(tmp_path: Path) -> None:
+    conf = write(
+        tmp_path, "default/nano: {source: d, learning_rate: {schedule: linear, start: 1.0, end: 0.0}}\n"
+    )
+    assert load_hyperparams("ppo", "Toy-Reach", "nano", conf).values["learning_rate"]["schedule"] == "linear"
+    evil = write(tmp_path, "default/nano: {source: d, learning_rate: '__import__(\"os\")'}\n")
+    with pytest.raises(BadValue, match="must be a number"):
+        load_hyperparams("ppo", "Toy-Reach", "nano", evil)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("env", ["Toy-Reach", "LIBERO-130", "LIBERO-Spatial/3"])
+def test_the_packaged_files_cover_every_environment(algo: str, env: str) -> None:
+    found = load_hyperparams(algo, env, "nano")
+    assert found.source
+    assert found.values["n_timesteps"] > 0

@@ -1,0 +1,308 @@
+"""Demonstrations to LeRobotDataset v3.0 and back."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import StartState
+from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.lerobot_video import Video
+from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.demonstrations.recorder import Demonstration
+
+pytest.importorskip("pyarrow")
+SETTINGS = {"env": "Toy", "noise": 0.0}
+
+
+def shown(length: int, instruction: str = "reach", shade: int = 0, side: int = 16) -> Demonstration:
+    """Grey pictures, one shade darker than the next."""
+    grey_T = np.arange(length, dtype=np.uint8) * 8 + shade
+    steps_T = np.arange(length, dtype=np.float32)
+    return Demonstration(
+        task="a-task",
+        instruction=instruction,
+        start=StartState(task_id=3, trial_id=shade),
+        start_state=f"{shade:02x}",
+        success=True,
+        images={"image": np.tile(grey_T[:, None, None, None], (1, side, side, 3))},
+        state_TS=np.stack([steps_T, -steps_T], axis=1),
+        action_TA=np.tile(steps_T[:, None] / 10, (1, 3)),
+    )
+
+
+@pytest.mark.parametrize(("side", "crf", "worst"), [(16, 0, 0), (15, 0, 0), (16, 16, 3), (15, 16, 3)])
+def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int) -> None:
+    episodes = [shown(4, "reach", 10, side), shown(6, "push it", 60, side), shown(2, "reach", 120, side)]
+    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80, crf=crf)
+    writer.add(episodes[:2], tried=2)
+    writer.add(episodes[2:], tried=4)
+    found = read_dataset(tmp_path / "d")
+    assert len(found) == 3
+    for one, other in zip(episodes, found, strict=True):
+        assert (one.instruction, one.start, one.start_state) == (
+            other.instruction,
+            other.start,
+            other.start_state,
+        )
+        np.testing.assert_array_equal(one.action_TA, other.action_TA)
+        np.testing.assert_array_equal(one.state_TS, other.state_TS)
+        assert one.images["image"].shape == other.images["image"].shape
+        # What is lost with crf 16 is less than the step from one frame to the next.
+        gap = one.images["image"].astype(int) - other.images["image"].astype(int)
+        assert np.abs(gap).max() <= worst
+    assert len(read_dataset(tmp_path / "d", 2)) == 2
+    with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
+        read_dataset(tmp_path / "d", 4)
+
+
+def test_colours_are_kept_to_the_byte(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    episode = replace(shown(6), images={"image": noise})
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([episode], tried=1)
+    (found,) = read_dataset(tmp_path / "d")
+    np.testing.assert_array_equal(found.images["image"], noise)
+    info = json.loads((tmp_path / "d/meta/info.json").read_text())
+    assert info["features"]["observation.images.image"]["info"]["video.pix_fmt"] == "gbrp"
+
+
+def as_images(root: Path, noise_THWC: np.ndarray, *, broken: bool = False) -> None:
+    """Turn the one camera of a dataset of one episode into a feature of dtype image, as many published ones have."""
+    pa, pq = lr.parquet()
+    info = json.loads((root / lr.INFO_PATH).read_text())
+    info["features"]["observation.images.image"] |= {"dtype": "image"}
+    (root / lr.INFO_PATH).write_text(json.dumps(info))
+    (path,) = root.glob("data/*/*.parquet")
+    cells = []
+    for frame in noise_THWC:
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, format="PNG")
+        cells.append({"bytes": buffer.getvalue()[: 40 if broken else None], "path": None})
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pq.read_table(path).append_column("observation.images.image", pa.array(cells, type=kind))
+    pq.write_table(table, path)
+    shutil.rmtree(root / "videos")
+
+
+def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    for name in ("whole", "broken"):
+        LeRobotWriter(tmp_path / name, SETTINGS, fps=20).add([shown(6)], tried=1)
+        as_images(tmp_path / name, noise, broken=name == "broken")
+    (found,) = read_dataset(tmp_path / "whole")
+    np.testing.assert_array_equal(found.images["image"], noise)
+    with pytest.raises(BadValue, match=r"a picture of 'observation.images.image' of .* cannot be read"):
+        read_dataset(tmp_path / "broken")
+
+
+def test_a_dataset_without_pictures_says_so(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    path = tmp_path / "d" / lr.INFO_PATH
+    info = json.loads(path.read_text())
+    del info["features"]["observation.images.image"]
+    path.write_text(json.dumps(info))
+    with pytest.raises(BadValue, match="has no pictures: no feature is of dtype video or image"):
+        read_dataset(tmp_path / "d")
+
+
+def test_the_folder_says_what_lerobot_asks(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    root = tmp_path / "d"
+    writer = LeRobotWriter(root, SETTINGS, fps=80)
+    writer.add([shown(4, "reach"), shown(6, "push it")], tried=2)
+    writer.add([shown(2, "reach")], tried=3)
+    info = json.loads((root / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"], info["fps"]) == (3, 12, 2, 80)
+    assert info["splits"] == {"train": "0:3"}
+    assert info["features"]["action"]["shape"] == [3]
+    assert info["features"]["observation.images.image"]["dtype"] == "video"
+    # lerobot looks sentences up as the index of this table.
+    tasks = pandas.read_parquet(root / "meta/tasks.parquet")
+    assert tasks.loc["push it"].task_index == 1
+    first = info["data_path"].format(chunk_index=0, file_index=0)
+    frames = pandas.read_parquet(root / first)
+    assert frames["episode_index"].tolist() == [0] * 4 + [1] * 6
+    assert frames["frame_index"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
+    assert frames["timestamp"].dtype == np.float32
+    assert frames["timestamp"][9] == np.float32(5 / 80)
+    second = pandas.read_parquet(root / info["data_path"].format(chunk_index=0, file_index=1))
+    assert second["index"].tolist() == [10, 11]
+    rows = pandas.read_parquet(root / "meta/episodes/chunk-000/file-000.parquet")
+    key = "videos/observation.images.image"
+    assert rows[f"{key}/from_timestamp"].tolist() == [0.0, 4 / 80]
+    assert rows[f"{key}/to_timestamp"].tolist() == [4 / 80, 10 / 80]
+    assert rows["dataset_to_index"].tolist() == [4, 10]
+    assert [one.tolist() for one in rows["tasks"]] == [["reach"], ["push it"]]
+    stats = json.loads((root / "meta/stats.json").read_text())
+    # State column 0 is 0..3, 0..5, 0..1: sum 22 of 12 frames.
+    assert stats["observation.state"]["mean"][0] == pytest.approx(22 / 12)
+    assert stats["observation.state"]["count"] == [12]
+    assert stats["observation.images.image"]["max"] == [[[pytest.approx(40 / 255)]]] * 3
+
+
+def test_vector_statistics_by_hand() -> None:
+    stats = lr.vector_stats(np.array([[0.0], [1.0], [2.0]], np.float32))
+    assert stats["mean"] == [1.0]
+    assert stats["std"] == [pytest.approx((2 / 3) ** 0.5)]
+    assert stats["q50"] == [1.0]
+    assert stats["q10"] == [pytest.approx(0.2)]
+    assert stats["count"] == [3]
+
+
+def test_image_statistics_add_up() -> None:
+    image = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1).repeat(3, axis=3)
+    whole = lr.image_moments(image)
+    parts = lr.add_moments(lr.image_moments(image[:1]), lr.image_moments(image[1:]))
+    assert {key: value.tolist() for key, value in whole.items()} == {k: v.tolist() for k, v in parts.items()}
+    stats = lr.image_stats(whole, 2)
+    assert stats["mean"] == [[[0.5]]] * 3
+    assert stats["std"] == [[[0.5]]] * 3
+
+
+def test_a_collection_goes_on_under_its_own_settings_only(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=80).add([shown(3)], tried=5)
+    writer = LeRobotWriter(tmp_path / "d", SETTINGS, fps=80)
+    assert (writer.tried, writer.episodes, writer.frames) == (5, 1, 3)
+    with pytest.raises(BadValue, match=r"noise=0.0, now it is 0.3"):
+        LeRobotWriter(tmp_path / "d", {**SETTINGS, "noise": 0.3}, fps=80)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(BadValue, match="is not empty"):
+        LeRobotWriter(tmp_path / "mine", SETTINGS, fps=80)
+
+
+def change_table(root: Path, pattern: str, **columns: Any) -> None:
+    """Give the table that `pattern` finds other columns; None takes one away."""
+    pa, pq = lr.parquet()
+    (path,) = root.glob(pattern)
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        table = table.drop([name]) if name in table.column_names else table
+        table = table if values is None else table.append_column(name, pa.array(values))
+    pq.write_table(table, path)
+
+
+def change_info(root: Path, **values: Any) -> None:
+    info = json.loads((root / lr.INFO_PATH).read_text()) | values
+    given = {key: value for key, value in info.items() if value is not None}
+    (root / lr.INFO_PATH).write_text(json.dumps(given))
+
+
+NAN = float("nan")
+DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parquet"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda root: change_info(root, fps=None), r"info\.json' lacks 'fps'"),
+        (lambda root: change_info(root, fps=0), r"fps of '.*info\.json' must be above 0"),
+        (lambda root: change_info(root, total_episodes="1"), "total_episodes .* must be an integer"),
+        (lambda root: change_info(root, video_path=None), "not where videos are"),
+        (lambda root: change_info(root, total_episodes=2), "says it has 2 episodes, found 1"),
+        (lambda root: (root / TASKS).unlink(), "FileNotFoundError"),
+        (lambda root: (root / TASKS).write_text("version https://git-lfs"), "a Git LFS pointer"),
+        (lambda root: change_table(root, TASKS, __index_level_0__=None), "must have one column of sentences"),
+        (lambda root: change_table(root, TASKS, task_index=[7]), "KeyError"),
+        (lambda root: change_table(root, ROWS, length=None), "KeyError"),
+        (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [0.0, 0.0]]),
+            "of episode 0 .* the same length in every frame",
+        ),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], None]),
+            "of episode 0 .* the same length in every frame",
+        ),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [NAN]]),
+            "of episode 0 .* not finite in frame 1",
+        ),
+        (
+            lambda root: change_table(root, DATA, action=[[0.0], [None]]),
+            "of episode 0 .* not finite in frame 1",
+        ),
+        (
+            lambda root: change_table(root, DATA, **{lr.STATE: [[NAN], [0.0]]}),
+            "'observation.state' .* frame 0",
+        ),
+        (lambda root: next(root.glob("videos/*/*/*.mp4")).write_bytes(b"no film"), "cannot be read as video"),
+    ],
+)
+def test_a_damaged_dataset_is_one_line(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    damage(tmp_path / "d")
+    with pytest.raises(BadValue, match=says):
+        read_dataset(tmp_path / "d")
+
+
+def test_what_other_writers_do_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(2)], tried=1)
+    # A vector of one number as a number, another order of the shape, a column more beside the sentences.
+    change_table(root, DATA, action=[0.25, 0.5])
+    change_table(root, TASKS, comment_id=[1])
+    features = json.loads((root / lr.INFO_PATH).read_text())["features"]
+    features["observation.images.image"] |= {"shape": [3, 16, 16], "names": None}
+    change_info(root, features=features)
+    (found,) = read_dataset(root)
+    np.testing.assert_array_equal(found.action_TA, [[0.25], [0.5]])
+    np.testing.assert_array_equal(found.images["image"], shown(2).images["image"])
+
+
+def test_a_video_is_read_no_further_than_wanted(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(3), shown(4, shade=60), shown(2)], tried=3)
+    (path,) = (tmp_path / "d").glob("videos/*/*/*.mp4")
+    video = Video(path)
+    np.testing.assert_array_equal(video.read(4, 2), shown(4, shade=60).images["image"][1:3])
+    assert video.position == 6
+    np.testing.assert_array_equal(video.read(7, 5), shown(2).images["image"])
+    assert len(video.read(0, 1)) == 0
+
+
+@pytest.mark.parametrize("step", ["_write_tasks", "_write_stats", "_write_info"])
+@pytest.mark.parametrize("whole", [0, 2])
+def test_an_interrupted_collection_goes_on_and_is_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whole: int
+) -> None:
+    root = tmp_path / "d"
+    episodes = [shown(3, shade=10 * number) for number in range(4)]
+    if whole:
+        LeRobotWriter(root, SETTINGS, fps=20).add(episodes[:whole], tried=whole)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    writer = LeRobotWriter(root, SETTINGS, fps=20)
+    monkeypatch.setattr(writer, step, die)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add(episodes[whole:], tried=4)
+    if whole:
+        assert len(read_dataset(root)) == whole
+    again = LeRobotWriter(root, SETTINGS, fps=20)
+    assert again.episodes == again.tried == whole
+    again.add(episodes[whole:], tried=4)
+    for one, other in zip(episodes, read_dataset(root), strict=True):
+        np.testing.assert_array_equal(one.images["image"], other.images["image"])
+
+
+def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="no folder"):
+        read_dataset(tmp_path / "none")
+    with pytest.raises(BadValue, match=r"info\.json"):
+        read_dataset(tmp_path)
+    lr.write_json(tmp_path / lr.INFO_PATH, {"codebase_version": "v2.1"})
+    with pytest.raises(BadValue, match=r"v2\.1, only v3\.0"):
+        read_dataset(tmp_path)

@@ -1,0 +1,123 @@
+"""A replayed expert is judged by what was measured; on Toy-Reach an expert with a wrong sign is found out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_gym import find_benchmark
+from vla_gym.adapters.toy import STEP, ToyReach
+from vla_gym.specs import Task
+from zoo.diagnostics import expert_replay as oracle
+from zoo.diagnostics.expert_replay import Verdict, judge, replay
+from zoo.diagnostics.expert_success_rates import known_rate
+from zoo.doctor import run
+from zoo.evaluation.evaluator import Rate
+from zoo.experts import base
+
+TOY = find_benchmark("Toy-Reach")
+
+
+def verdict(successes: int, episodes: int, known: Rate | None) -> Verdict:
+    rate = Rate(label="all", successes=successes, episodes=episodes)
+    return Verdict(tasks=(rate,), overall=rate, known=known)
+
+
+def test_below_means_that_the_intervals_lie_apart() -> None:
+    known = Rate(label="known", successes=50, episodes=50)  # from 92.9 %
+    assert verdict(7, 10, known).below  # up to 89.2 %
+    assert not verdict(8, 10, known).below  # up to 94.3 %
+
+
+def test_with_nothing_known_only_total_failure_tells() -> None:
+    assert verdict(0, 3, None).below
+    assert not verdict(1, 3, None).below
+    assert "nothing to compare with" in str(verdict(1, 3, None))
+
+
+def meta_world(name: str, horizon: int) -> Task:
+    return Task(name=name, instruction="do it", horizon=horizon, num_trials=50, suite="easy")
+
+
+def test_known_rates_add_up_over_tasks_and_fit_the_horizon() -> None:
+    reach, peg = meta_world("reach", 160), meta_world("peg-insert-side", 160)
+    assert known_rate([reach, peg]) == Rate(label="known", successes=50 + 50, episodes=100)
+    assert known_rate([replace(peg, horizon=80)]) is None
+    assert known_rate([reach, meta_world("assembly", 160)]) is None
+
+
+def test_liberos_rates_are_those_of_a_suite_and_not_of_its_changed_forms() -> None:
+    tomato = Task(
+        name="pick_up_the_tomato_sauce_and_place_it_in_the_basket",
+        instruction="pick it up",
+        horizon=280,
+        num_trials=50,
+        suite="libero_object",
+    )
+    assert known_rate([tomato, meta_world("reach", 100)]) == Rate(label="known", successes=70, episodes=70)
+    assert known_rate([replace(tomato, suite="libero_object_swap")]) is None
+    assert known_rate([replace(tomato, name="pick_up_the_anvil_and_place_it_in_the_basket")]) is None
+
+
+def test_counts_per_task() -> None:
+    judged = judge(TOY, [(0, True), (2, True), (0, False)])
+    assert [(rate.label, rate.successes, rate.episodes) for rate in judged.tasks] == [
+        ("reach_red", 1, 2),
+        ("reach_blue", 1, 1),
+    ]
+    assert (judged.overall.successes, judged.overall.episodes) == (2, 3)
+
+
+class ToyExpert:
+    """Straight to the block."""
+
+    sign = 1.0
+
+    def __init__(self, task: Task) -> None:
+        pass
+
+    def action(self, privileged_P: np.ndarray) -> np.ndarray:
+        return np.clip(self.sign * privileged_P / STEP, -1, 1).astype(np.float32)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def privileged(self: ToyReach) -> np.ndarray:
+        return np.subtract(self._blocks[self._target], (self._x, self._y))
+
+    monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
+    monkeypatch.setitem(base.EXPERTS, TOY.simulator, f"{__name__}:ToyExpert")
+    monkeypatch.setattr(
+        oracle, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
+    )
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_expert_solves_its_tasks_through_our_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    judged = replay("Toy-Reach", 7)
+    assert (judged.overall.successes, judged.overall.episodes) == (7, 7)
+    assert run(["--oracle", "--env", "Toy-Reach", "--episodes", "3"]) == 0
+    assert "100.0%  [ 43.9%, 100.0%]      3/3    all episodes" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_wrong_sign_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ToyExpert, "sign", -1.0)
+    assert run(["--oracle", "--env", "Toy-Reach"]) == 1
+    assert (
+        "the movement's sign is inverted: with that undone, 8 of 8 failed episodes succeed"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_no_single_convention_explains_is_said_in_general(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ToyExpert, "sign", 0.0)
+    assert run(["--oracle", "--env", "Toy-Reach", "--episodes", "3"]) == 1
+    assert "scale, gripper sign, frame" in capsys.readouterr().out

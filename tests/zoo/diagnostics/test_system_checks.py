@@ -1,0 +1,113 @@
+"""What `zoo.doctor` finds: here or missing, needed or not, and what to do."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue, MissingDependency
+from zoo.diagnostics import system_checks as health
+from zoo.diagnostics.system_checks import Check, checks, examine
+
+
+def fails() -> str:
+    raise MissingDependency("no such thing.\n  Install it with: pip install it")
+
+
+def test_a_finding_is_one_line() -> None:
+    here, gone, spare = examine(
+        [
+            Check(name="a", look=lambda: "version 1"),
+            Check(name="b", look=fails),
+            Check(name="c", look=fails, optional=True),
+        ]
+    )
+    assert str(here).split() == ["ok", "a", "version", "1"]
+    assert str(gone).startswith("missing  b ")
+    assert str(gone).endswith("no such thing. Install it with: pip install it")
+    assert str(spare).startswith("without  c ")
+    assert (here.ok, gone.ok, spare.ok) == (True, False, False)
+    assert (gone.optional, spare.optional) == (False, True)
+
+
+def test_what_is_needed_depends_on_the_environment() -> None:
+    def needed(*env_ids: str) -> set[str]:
+        return {check.name for check in checks(env_ids) if not check.optional}
+
+    always = {"python", "torch", "cache folder"}
+    assert needed("MetaWorld/reach") == {*always, "GL", "MetaWorld/reach"}
+    assert needed("ManiSkill-Plate25") == {*always, "Vulkan", "ManiSkill-Plate25"}
+    assert needed("Toy-Reach") == {*always, "Toy-Reach"}
+
+
+def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "OLDEST_PYTHON", (99, 1))
+    with pytest.raises(MissingDependency, match=r"too old: install Python 99\.1"):
+        health.python_version()
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path / "new"))
+    assert health.writable_cache() == str(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadValue, match="set VLA_ZOO_CACHE"):
+        health.writable_cache()
+
+
+def test_a_picture_of_one_colour_is_none() -> None:
+    image = np.full((4, 4, 3), 7, dtype=np.uint8)
+    with pytest.raises(MissingDependency, match="every number is 7"):
+        health.look_at(image)
+    image[0, 0, 0] = 8
+    health.look_at(image)
+
+
+def test_a_first_picture_comes_from_a_worker() -> None:
+    assert health.first_picture("Toy-Reach").startswith("first picture after ")
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.HTTPServer]:
+    from huggingface_hub import constants
+
+    class NotFound(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), NotFound)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_that_answers_is_there_whatever_it_says(
+    endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert health.hub().endswith("answers")
+
+
+def test_a_hub_that_is_gone(endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    endpoint.shutdown()
+    endpoint.server_close()
+    with pytest.raises(MissingDependency, match="does not answer"):
+        health.hub()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(MissingDependency, match="HF_HUB_OFFLINE is set"):
+        health.hub()

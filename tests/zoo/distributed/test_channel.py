@@ -1,0 +1,51 @@
+"""Messages between two processes: whole, in order, and taken down before the sender goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TALK = textwrap.dedent("""
+    import sys, torch, torch.distributed as dist
+    from zoo.distributed.channel import Mail
+    rank, file = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    mail = Mail()
+    if rank == 0:
+        growing = torch.arange(3)
+        for number in range(3):
+            mail.send(1, {"number": number, "words": "höher"}, {"a": growing, "b": torch.zeros(0, 2)})
+            growing += 10
+        print(mail.receive(1))
+    else:
+        for number in range(3):
+            note, tensors = mail.receive(0)
+            assert note == {"number": number, "words": "höher"}, note
+            assert tensors["a"].tolist() == [10 * number + one for one in range(3)], tensors
+            assert tensors["b"].shape == (0, 2)
+        mail.send(0, ["done"])
+    mail.wait()
+    dist.destroy_process_group()
+""")
+
+
+@pytest.mark.slow
+def test_messages_arrive_whole_in_order_and_as_they_were_sent(tmp_path: Path) -> None:
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", TALK, str(rank), str(tmp_path / "meeting")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert "(['done'], {})" in said[0]

@@ -1,0 +1,67 @@
+"""Env ranks serve simulators to rollout ranks, here from a thread of this process."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Listener
+
+import numpy as np
+import pytest
+
+from vla_gym import VLAVectorEnv, WorkerFailed, make_vec
+from vla_gym.make import slot_setup
+from vla_gym.specs import Benchmark
+from vla_gym.vector.env_config import EnvConfig
+from vla_gym.workers.pool import Pool
+from vla_gym.workers.remote_pool import RemotePool
+from zoo.distributed.env_server import EnvServers, meet_servers
+from zoo.distributed.placement import parse_placement
+from zoo.distributed.process_group import Ranks
+
+PLACEMENT = parse_placement("env=0,rollout=1,actor=2", 3)
+
+
+def served() -> VLAVectorEnv:
+    return make_vec("Toy-Reach", 4, chunk=2)
+
+
+@pytest.fixture
+def servers() -> EnvServers:
+    listener = Listener(("127.0.0.1", 0), authkey=b"key")
+    return EnvServers(addresses=[[listener.address], [], []], key=b"key", listeners=[listener])  # type: ignore[list-item]
+
+
+def remote(servers: EnvServers) -> VLAVectorEnv:
+    def pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
+        return RemotePool(slot_setup(benchmark, config).memory, servers.connect(PLACEMENT, 1))
+
+    return make_vec("Toy-Reach", 4, chunk=2, seed=3, pool=pool)
+
+
+def test_a_rollout_rank_steps_the_simulators_of_an_env_rank(servers: EnvServers):
+    servers.start(served)
+    here, there = make_vec("Toy-Reach", 4, chunk=2, seed=3), remote(servers)
+    assert np.array_equal(here.reset()[0]["image"], there.reset()[0]["image"])
+    actions = np.full((4, 2, 2), 0.5)
+    ours, theirs = here.step(actions), there.step(actions)
+    assert np.array_equal(ours[0]["image"], theirs[0]["image"])
+    assert ours[4]["start_state"].tolist() == theirs[4]["start_state"].tolist()
+    there.close()
+    servers.join()
+
+
+def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
+    servers.start(served)
+    envs = remote(servers)
+    envs.reset()
+    servers._envs[0].close()  # its slots are gone
+    with pytest.raises(WorkerFailed):
+        envs.step(np.zeros((4, 2, 2)))
+    with pytest.raises(WorkerFailed):
+        servers.join()
+
+
+def test_without_remote_simulators_nobody_listens():
+    found = meet_servers(parse_placement("all", 1), Ranks())
+    assert found.addresses == [[]]
+    assert found.listeners == []
+    found.join()

@@ -1,0 +1,207 @@
+"""FSDP2 on two processes makes the update one process makes, and what it saves opens on any number of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.zoo.launching import TOY, finish, first_checkpoint, only_run, same_tensors, start, updates
+from vla_gym.errors import BadValue
+from zoo.distributed.fsdp import check_precision, hand_over, learning_copy, sharding_asked, sharding_settings
+from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
+
+FSDP = "one_node_fsdp2.yaml"
+RUN = (
+    *TOY,
+    "--policy",
+    "openvla-oft",
+    "--seed",
+    "1",
+    "-n",
+    "90",
+    "--save-freq",
+    "30",
+    "--eval-episodes",
+    "0",
+)
+PARAMS = ("num_envs:4", "n_steps:2", "batch_size:4", "n_epochs:2", "learning_rate:1e-4", "micro_batch_size:1")
+POLICY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
+
+
+def train(processes: int, folder: Path, *params: str, config: str = FSDP, precision: str = "no") -> Path:
+    arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, POLICY, *params]
+    finish(start(processes, arguments, config=config, precision=precision))
+    return only_run(folder)
+
+
+def same_updates(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    """To 1e-4, but for explained variances, which divide by next to nothing here."""
+    for left, right in zip(ours, theirs, strict=True):
+        for key in (key for key in left if "explained" not in key):
+            assert left[key] == pytest.approx(right[key], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) -> None:
+    alone, parted = train(1, tmp_path / "alone"), train(2, tmp_path / "parted")
+    same_updates(updates(alone), updates(parted))
+    ours, theirs = first_checkpoint(alone), first_checkpoint(parted)
+    assert ours.name == theirs.name
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        same_tensors(ours, theirs, file, 1e-4)
+    for processes in (1, 4):
+        folder = tmp_path / str(processes)
+        finish(start(processes, ["-i", str(theirs), "-f", str(folder)], config=FSDP))
+        same_updates(updates(only_run(folder)), updates(alone)[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
+def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
+    """Most parameters have no gradient then, and nobody may wait for one."""
+    alone, two = (
+        train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config)
+        for processes in (1, 2)
+    )
+    same_updates(updates(alone), updates(two))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
+def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> None:
+    # A chunk's log-probability is a sum of many, which 16 bits would round by some per cent.
+    rows = updates(train(2, tmp_path, "logprob_level:chunk", config=config, precision="bf16"))
+    assert len(rows) >= 2
+    assert all(row["train/actor/ratio_first_gap"] == 0.0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_path: Path) -> None:
+    less = "policy_kwargs:{backbone_kwargs: {size: tiny, dtype: bfloat16}}"
+    whole_run = train(2, tmp_path / "whole", less, precision="bf16")
+    early = first_checkpoint(whole_run)
+    finish(start(2, ["-i", str(early), "-f", str(tmp_path / "on")], config=FSDP, precision="bf16"))
+    resumed = only_run(tmp_path / "on")
+    same_updates(updates(whole_run)[1:], updates(resumed))
+    last = max((whole_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    assert last != early
+    same_tensors(last, resumed / "checkpoints" / last.name, "optimizer.safetensors", 1e-6)
+
+
+def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = nn.Linear(2, 1).to(torch.bfloat16)
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(BadValue, match="weights that are trained must be float32"):
+        check_precision(policy)
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadValue, match="float32"):
+        check_precision(policy)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    check_precision(policy)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    check_precision(policy.requires_grad_(False))
+    check_precision(nn.Linear(2, 1))
+
+
+def linear(dtype: torch.dtype) -> nn.Linear:
+    """A policy of one trained weight that learns and one that has no gradient."""
+    policy = nn.Linear(2, 1).to(dtype)
+    policy.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
+    return policy
+
+
+def load(policy: nn.Linear, tensors: dict[str, torch.Tensor]) -> None:
+    load_optimizer(policy.optimizer, tensors, optimizer_groups(policy.optimizer), Path("file"))
+
+
+@pytest.fixture
+def saved() -> dict[str, torch.Tensor]:
+    """Of a bfloat16 policy after a step of its weight alone, with what only float32 can say."""
+    policy = linear(torch.bfloat16)
+    policy.weight.sum().backward()
+    policy.optimizer.step()
+    tensors = optimizer_tensors(policy)
+    torch.testing.assert_close(tensors["0.master"], policy.weight.detach().float())
+    assert sorted(tensors) == ["0.exp_avg", "0.exp_avg_sq", "0.master", "0.step", "1.master"]
+    return {**tensors, "0.exp_avg": torch.tensor([[1.0001, 2.0]]), "0.master": torch.tensor([[3.0001, 4.0]])}
+
+
+def test_moments_and_masters_of_sixteen_bit_weights_keep_their_precision(
+    saved: dict[str, torch.Tensor],
+) -> None:
+    policy = linear(torch.bfloat16)
+    load(policy, saved)
+    assert torch.equal(policy.optimizer.state[policy.weight]["exp_avg"], saved["0.exp_avg"])
+    assert torch.equal(policy.optimizer.state[policy.weight]["master"], saved["0.master"])
+    # What had no gradient has a master and no moments.
+    assert list(policy.optimizer.state[policy.bias]) == ["master"]
+    assert torch.equal(optimizer_tensors(policy)["0.master"], saved["0.master"])
+
+
+def test_a_float32_policy_goes_on_from_masters_and_keeps_none(saved: dict[str, torch.Tensor]) -> None:
+    policy = linear(torch.float32)
+    load(policy, saved)
+    assert torch.equal(policy.weight.detach(), saved["0.master"])
+    assert not [name for name in optimizer_tensors(policy) if "master" in name]
+
+
+def test_moments_that_were_saved_in_sixteen_bits_can_be_stepped_on(saved: dict[str, torch.Tensor]) -> None:
+    policy = linear(torch.float32)
+    load(policy, {**saved, "0.exp_avg": saved["0.exp_avg"].bfloat16()})
+    policy.weight.sum().backward()
+    policy.optimizer.step()
+    # 0.9 x 1 + 0.1 x 1, and 0.9 x 2 + 0.1.
+    assert policy.optimizer.state[policy.weight]["exp_avg"].tolist() == [pytest.approx([1.0, 1.9])]
+
+
+def test_a_rank_that_does_not_write_keeps_nothing() -> None:
+    assert optimizer_tensors(linear(torch.bfloat16), keep=False) == {}
+
+
+def test_it_is_the_launchers_configuration_that_asks() -> None:
+    assert not sharding_asked({})
+    assert sharding_asked({"ACCELERATE_USE_FSDP": "true"})
+
+
+def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FSDP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert sharding_settings("no")["mp_policy"].param_dtype is None
+    assert "offload_policy" not in sharding_settings("no")
+    precision = sharding_settings("bf16")["mp_policy"]
+    assert (precision.param_dtype, precision.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert (precision.output_dtype, precision.cast_forward_inputs) == (None, False)
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert "offload_policy" in sharding_settings("no")
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
+    with pytest.raises(BadValue, match="recompute: true"):
+        sharding_settings("no")
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(BadValue, match="fsdp_version: 2"):
+        sharding_settings("no")
+
+
+def test_the_learning_policy_hands_its_trained_weights_over() -> None:
+    acting = nn.Linear(2, 1)
+    acting.bias.requires_grad_(False)
+    acting.optimizer = torch.optim.SGD([acting.weight], lr=1.0)
+    known = {"momentum_buffer": torch.zeros(1, 2)}
+    acting.optimizer.state[acting.weight] = known
+    learning = learning_copy(acting)
+    assert acting.optimizer is learning.optimizer
+    assert dict(learning.optimizer.state) == {learning.weight: known}
+    before = acting.weight.detach().clone()
+    learning.weight.sum().backward()
+    learning.optimizer.step()
+    assert torch.equal(acting.weight, before)
+    hand_over(learning, acting)
+    torch.testing.assert_close(acting.weight.detach(), before - 1.0)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.evaluation.test_evaluator import episode, task
+from zoo.evaluation.results import (
+    closing_lines,
+    evaluated_line,
+    evaluation_metrics,
+    evaluation_record,
+    evaluation_table,
+    protocol_line,
+    with_split,
+)
+
+TASKS = [task("a", suite="one"), task("b", suite="two")]
+EPISODES = [episode(0, 0, True), episode(0, 1, False), episode(1, 0, False)]
+
+
+def test_the_table_has_counts_intervals_suites_and_both_means() -> None:
+    lines = evaluation_table(EPISODES, TASKS, "the protocol").splitlines()
+    assert lines[1].split() == ["50.0%", "[9.5%,", "90.5%]", "1/2", "a"]
+    assert lines[2].split() == ["0.0%", "[0.0%,", "79.3%]", "0/1", "b"]
+    assert [line.split()[-1] for line in lines[4:6]] == ["one", "two"]
+    assert lines[6].split()[0] == "33.3%"
+    assert lines[6].endswith("all episodes")
+    assert lines[7].split()[0] == "25.0%"
+    assert "task-weighted" in lines[7]
+    assert lines[8].split() == ["25.0%", "suite-weighted", "mean", "of", "2", "suites"]
+    assert lines[9] == "protocol: the protocol"
+
+
+def test_suites_count_once_whatever_their_number_of_tasks() -> None:
+    # three easy tasks solved, one hard task failed: 3/4 over tasks, (1 + 0) / 2 over suites
+    tasks = [
+        task("a", suite="easy"),
+        task("b", suite="easy"),
+        task("c", suite="easy"),
+        task("d", suite="hard"),
+    ]
+    episodes = [episode(0, 0, True), episode(1, 0, True), episode(2, 0, True), episode(3, 0, False)]
+    record = evaluation_record(episodes, tasks, env_id="E", protocol={})
+    assert record["task_weighted_mean"] == 0.75
+    assert record["suite_weighted_mean"] == 0.5
+
+
+def test_a_long_benchmark_is_cut_and_says_so() -> None:
+    tasks = [task(f"t{i}") for i in range(130)]
+    table = evaluation_table([episode(i, 0, False) for i in range(130)], tasks, "p")
+    assert "... and 90 tasks more" in table
+    assert "0/130" in table
+
+
+@pytest.mark.parametrize(
+    ("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)]
+)
+def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
+    run = Path("logs/run")
+    lines = closing_lines(run, None, events=run, n_timesteps=asked, done=done, num_starts=1)
+    assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
+
+
+def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
+    text = closing_lines(
+        Path("my logs/run"), None, events=Path("my events/run"), n_timesteps=1, done=1, num_starts=1
+    )
+    assert "  python -m zoo.evaluate -i 'my logs/run' -P" in text
+    assert "  python -m zoo.train -i 'my logs/run' -n 2" in text
+    assert "  tensorboard --logdir 'my events/run'   (curves)" in text
+
+
+def test_the_record_is_json_and_keeps_every_episode() -> None:
+    record = json.loads(json.dumps(evaluation_record(EPISODES, TASKS, env_id="E", protocol={"h": 1}, step=7)))
+    assert record["env"] == "E"
+    assert record["step"] == 7
+    assert record["success"]["successes"] == 1
+    assert [e["trial_id"] for e in record["episodes"]] == [0, 1, 0]
+    assert record["tasks"][0]["low"] < 0.5 < record["tasks"][0]["high"]
+
+
+def test_an_evaluation_while_training_is_a_line_and_numbers() -> None:
+    assert evaluated_line(300, EPISODES[:2], kept=True) == (
+        "       300 evaluated: success 50.0% [9.5%, 90.5%], 1 of 2, kept as best/"
+    )
+    assert evaluated_line(300, EPISODES[:2], kept=False).endswith("1 of 2")
+    metrics = evaluation_metrics(EPISODES)
+    assert metrics["eval/success_once"] == pytest.approx(1 / 3)
+    assert metrics["eval/num_trajectories"] == 3
+
+
+def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
+    line = protocol_line(
+        "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="sampled start states (split test)"
+    )
+    assert line == (
+        "E, 3 episodes = 3 of 6 sampled start states (split test) on 2 of 2 tasks, success at any step, "
+        "horizon 10 steps, as it likes, chunk 8"
+    )
+
+
+def test_a_protocol_line_names_its_split_once() -> None:
+    assert with_split("a line", "test") == "a line, split test"
+    assert with_split("sampled start states (split test)", "test") == "sampled start states (split test)"
+    assert with_split("a line", None) == "a line"

@@ -1,0 +1,527 @@
+"""Runs on the Hub and back, against a stand-in of it; and everything that can go wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import yaml
+from huggingface_hub import HfApi, ModelCard
+
+import vla_gym
+import zoo.evaluation.evaluator
+from tests.zoo.loopback_hub import TOKEN, LoopbackHub
+from vla_policies import VLAPolicy
+from vla_policies.conventions import conventions_of
+from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
+from zoo.cli.main import guarded
+from zoo.config.run_config import RunConfig
+from zoo.hub.sharing import Publication, gather, publish
+from zoo.runs.evaluations import find_evaluation
+from zoo.runs.fingerprint import weights_fingerprint
+from zoo.runs.folder import RunFolder, create_run_folder, describe_run
+
+pytestmark = [
+    pytest.mark.hub,
+    # huggingface_hub's own: it hands httpx2 its uploads in a way that is going out of use.
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+]
+
+BASE, RUN = "org/base", "me/run"
+SHORT = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
+PARAMS = ["num_envs:4", "n_steps:4", "batch_size:16", "n_epochs:1"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    """An empty Hub that this process talks to with a right token and an empty cache."""
+    server = LoopbackHub()
+    constants = "huggingface_hub.constants."
+    monkeypatch.setattr(constants + "ENDPOINT", server.url)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants + "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants + "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def push_base() -> None:
+    """A small OpenVLA-OFT for Toy-Reach, published as the base that adapters belong to."""
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=1, chunk=4)
+    view = envs.as_sb3()
+    torch.manual_seed(0)
+    policy = VLAPolicy(
+        view.observation_space,
+        view.action_space,
+        lambda _: 1e-3,
+        backbone="openvla-oft",
+        backbone_kwargs={"size": "tiny"},
+        action_spec=envs.benchmark.action_spec,
+    )
+    assert conventions_of(view.observation_space, view.action_space).chunk == 4
+    policy.save_pretrained("base")
+    envs.close()
+    api = HfApi()
+    api.create_repo(BASE)
+    api.upload_folder(repo_id=BASE, folder_path="base")
+
+
+def train_nano(folder: str, *flags: str) -> int:
+    argv = [*SHORT.split(), "-n", "100", "--eval-episodes", "3", "-f", folder, *flags]
+    return train.run([*argv, "-params", *PARAMS])
+
+
+def train_adapter(*flags: str) -> int:
+    argv = [*SHORT.split(), "--policy", BASE, "-n", "100", "--eval-episodes", "3", *flags]
+    kwargs = "policy_kwargs:{backbone_kwargs: {lora: {rank: 2}, recompute: false}}"
+    return train.run([*argv, "-params", *PARAMS, kwargs])
+
+
+def observation() -> dict[str, np.ndarray]:
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=4, seed=5).as_sb3()
+    obs = envs.reset()
+    envs.close()
+    return obs  # type: ignore[return-value]
+
+
+def logits(policy: VLAPolicy) -> torch.Tensor:
+    return policy.act(observation(), deterministic=True).logprob_BKA
+
+
+def test_an_adapter_goes_to_the_hub_and_back(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push_base()
+    assert train_adapter("--push-to-hub", RUN) == 0
+    assert f"pushed to  {hub.url}/{RUN}" in capsys.readouterr().out
+    repo, run = hub.repos[RUN], Path("logs/ppo/Toy-Reach_1")
+    assert repo.private
+    step = next((run / "checkpoints").iterdir()).name
+    assert {name for name in repo.files if "/" not in name} >= {
+        *("adapter_config.json", "adapter_model.safetensors", "value_head.safetensors", "vla_zoo.json"),
+        *(
+            "README.md",
+            "config.yml",
+            "args.yml",
+            "command.txt",
+            "protocol.json",
+            "evaluation.json",
+            "replay.mp4",
+        ),
+    }
+    assert f"checkpoints/{step}/optimizer.safetensors" in repo.files
+    assert not [name for name in repo.files if name.endswith((".pkl", ".pt", ".pth", ".bin", ".zip", ".py"))]
+    assert "model.safetensors" not in repo.files
+    adapter = json.loads(repo.files["adapter_config.json"])
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == (BASE, hub.repos[BASE].main)
+
+    # The policy, by us and by plain peft; only what a policy needs is fetched.
+    wanted = logits(VLAPolicy.from_pretrained(run / "best", device="cpu"))
+    hub.requests.clear()
+    policy = VLAPolicy.from_pretrained(RUN, device="cpu")
+    assert torch.equal(logits(policy), wanted)
+    assert not [line for line in hub.requests if "checkpoints/" in line or "replay" in line]
+    network = VLAPolicy.from_pretrained(BASE, device="cpu").backbone.network
+    peft.PeftModel.from_pretrained(network, RUN)
+    got, held = network.state_dict(), policy.backbone.network.state_dict()
+    assert got.keys() == held.keys()
+    assert all(torch.equal(got[name], held[name]) for name in held)
+
+    # On from there, in a new folder; then everything once more without a network.
+    assert train.run(["-i", RUN, "-n", "200", "--num-threads", "1", "-f", "more"]) == 0
+    lines = Path("more/ppo/Toy-Reach_1/metrics.jsonl").read_text().splitlines()
+    assert min(json.loads(line)["step"] for line in lines) > 100
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert torch.equal(logits(VLAPolicy.from_pretrained(RUN, device="cpu")), wanted)
+    assert evaluate.run(["-i", RUN, "--eval-episodes", "3", "--num-threads", "1"]) == 0
+    assert Path("results.json").is_file()
+    assert load_from_hub.run([RUN, "-f", "fetched"]) == 0
+    fetched = Path("fetched/ppo/Toy-Reach_1")
+    assert torch.equal(logits(VLAPolicy.from_pretrained(fetched / "best", device="cpu")), wanted)
+    assert (fetched / "checkpoints" / step / "training_state.json").is_file()
+    assert (fetched / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert hub.requests == []
+
+
+@pytest.fixture
+def run(hub: LoopbackHub) -> Path:
+    """A short run with whole weights."""
+    assert train_nano("logs") == 0
+    return Path("logs/ppo/Toy-Reach_1")
+
+
+def test_the_card_says_what_was_measured(run: Path, hub: LoopbackHub) -> None:
+    assert push_to_hub.run(["-i", str(run), RUN]) == 0
+    card = ModelCard(hub.repos[RUN].files["README.md"].decode())
+    record = json.loads((run / "evaluation.json").read_text())
+    assert (card.data.library_name, card.data.pipeline_tag) == ("vla-zoo", "robotics")
+    assert {"vla-zoo", "Toy-Reach", "ppo", "reinforcement-learning"} <= set(card.data.tags)
+    (result,) = card.data.eval_results
+    assert (result.dataset_name, result.metric_type) == ("Toy-Reach", "success_rate")
+    assert result.metric_value == round(record["success"]["success"], 4)
+    assert result.metric_args["episodes"] == 3
+    text = card.text
+    assert f"Protocol: {record['summary']}, split train." in text
+    assert f'VLAPolicy.from_pretrained("{RUN}")' in text
+    assert record["num_timesteps"] > 100
+    assert f"python -m zoo.train -i {RUN} -n {2 * record['num_timesteps']} " in text
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + len(record["tasks"])
+
+
+def test_the_card_quotes_the_runs_own_protocol_alone(
+    run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quoted() -> Mapping[str, Any]:
+        record = find_evaluation(
+            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+        )
+        assert record is not None
+        return record
+
+    def named(*flags: str) -> str:
+        capsys.readouterr()
+        assert evaluate.run(["-i", str(run), "--num-threads", "1", "--device", "cpu", *flags]) == 0
+        return capsys.readouterr().out.split("written to ")[1].strip()
+
+    assert named("--eval-episodes", "6") == f"{run}/results.json"
+    assert len(quoted()["episodes"]) == 6
+    # Neither another protocol nor fewer start states take its place.
+    asked = ["--eval-episodes", "3", "--stochastic", "--split", "test"]
+    assert named(*asked).startswith(f"{run}/results_test_stochastic.json (results.json is for the run's")
+    assert named("--eval-episodes", "3").startswith(f"{run}/results_3-episodes.json (results.json is for")
+    assert len(quoted()["episodes"]) == 6
+    # A file that got the name all the same is not quoted; the evaluation of the training is.
+    assert named(*asked, "-o", str(run / "results.json")) == f"{run}/results.json"
+    assert "num_timesteps" in quoted()
+    assert named("--eval-episodes", "3", "--split", "test", "-o", str(run / "results.json"))
+    assert "num_timesteps" in quoted()
+    assert push_to_hub.run(["-i", str(run), RUN]) == 0
+    assert ", split train. Details are in `protocol.json`." in hub.repos[RUN].files["README.md"].decode()
+
+
+def test_results_count_for_the_weights_they_are_of(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quoted(run: Path) -> Mapping[str, Any]:
+        record = find_evaluation(
+            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+        )
+        assert record is not None
+        return record
+
+    asked = ["--num-threads", "1", "--device", "cpu", "--eval-episodes"]
+    assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
+    # Moved, and seen from another folder: they are the same weights.
+    moved = Path("elsewhere").resolve()
+    run.rename(moved)
+    monkeypatch.chdir(moved)
+    assert len(quoted(moved)["episodes"]) == 6
+    assert evaluate.run(["-i", str(moved), *asked, "3"]) == 0
+    assert (moved / "results_3-episodes.json").is_file()
+    # Training goes on while others are evaluated: the results are of those that were loaded.
+    evaluated = zoo.evaluation.evaluator.evaluate
+
+    def replaced_meanwhile(*args: Any, **options: Any) -> Any:
+        with (moved / "best" / "model.safetensors").open("ab") as weights:
+            weights.write(b"more")
+        return evaluated(*args, **options)
+
+    monkeypatch.setattr("zoo.evaluation.evaluator.evaluate", replaced_meanwhile)
+    assert evaluate.run(["-i", str(moved), *asked, "6"]) == 0
+    assert "num_timesteps" in quoted(moved)
+
+
+def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path) -> None:
+    (of_training,) = (run / "videos").iterdir()
+    asked = ["-i", str(run), "--episodes", "1", "--num-threads", "1", "--device", "cpu"]
+    assert record_video.run([*asked, "--stochastic"]) == 0
+    assert (run / "videos" / "recorded_stochastic.mp4").is_file()
+    publication = Publication(run=RunFolder(run), repo=RUN)
+    assert gather(publication, tmp_path)["replay.mp4"] == of_training
+    assert record_video.run(asked) == 0
+    assert gather(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
+
+
+def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
+    record = json.loads((run / "evaluation.json").read_text())
+    (run / "evaluation.json").write_text(json.dumps({**record, "num_timesteps": 7}))
+    with np.load(run / "evaluations.npz") as log:
+        arrays = dict(log)
+    np.savez(run / "evaluations.npz", **{**arrays, "timesteps": arrays["timesteps"] + 7})
+    assert push_to_hub.run(["-i", str(run), RUN, "--weights-only"]) == 0
+    card = ModelCard(hub.repos[RUN].files["README.md"].decode())
+    assert card.data.eval_results is None
+    assert "These weights have not been evaluated." in card.text
+    assert "zoo.train -i" not in card.text
+    assert not [name for name in hub.repos[RUN].files if name.startswith("checkpoints/")]
+    # Nothing to train on from, but a policy to start from.
+    assert guarded(train.run, ["-i", RUN, "-n", "500"]) == 2
+    assert train_nano("second", "--policy", RUN) == 0
+
+
+def test_from_a_shell_publicly_and_again(run: Path, hub: LoopbackHub) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
+    command = [
+        sys.executable,
+        "-m",
+        "zoo.cli.main",
+        "push-to-hub",
+        "-i",
+        str(run),
+        "-orga",
+        "org",
+        "--public",
+    ]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (
+            0,
+            f"pushed to  {hub.url}/org/ppo-Toy-Reach-nano  (public)\n",
+        )
+    repo = hub.repos["org/ppo-Toy-Reach-nano"]
+    assert not repo.private
+    assert repo.files["model.safetensors"] == (run / "best" / "model.safetensors").read_bytes()
+    first = list(repo.commits)[1]
+    (old,) = {name.split("/")[1] for name in repo.files if name.startswith("checkpoints/")}
+    # A longer run: the older checkpoint goes, and stays in the history.
+    assert train.run(["-i", str(run), "-n", "200", "--num-threads", "1"]) == 0
+    assert guarded(push_to_hub.run, ["-i", str(run), "org/ppo-Toy-Reach-nano"]) == 2
+    assert push_to_hub.run(["-i", str(run), "org/ppo-Toy-Reach-nano", "--public"]) == 0
+    assert f"checkpoints/{old}/model.safetensors" not in repo.files
+    assert load_from_hub.run([f"org/ppo-Toy-Reach-nano@{first}", "-f", "old"]) == 0
+    assert [path.name for path in Path("old/ppo/Toy-Reach_1/checkpoints").iterdir()] == [old]
+    policy = VLAPolicy.from_pretrained("org/ppo-Toy-Reach-nano", revision=first, device="cpu")
+    assert policy.backbone.family == "nano"
+
+
+def test_without_a_name_it_goes_to_ones_own(run: Path, hub: LoopbackHub) -> None:
+    assert push_to_hub.run(["-i", str(run)]) == 0
+    assert list(hub.repos) == ["me/ppo-Toy-Reach-nano"]
+
+
+def test_a_local_base_is_warned_of_and_can_be_renamed(
+    hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push_base()
+    argv = [*SHORT.split(), "--policy", "base", "-n", "64", "--eval-episodes", "0", "-params", *PARAMS]
+    assert train.run([*argv, "policy_kwargs:{backbone_kwargs: {lora: {rank: 2}, recompute: false}}"]) == 0
+    capsys.readouterr()
+    assert push_to_hub.run(["-i", "logs/ppo/Toy-Reach_1", RUN]) == 0
+    assert "base', a folder that others do not have; --base HUB_ID" in capsys.readouterr().err
+    assert push_to_hub.run(["-i", "logs/ppo/Toy-Reach_1", RUN, "--base", BASE]) == 0
+    assert capsys.readouterr().err == ""
+    card = yaml.safe_load(hub.repos[RUN].files["README.md"].decode().split("---\n")[1])
+    assert (card["library_name"], card["base_model"], card["base_model_relation"]) == (
+        "peft",
+        BASE,
+        "adapter",
+    )
+    Path("base").rename("moved")
+    assert VLAPolicy.from_pretrained(RUN, device="cpu").backbone.source == BASE
+    assert train.run(["-i", RUN, "-n", "128", "--num-threads", "1", "-f", "more"]) == 0
+
+
+def made_up(weights: str, policy: str = "nano") -> RunFolder:
+    """A run without training: whole weights of this content in best/."""
+    run = create_run_folder(Path("made_up"), "ppo", "Toy-Reach")
+    config = RunConfig(algo="ppo", env="Toy-Reach", policy=policy, n_timesteps=1, num_envs=1, seed=0)
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    run.best.mkdir()
+    (run.best / "config.json").write_text("{}")
+    (run.best / "model.safetensors").write_text(weights)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("start", "named"),
+    [
+        ("nano", None),
+        ("org/base@v1", "org/base"),
+        ("logs/sft/Toy-Reach_1/best", None),
+        ("sft/best", None),
+        ("/a/folder", None),
+    ],
+)
+@pytest.mark.parametrize("adapter", [False, True])
+def test_only_a_hub_id_is_a_base_on_the_card(
+    start: str, named: str | None, adapter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft/best").mkdir(parents=True)
+    run = made_up("w", policy="nano" if adapter else start)
+    if adapter:
+        config = {"base_model_name_or_path": start.partition("@")[0]}
+        (run.best / "adapter_config.json").write_text(json.dumps(config))
+    card = gather(Publication(run=run, repo=RUN), tmp_path)["README.md"].read_text()
+    assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == named
+    assert ("of `" in card) == (named is not None)
+
+
+def test_a_base_that_was_named_is_on_the_card_whatever_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("org").mkdir()
+    run = made_up("w")
+    (run.best / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    card = gather(Publication(run=run, repo=RUN, base=BASE), tmp_path)["README.md"].read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == BASE
+
+
+def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) -> None:
+    always = {"README.md", "args.yml", "command.txt", "config.json", "config.yml", "model.safetensors"}
+    always.add("protocol.json")
+    records = {"results.json", "evaluation.json", "monitor.csv", "metrics.jsonl"}
+    first = made_up("first")
+    for name in records:
+        (first.path / name).write_text("{}")
+    weights = weights_fingerprint(first.best)
+    (first.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
+    first.videos.mkdir()
+    (first.videos / "step_1.mp4").write_text("film")
+    (first.best / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE}))
+    publish(Publication(run=first, repo=RUN))
+    assert set(hub.repos[RUN].files) == always | records | {"replay.mp4", "adapter_config.json"}
+    HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=RUN)
+    # Another run, with results of other weights: neither those nor what the first has left stays beside it.
+    second = made_up("second")
+    (second.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
+    publish(Publication(run=second, repo=RUN))
+    assert set(hub.repos[RUN].files) == always | {"notes.txt"}
+
+
+# What goes wrong --------------------------------------------------------------------------------------
+
+
+def go_offline(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def give_wrong_token(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("HF_TOKEN", "hf_wrong")
+
+
+def give_no_token(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("HF_TOKEN")
+    patch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "nowhere")
+
+
+def hang_up(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
+    hub.break_uploads = True
+
+
+def pull_the_plug(hub: LoopbackHub, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+
+
+FAULTS = pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (go_offline, "HF_HUB_OFFLINE is set"),
+        (give_wrong_token, "the token is not accepted (401); run `hf auth login` or set HF_TOKEN"),
+        (give_no_token, "there is no token: run `hf auth login` or set HF_TOKEN"),
+        (hang_up, "no connection to http://127.0.0.1:"),
+        (pull_the_plug, "no connection to http://127.0.0.1:9"),
+    ],
+)
+
+
+@FAULTS
+def test_what_stops_a_push_is_one_line(
+    run: Path,
+    hub: LoopbackHub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    break_it: Callable[[LoopbackHub, pytest.MonkeyPatch], None],
+    message: str,
+) -> None:
+    break_it(hub, monkeypatch)
+    capsys.readouterr()
+    assert guarded(push_to_hub.run, ["-i", str(run), RUN]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: '{RUN}' was not updated on the Hub: ")
+    assert message in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
+    # Nothing half sent.
+    assert RUN not in hub.repos or hub.repos[RUN].files == {}
+
+
+@FAULTS
+def test_training_succeeds_whatever_the_hub_does(
+    hub: LoopbackHub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    break_it: Callable[[LoopbackHub, pytest.MonkeyPatch], None],
+    message: str,
+) -> None:
+    break_it(hub, monkeypatch)
+    assert train_nano("logs", "--push-to-hub", RUN) == 0
+    said = capsys.readouterr()
+    (line,) = [line for line in said.out.splitlines() if line.startswith("warning:")]
+    assert message in line
+    assert line.endswith(f"send it with: python -m zoo.push_to_hub -i logs/ppo/Toy-Reach_1 {RUN}")
+    assert said.err == ""
+
+
+def test_ctrl_c_in_an_upload_is_no_failed_training(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", interrupt)
+    assert train_nano("logs", "--push-to-hub", RUN) == 0
+    assert "warning: the upload was interrupted; the run is whole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["-i", "logs/ppo/Toy-Reach_1", "a/b/c"], "'a/b/c' is no name of a Hub repository"),
+        (["-i", "logs/ppo/Toy-Reach_1", "me/run", "-orga", "x"], "not both"),
+        ([RUN], "say which run to publish"),
+        (["-i", "logs/ppo/Nowhere_1", RUN], "no folder 'logs/ppo/Nowhere_1'"),
+    ],
+)
+def test_mistakes_are_named(
+    hub: LoopbackHub, capsys: pytest.CaptureFixture[str], command: list[str], message: str
+) -> None:
+    if "logs/ppo/Toy-Reach_1" in command:
+        assert train_nano("logs") == 0
+        capsys.readouterr()
+    assert guarded(push_to_hub.run, command) == 2
+    assert message in capsys.readouterr().err
+    assert hub.requests == []
+
+
+def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
+    push_base()
+    capsys.readouterr()
+    for argv, message in (
+        (["me/nothing"], "has no such repository or revision, or the token may not see it (404)"),
+        (["./here"], "'./here' is no Hub id"),
+        ([BASE], f"'{BASE}' holds no run (it has no config.yml); use it as --policy {BASE}"),
+        ([f"{BASE}@v9"], "at revision 'v9'"),
+    ):
+        assert guarded(load_from_hub.run, argv) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not Path("logs").exists()

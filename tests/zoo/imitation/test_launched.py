@@ -1,0 +1,137 @@
+"""`zoo.sft` on one process and on several: the same losses, the same weights, the same evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zoo.imitation.test_families import base, collect_demos
+from tests.zoo.launching import TOY, finish, only_run, same_tensors, start
+from tests.zoo.training.test_rank_failures import end_of, ranks_of
+from zoo import sft
+from zoo.cli.main import guarded
+
+pytest.importorskip("pyarrow")
+SEEDED = (*TOY, "--batch-size", "8", "--seed", "0", "--augment")
+SIZE = ("-n", "4", "--eval-freq", "2", "--eval-episodes", "5", "--micro-batch-size", "3")
+LORA = "policy_kwargs:{backbone_kwargs: {lora: {rank: 4}}}"
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_runs(folder: Path, asked: list[str], processes: int, weights: str, config: str = "cpu.yaml") -> str:
+    """Assert that one process and several make the same run; what the several said."""
+    assert sft.run([*asked, "-f", str(folder / "alone")]) == 0
+    several = start(processes, [*asked, "-f", str(folder / "several")], config=config, module="zoo.sft")
+    said = finish(several)
+    alone, shared = only_run(folder / "alone"), only_run(folder / "several")
+    ours, theirs = metrics(alone), metrics(shared)
+    # Four updates, two evaluations.
+    assert len(ours) == len(theirs) == 6
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    same_tensors(alone / "best", shared / "best", weights, 1e-5)
+    assert _outcomes(alone) == _outcomes(shared)
+    return said
+
+
+def _outcomes(run: Path) -> list[tuple[Any, ...]]:
+    record = json.loads((run / "evaluation.json").read_text())
+    keys = ("task_id", "trial_id", "success_once", "length", "start_state")
+    return [tuple(one[key] for key in keys) for one in record["episodes"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "config"),
+    [
+        (2, "cpu.yaml"),
+        pytest.param(4, "cpu.yaml", marks=pytest.mark.thorough),
+        pytest.param(2, "one_node_fsdp2.yaml", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_number_of_processes_changes_nothing(
+    processes: int, config: str, demos: Path, tmp_path: Path
+) -> None:
+    small = ("--policy", "nano-flow", "-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
+    asked = [*SEEDED, *SIZE, "--dataset", str(demos), *small]
+    said = same_runs(tmp_path, asked, processes, "model.safetensors", config)
+    assert said.count("4 of 4") == said.count("next:") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_an_adapter_is_the_same_on_two_processes(demos: Path, tmp_path: Path) -> None:
+    policy = ("--policy", str(base("openvla-oft", tmp_path / "base")), "-params", LORA)
+    asked = [*SEEDED, *SIZE, "--dataset", str(demos), *policy]
+    same_runs(tmp_path, asked, 2, "adapter_model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["cpu.yaml", "one_node_fsdp2.yaml"])
+def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_path: Path) -> None:
+    asked = [
+        *SEEDED,
+        *SIZE,
+        "--dataset",
+        str(demos),
+        "-params",
+        "policy_kwargs:{backbone_kwargs: {size: tiny}}",
+    ]
+    assert sft.run([*asked, "-f", str(tmp_path / "whole")]) == 0
+    flags = [*asked, "-f", str(tmp_path / "stopped")]
+    said = finish(start(2, flags, config=config, module="tests.zoo.stopped_sft"))
+    assert said.count("stopped and saved") == 1
+    whole, run = only_run(tmp_path / "whole"), only_run(tmp_path / "stopped")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_2"]
+    assert sft.run(["-i", str(run), "--num-threads", "1"]) == 0
+    for one, other in zip(metrics(run), metrics(whole), strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    same_tensors(run / "best", whole / "best", "model.safetensors", 1e-5)
+    assert _outcomes(run) == _outcomes(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_killed_rank_takes_the_run_down(demos: Path, tmp_path: Path) -> None:
+    endless = ("-n", "1000000", "--eval-episodes", "0", "--dataset", str(demos), "-f", str(tmp_path))
+    run = start(2, [*SEEDED, *endless], module="zoo.sft")
+    deadline = time.monotonic() + 120
+    while not any(file.stat().st_size for file in tmp_path.glob("*/*/metrics.jsonl")):
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
+    output, seconds = end_of(run, 60.0)
+    assert run.returncode not in (0, None)
+    assert seconds < 60
+    # The launcher may end the surviving rank before it has noticed.
+    errors = {line for line in output.splitlines() if line.startswith("error:")}
+    assert errors <= {"error: another process of the run ended; its own message says why"}
+    assert "Signal 9 (SIGKILL)" in output
+
+
+def test_frames_that_cannot_be_dealt_evenly_are_refused_before_anything_starts(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert guarded(sft.run, [*SEEDED, "--dataset", str(demos), "-f", str(tmp_path / "logs")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "--batch-size 8 cannot be dealt evenly to 3 processes. Nearest allowed: --batch-size 6 or 9" in line
+    )
+    assert not list(tmp_path.iterdir())

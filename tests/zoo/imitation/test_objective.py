@@ -1,0 +1,157 @@
+"""Chunk targets, batches and the two losses of supervised fine-tuning."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import StartState
+from vla_policies import VLAPolicy
+from vla_policies.actions.flow import matching_times
+from vla_policies.actions.noise import SlotNoise
+from zoo.demonstrations.recorder import Demonstration
+from zoo.imitation.objective import batches, chunk_targets, frames_of, imitation_loss
+
+TINY = {"size": "tiny", "width": 32, "heads": 2, "points": 4, "bin_features": 8}
+
+
+def shown(length: int = 5, instruction: str = "reach") -> Demonstration:
+    rng = np.random.default_rng(0)
+    return Demonstration(
+        task="t",
+        instruction=instruction,
+        start=StartState(task_id=0, trial_id=0),
+        start_state="ff",
+        success=True,
+        images={"image": rng.integers(0, 255, (length, 16, 16, 3), dtype=np.uint8)},
+        state_TS=rng.standard_normal((length, 2)).astype(np.float32),
+        action_TA=rng.uniform(-1, 1, (length, 3)).astype(np.float32),
+    )
+
+
+def policy(family: str = "nano", chunk: int = 2, **options: Any) -> VLAPolicy:
+    from vla_policies.conventions import Conventions
+
+    own = Conventions(cameras=("image",), image_size=16, state_dim=2, chunk=chunk, action_dim=3)
+    torch.manual_seed(0)
+    size = TINY if family.startswith("nano") else {"size": "tiny"}
+    return VLAPolicy(
+        own.observation_space(),
+        own.action_space(),
+        lambda _: 3e-3,
+        backbone=family,
+        backbone_kwargs={**size, **options},
+    )
+
+
+def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:
+    action_TKA, mask_TK = chunk_targets(np.array([[1.0], [2.0], [3.0]], np.float32), 2)
+    assert action_TKA[..., 0].tolist() == [[1, 2], [2, 3], [3, 0]]
+    assert mask_TK.tolist() == [[True, True], [True, True], [True, False]]
+
+
+def test_a_chunk_may_be_longer_than_the_episode() -> None:
+    action_TKA, mask_TK = chunk_targets(np.array([[0.5]], np.float32), 3)
+    assert action_TKA[..., 0].tolist() == [[0.5, 0, 0]]
+    assert mask_TK.tolist() == [[True, False, False]]
+
+
+def test_every_frame_comes_once_before_any_comes_twice() -> None:
+    drawn = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
+    order = torch.cat(drawn).tolist()
+    assert sorted(order[:6]) == sorted(order[6:]) == [0, 1, 2, 3, 4, 5]
+    again = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
+    assert torch.cat(again).tolist() == order
+
+
+def test_frames_keep_what_belongs_together() -> None:
+    frames = frames_of([shown(5), shown(3, "push")], 2)
+    assert len(frames) == 8
+    picked = frames.pick(torch.tensor([5]), torch.device("cpu"))
+    assert bytes(picked.obs["instruction"][0].tolist()).rstrip(b"\0") == b"push"
+    np.testing.assert_array_equal(picked.obs["image"][0], shown(3).images["image"][0])
+    with pytest.raises(BadValue, match="no demonstrations"):
+        frames_of([], 2)
+
+
+def test_the_token_loss_is_the_mean_cross_entropy_of_what_was_executed() -> None:
+    frames, learner = frames_of([shown(2)], 2), policy()
+    backbone = learner.backbone
+    log_probs = backbone(backbone.prepare(frames.obs)).logits_BKAV.log_softmax(-1).detach()  # type: ignore[operator]
+    total = 0.0
+    # Frame 0 has two steps to learn, frame 1, the last, has one.
+    for frame, step in ((0, 0), (0, 1), (1, 0)):
+        for dim in range(3):
+            action = float(frames.action_BKA[frame, step, dim])
+            token = min(255, math.floor((action + 1) * 128))
+            total -= float(log_probs[frame, step, dim, token])
+    assert imitation_loss(learner, frames).item() == pytest.approx(total / 9, rel=1e-5)
+
+
+def test_a_policys_temperature_is_not_imitated() -> None:
+    frames, learner = frames_of([shown(2)], 2), policy()
+    before = imitation_loss(learner, frames).item()
+    from vla_policies.actions.sampling import Sampling
+
+    learner.sampling = Sampling(temperature=2.0, top_k=3)
+    assert imitation_loss(learner, frames).item() == before
+
+
+def test_the_flow_loss_is_the_velocitys_error_where_something_was_executed() -> None:
+    frames, learner = frames_of([shown(2)], 2), policy("nano-flow")
+    torch.manual_seed(5)
+    loss = imitation_loss(learner, frames).item()
+    torch.manual_seed(5)
+    noise_BHD = torch.randn(2, 2, 3)
+    time_B = matching_times(torch.rand(2, dtype=torch.float64))
+    backbone: Any = learner.backbone
+    inputs = backbone.prepare(frames.obs)
+    error_BHD = backbone.matching_loss(inputs, frames.action_BKA, noise_BHD, time_B).detach()
+    # Frame 1, the last, has nothing to learn in its second step.
+    assert loss == pytest.approx((error_BHD[0].sum() + error_BHD[1, 0].sum()).item() / 9, rel=1e-5)
+
+
+def test_what_a_frame_draws_does_not_depend_on_its_company() -> None:
+    frames, learner = frames_of([shown(4)], 1), policy("nano-flow", 1)
+    # With chunks of one action every frame counts alike.
+    whole = imitation_loss(learner, frames, SlotNoise(3, (7, 0), np.arange(4))).item()
+    each = [
+        imitation_loss(
+            learner, frames.pick(torch.tensor([k]), torch.device("cpu")), SlotNoise(3, (7, 0), np.array([k]))
+        ).item()
+        for k in range(4)
+    ]
+    assert whole == pytest.approx(sum(each) / 4, rel=1e-5)
+    assert len(set(each)) == 4
+
+
+LORA = {"lora": {"rank": 8}}
+FAMILIES = [
+    ("nano", {}, 0.5),
+    ("nano-flow", {}, 0.6),
+    ("openvla", LORA, 0.9),
+    ("openvla-oft", LORA, 0.9),
+    ("pi0", {}, 0.8),
+    ("pi05", {}, 0.8),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "share"), FAMILIES, ids=[name for name, *_ in FAMILIES])
+def test_it_learns_a_handful_of_frames(family: str, options: dict[str, Any], share: float) -> None:
+    chunk = 1 if family == "openvla" else 2
+    frames, learner = frames_of([shown(6)], chunk), policy(family, chunk, **options)
+    losses = []
+    for _ in range(60):
+        torch.manual_seed(1)  # flow matching's draws
+        learner.optimizer.zero_grad()
+        loss = imitation_loss(learner, frames)
+        loss.backward()  # type: ignore[no-untyped-call]
+        learner.optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < share * losses[0]

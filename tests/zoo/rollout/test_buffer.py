@@ -1,0 +1,142 @@
+"""What is written comes back, in its dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from zoo.rollout.buffer import ChunkRolloutBuffer, Decision
+from zoo.rollout.types import Part
+
+CPU = torch.device("cpu")
+CHUNK, DIMS = 2, 3
+
+
+def decision(slots: list[int], row: int) -> Decision:
+    """Numbers that name their slot and row: value = 10 * row + slot, image filled with it."""
+    name = torch.tensor([10.0 * row + slot for slot in slots])
+    token_nKA = name.long()[:, None, None].expand(-1, CHUNK, DIMS) + torch.arange(DIMS)
+    return Decision(
+        obs={"image": np.stack([np.full((4, 4, 3), 10 * row + slot, dtype=np.uint8) for slot in slots])},
+        record={"token": token_nKA},
+        logprob_nKA=-name[:, None, None].expand(-1, CHUNK, DIMS),
+        value_n=name,
+        reward_n=np.ones(len(slots)),
+        executed_n=np.array([1 + slot % 2 for slot in slots]),
+        terminated_n=np.zeros(len(slots), dtype=bool),
+        truncated_n=np.zeros(len(slots), dtype=bool),
+        final_value_n=torch.zeros(len(slots)),
+    )
+
+
+def make(rows: int = 3, slots: int = 4, rollouts: int = 1) -> ChunkRolloutBuffer:
+    space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    return ChunkRolloutBuffer(rows, space, space, CPU, n_envs=slots, rollouts=rollouts)
+
+
+def filled() -> ChunkRolloutBuffer:
+    buffer = make()
+    for row in range(3):
+        buffer.write(row, np.arange(4), decision([0, 1, 2, 3], row))
+    return buffer
+
+
+def test_images_stay_bytes_and_records_integers():
+    buffer = filled()
+    assert buffer.obs["image"].dtype == torch.uint8
+    assert buffer.obs["image"].shape == (3, 4, 4, 4, 3)
+    assert buffer.record["token"].dtype == torch.int64
+
+
+def test_a_minibatch_holds_what_was_decided():
+    buffer = filled()
+    buffer.element_scale_TN.fill_(1.0)
+    buffer.element_scale_TN[1, 2] = 0.0
+    buffer.advantage_TN.copy_(buffer.value_TN + 0.5)
+    assert buffer.taking().sum() == 11
+    seen = []
+    for index_B in buffer.chosen().split(4):
+        batch = buffer.minibatch(index_B, "token", CPU)
+        name_B = batch.old_value_BU[:, 0]
+        assert (batch.obs["image"][:, 0, 0, 0] == name_B).all()
+        assert (batch.choice["token"][:, 0, 0] == name_B).all()
+        assert (batch.advantage_BL[:, 0] == name_B + 0.5).all()
+        assert batch.executed_B is not None
+        assert (batch.executed_B == 1 + name_B.long() % 10 % 2).all()
+        assert batch.mask_BL is not None
+        assert (batch.mask_BL.sum(dim=1) == batch.executed_B * DIMS).all()
+        assert (batch.old_logprob_BL == -name_B[:, None] * batch.mask_BL).all()
+        seen += name_B.tolist()
+    assert sorted(seen) == sorted(set(range(4)) | {10, 11, 13} | {20, 21, 22, 23})
+
+
+def test_rows_may_be_written_for_some_columns_only():
+    buffer = make(rollouts=2)
+    buffer.write(0, np.array([5, 6]), decision([1, 2], 0))
+    assert buffer.executed_TN[0].tolist() == [0, 0, 0, 0, 0, 2, 1, 0]
+    assert buffer.value_TN[0, 5:7].tolist() == [1.0, 2.0]
+
+
+def test_reset_forgets_the_rollout_but_keeps_the_memory():
+    buffer = filled()
+    before = buffer.obs["image"].data_ptr()
+    buffer.reset()
+    assert buffer.executed_TN.sum() == 0
+    assert buffer.reward_TN.sum() == 0
+    buffer.write(0, np.arange(4), decision([0, 1, 2, 3], 0))
+    assert buffer.obs["image"].data_ptr() == before
+
+
+def test_logprobs_can_be_replaced():
+    buffer = filled()
+    buffer.element_scale_TN.fill_(1.0)
+    buffer.replace_logprobs(torch.tensor([5]), torch.full((1, CHUNK, DIMS), -77.0))
+    assert (buffer.logprob_TNKA[1, 1] == -77.0).all()
+    assert (buffer.logprob_TNKA[1, 2] == -12.0).all()
+
+
+def test_memory_is_what_the_docstring_says():
+    buffer = filled()
+    whole = [
+        *buffer.obs.values(),
+        *buffer.record.values(),
+        buffer.logprob_TNKA,
+        buffer.reward_TN,
+        buffer.value_TN,
+        buffer.final_value_TN,
+        buffer.advantage_TN,
+        buffer.return_TN,
+        buffer.element_scale_TN,
+        buffer.executed_TN,
+        buffer.terminated_TN,
+        buffer.truncated_TN,
+    ]
+    observation, record = 4 * 4 * 3, 8 * CHUNK * DIMS
+    assert sum(one.nbytes for one in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 34)
+
+
+def test_columns_of_another_buffer_come_over_with_everything():
+    ours, theirs = filled(), make().like(2)
+    for row in range(3):
+        theirs.write(row, np.arange(2), decision([7, 8], row))
+    ours.take_columns(slice(1, 3), theirs, slice(0, 2))
+    assert ours.value_TN.tolist() == [[0, 7, 8, 3], [10, 17, 18, 13], [20, 27, 28, 23]]
+    assert (ours.obs["image"][:, 1:3, 0, 0, 0] == ours.value_TN[:, 1:3]).all()
+    assert (ours.record["token"][:, 1:3, 0, 0] == ours.value_TN[:, 1:3]).all()
+    assert (ours.logprob_TNKA[:, 1:3, 0, 0] == -ours.value_TN[:, 1:3]).all()
+    assert ours.executed_TN[0].tolist() == [1, 2, 1, 2]
+
+
+def test_parts_of_a_minibatch_share_it_out():
+    buffer = filled()
+    buffer.element_scale_TN.fill_(1.0)
+    whole = buffer.minibatch(buffer.chosen(), "action", CPU)
+    parts = list(whole.parts(5))
+    assert [len(part.batch) for part in parts] == [4, 4, 4]
+    assert [part.share for part in parts] == pytest.approx([1 / 3] * 3)
+    assert [part.last for part in parts] == [False, False, True]
+    assert torch.cat([part.batch.old_value_BU for part in parts]).equal(whole.old_value_BU)
+    assert torch.cat([part.batch.obs["image"] for part in parts]).equal(whole.obs["image"])
+    assert list(whole.parts(None)) == [Part(whole, share=1.0, last=True)]

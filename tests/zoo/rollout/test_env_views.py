@@ -1,0 +1,82 @@
+"""Environments in every form that Stable-Baselines3's users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import TransformReward
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+import vla_gym
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.vector.sb3 import SB3VecEnv
+from zoo import PPO
+from zoo.rollout.env_views import chunk_view, plain_view, vector_view
+
+TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+FORMS: dict[str, Callable[[], Any]] = {
+    "made by Gymnasium": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4),
+    "without a checker": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4, disable_env_checker=True),
+    "bare": lambda: gym.make("vla_gym/Toy-Reach-v0", chunk=4).unwrapped,
+    "Gymnasium's name": lambda: "vla_gym/Toy-Reach-v0",
+    "a task of it": lambda: "vla_gym/Toy-Reach.1-v0",
+    "our name": lambda: "Toy-Reach",
+    "vectors": lambda: vla_gym.make_vec("Toy-Reach", chunk=4),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_trains(form: str) -> None:
+    model = PPO(
+        "VLAPolicy", FORMS[form](), n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu"
+    )
+    assert isinstance(model.env, SB3VecEnv)
+    model.learn(1)
+    assert model.num_timesteps >= 4
+    model.env.close()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "our name"])
+def test_plain_networks_see_channels_first(form: str) -> None:
+    envs = plain_view(FORMS[form]())
+    assert isinstance(envs, VecTransposeImage)
+    assert envs.observation_space["image"].shape[0] == 3
+    envs.close()
+
+
+def test_a_model_takes_another_environment_in_any_form() -> None:
+    model = PPO(
+        "VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu"
+    )
+    first = model.env
+    model.set_env(gym.make("vla_gym/Toy-Reach-v0"))
+    assert isinstance(model.env, SB3VecEnv)
+    assert model.env is not first
+    model.learn(1)
+
+
+def test_other_environments_are_left_alone() -> None:
+    other = gym.make("CartPole-v1")
+    for view in (chunk_view, plain_view, vector_view):
+        assert view(other) is other
+        assert view("CartPole-v1") == "CartPole-v1"
+        assert view(None) is None
+    assert plain_view("CartPole-v9") == "CartPole-v9"
+
+
+def test_a_name_nobody_has_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'Toy-Reach'"):
+        PPO("VLAPolicy", "Toy-Reech", policy_kwargs=TINY)
+
+
+def test_a_wrapper_is_not_lost_in_silence() -> None:
+    env = TransformReward(gym.make("vla_gym/Toy-Reach-v0"), lambda reward: np.float64(2.0 * float(reward)))
+    with pytest.raises(
+        BadValue, match=r"TransformReward .* would be lost: give vla_gym\.make_vec\('Toy-Reach'"
+    ):
+        PPO("VLAPolicy", env, policy_kwargs=TINY)
+    env.close()

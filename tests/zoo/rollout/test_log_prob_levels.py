@@ -1,0 +1,124 @@
+"""Levels, masks and weights on decisions small enough to add up by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.rollout.log_prob_levels import (
+    elements_per_decision,
+    even_scale,
+    executed_mask,
+    masked_mean,
+    to_level,
+    trajectory_scale,
+    weighted_loss,
+)
+
+TOKEN_BKA = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+EXECUTED_B = torch.tensor([2, 1])
+
+
+def test_steps_that_were_not_executed_are_masked():
+    assert executed_mask(torch.tensor([0, 1, 3]), 3).tolist() == [
+        [False, False, False],
+        [True, False, False],
+        [True, True, True],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "values", "mask"),
+    [
+        ("token", [[1, 2, 3, 4], [5, 6, 0, 0]], [[True] * 4, [True, True, False, False]]),
+        ("action", [[3, 7], [11, 0]], [[True, True], [True, False]]),
+        ("chunk", [[10], [11]], [[True], [True]]),
+    ],
+)
+def test_levels_sum_what_was_executed(level, values, mask):
+    level_BL, mask_BL = to_level(TOKEN_BKA, EXECUTED_B, level)
+    assert level_BL.tolist() == values
+    assert mask_BL.tolist() == mask
+    assert elements_per_decision(EXECUTED_B, 2, level).tolist() == [sum(row) for row in mask]
+
+
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+def test_a_decision_that_did_nothing_is_masked_whole(level):
+    _, mask_BL = to_level(TOKEN_BKA, torch.tensor([0, 0]), level)
+    assert not mask_BL.any()
+
+
+def test_a_forbidden_token_of_an_unexecuted_step_does_no_harm():
+    token_BKA = torch.tensor([[[-1.0], [-torch.inf]]])
+    level_BL, _ = to_level(token_BKA, torch.tensor([1]), "chunk")
+    assert level_BL.tolist() == [[-1.0]]
+
+
+def test_levels_agree_where_a_chunk_is_one_token():
+    token_BKA = torch.tensor([[[-0.5]], [[-2.0]]])
+    one = torch.ones(2, dtype=torch.int64)
+    results = [to_level(token_BKA, one, level)[0].tolist() for level in ("token", "action", "chunk")]
+    assert results[0] == results[1] == results[2] == [[-0.5], [-2.0]]
+
+
+def test_even_scale_makes_the_loss_a_mean_over_elements():
+    # Decisions of 3 and 1 elements: losses 1, 2, 3 and 6 have mean 3.
+    loss_BL = torch.tensor([[1.0, 2.0, 3.0], [6.0, 9.0, 9.0]])
+    mask_BL = torch.tensor([[True, True, True], [True, False, False]])
+    scale = even_scale(mask_BL.sum(dim=1))
+    assert weighted_loss(loss_BL, scale * mask_BL).item() == pytest.approx(3.0)
+
+
+def test_trajectories_weigh_the_same_however_long():
+    # Trajectory 0: decisions 0 and 1 with 1 + 2 elements; trajectory 7: decision 2 with 1 element.
+    elements_M, trajectory_M = torch.tensor([1, 2, 1]), torch.tensor([0, 0, 7])
+    scale_M = trajectory_scale(elements_M, trajectory_M)
+    share_M = scale_M * elements_M / len(elements_M)
+    assert share_M[:2].sum().item() == pytest.approx(1 / 2)
+    assert share_M[2].item() == pytest.approx(1 / 2)
+    # Losses 1 | 2, 3 | 10: trajectory means 2 and 10, of which the mean is 6.
+    loss_BL = torch.tensor([[1.0, 0.0], [2.0, 3.0], [10.0, 0.0]])
+    mask_BL = torch.tensor([[True, False], [True, True], [True, False]])
+    assert weighted_loss(loss_BL, scale_M[:, None] * mask_BL).item() == pytest.approx(6.0)
+
+
+def test_weights_are_those_of_what_is_kept():
+    elements_M, trajectory_M = torch.tensor([4, 4, 4]), torch.tensor([0, 1, 2])
+    kept = torch.tensor([True, False, True])
+    scale_M = trajectory_scale(elements_M[kept], trajectory_M[kept])
+    assert (scale_M * 4 / 2).tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_equal_lengths_make_both_scales_equal():
+    elements_M = torch.full((6,), 3)
+    by_trajectory = trajectory_scale(elements_M, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert by_trajectory.tolist() == pytest.approx([even_scale(elements_M)] * 6)
+
+
+def test_scales_are_those_of_all_ranks():
+    def twice(values: torch.Tensor) -> torch.Tensor:
+        """Another rank with the same numbers, and two elements more in its one decision."""
+        return values * 2 + torch.tensor([0, 2])
+
+    # 2 decisions with 3 + 5 elements; one trajectory each: 2 / (2 x 3).
+    assert even_scale(torch.tensor([3]), twice) == pytest.approx(2 / 8)
+    assert trajectory_scale(
+        torch.tensor([3]), torch.tensor([0]), lambda one: one * 2
+    ).tolist() == pytest.approx([1 / 3])
+
+
+def test_minibatches_add_up_to_the_whole():
+    loss_BL = torch.arange(8.0).reshape(8, 1)
+    weight_BL = trajectory_scale(torch.ones(8), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]))[:, None]
+    halves = [weighted_loss(loss_BL[part], weight_BL[part]) for part in (slice(0, 4), slice(4, 8))]
+    torch.testing.assert_close(sum(halves) / 2, weighted_loss(loss_BL, weight_BL))
+
+
+def test_without_weights_the_loss_is_the_plain_mean():
+    assert weighted_loss(torch.tensor([[1.0], [3.0]]), None).item() == 2.0
+
+
+def test_masked_mean():
+    x, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
+    assert masked_mean(x, mask).item() == 1.5
+    assert masked_mean(x, torch.zeros(3, dtype=torch.bool)).item() == 0.0

@@ -1,0 +1,75 @@
+"""An order that every rank works out alike, of which each scores its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.rollout.minibatches import Columns, even_order, in_parts, pieces
+
+ROWS, COLUMNS = 6, 8
+
+
+def taking() -> torch.Tensor:
+    """Column c takes part in its first 6 - c % 4 rows."""
+    return torch.arange(ROWS)[:, None] < ROWS - torch.arange(COLUMNS) % 4
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(10, [5, 5]), (11, [4, 4, 3]), (3, [3]), (0, [])])
+def test_parts_are_nearly_equal(count: int, sizes: list[int]):
+    assert [len(part) for part in in_parts(torch.arange(count), 5)] == sizes
+
+
+def test_the_order_has_every_decision_once_and_another_one_next_time():
+    generator = rng()
+    first, second = even_order(taking(), generator), even_order(taking(), generator)
+    assert sorted(first.tolist()) == torch.nonzero(taking().flatten())[:, 0].tolist()
+    assert first.tolist() != second.tolist()
+    assert even_order(taking(), rng()).tolist() == first.tolist()
+
+
+def test_a_stretch_of_the_order_holds_every_columns_share():
+    # A third of the decisions: 2 of the columns with 6, 5/3 of those with 5, 4/3 and 1; at most one off.
+    third = even_order(taking(), rng())[: int(taking().sum()) // 3]
+    counts = torch.bincount(third % COLUMNS, minlength=COLUMNS)
+    assert (counts - taking().sum(dim=0) / 3).abs().max() <= 1
+
+
+def test_nothing_to_do_is_no_minibatch():
+    assert not list(pieces(torch.zeros(2, 4, dtype=torch.bool), Columns(1, 0, 4), 3, rng()))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
+    """Two rounds of four slots; buffers hold (rank, round, slot), the decisions are named (round, rank, slot)."""
+    slots = 4 // num_ranks
+    whole_TC = taking()
+    name_TC = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
+    own = [  # what each rank's buffer would hold
+        name_TC.reshape(ROWS, 2, num_ranks, slots)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
+    ]
+    expected = [set(one.index_B.tolist()) for one in pieces(whole_TC, Columns(1, 0, 4), 7, rng(3))]
+    found: list[set[int]] = [set() for _ in expected]
+    for rank in range(num_ranks):
+        columns = Columns(num_ranks, rank, slots)
+        assert columns.in_slot_order(torch.cat(own, dim=1)).equal(name_TC)
+        for names, piece in zip(found, pieces(whole_TC, columns, 7, rng(3)), strict=True):
+            names.update(own[rank].flatten()[piece.index_B].tolist())
+            assert len(piece.index_B) <= piece.most
+    assert found == expected
+
+
+def test_ranks_have_as_many_parts_and_their_shares_add_up():
+    found = [list(pieces(taking(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
+    for one, other in zip(*found, strict=True):
+        parts = [*one.parts(2), *other.parts(2)]
+        assert len(one.parts(2)) == len(other.parts(2)) == -(-one.most // 2)
+        assert max(len(part) for part in parts) <= 2
+        # The mean over the two ranks of their shares is the whole minibatch.
+        assert sum(one.share(part) for part in parts) / 2 == pytest.approx(1.0)
+        assert len(one.parts(None)) == 1

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.runs.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations, read_metrics
+from zoo.runs.folder import RunFolder
+from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
+
+
+def test_the_moving_mean_averages_what_there_is_so_far() -> None:
+    # The last two entries of each: 4 alone, then 4 and 0, 0 and 2, 2 and 6.
+    assert moving_mean(np.array([4.0, 0.0, 2.0, 6.0]), 2).tolist() == [4.0, 2.0, 1.0, 4.0]
+
+
+def test_a_curve_keeps_its_last_value_between_episodes() -> None:
+    y_P = at_points(np.array([10, 20]), np.array([0.25, 0.5]), np.array([5, 10, 19, 20, 99]))
+    assert np.isnan(y_P[0])
+    assert y_P[1:].tolist() == [0.25, 0.25, 0.5, 0.5]
+    assert np.isnan(at_points(np.array([]), np.array([]), np.array([1.0]))).all()
+
+
+def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
+    file.add(MonitorRow(total_reward=0.0, length=30, success=False, task_id=0, num_timesteps=70))
+    file.close()
+    log = EvaluationFile(tmp_path)
+    log.add(64, [1.0, 0.0, 1.0], [5, 6, 7], [True, False, True])
+    episodes = read_episodes(RunFolder(tmp_path))
+    assert episodes.steps.tolist() == [40, 70]
+    assert episodes.success.tolist() == [1.0, 0.0]
+    assert episodes.length.tolist() == [12.0, 30.0]
+    assert episodes.task_id.tolist() == [2, 0]
+    (point,) = read_evaluations(RunFolder(tmp_path))
+    assert (point.steps, point.rate.successes, point.rate.episodes) == (64, 2, 3)
+    both = pooled([[point], [point]])
+    assert [(one.steps, one.rate.successes, one.rate.episodes) for one in both] == [(64, 4, 6)]
+
+
+def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"monitor\.csv' cannot be read: No such file"):
+        read_episodes(RunFolder(tmp_path))
+    (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
+    with pytest.raises(BadValue, match="no column 'num_timesteps'"):
+        read_episodes(RunFolder(tmp_path))
+
+
+def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
+    file.close()
+    whole = (tmp_path / "monitor.csv").read_bytes()
+    for half in (b"0.0,7", b"0.5,12,3.1,1,4,", b"0.5,12,3.1,1,4,20"):
+        (tmp_path / "monitor.csv").write_bytes(whole + half)
+        assert read_episodes(RunFolder(tmp_path)).steps.tolist() == [40]
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
+        (tmp_path / "monitor.csv").write_bytes(damage)
+        with pytest.raises(
+            BadValue, match=r"monitor\.csv' is damaged: 'utf-8'|monitor\.csv' has no column 'num_time"
+        ):
+            read_episodes(run)
+    (tmp_path / "evaluations.npz").write_bytes(b"garbage")
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
+        read_evaluations(run)
+
+
+def test_metrics_may_end_in_half_a_line_and_no_other_damage(tmp_path: Path) -> None:
+    path, run = tmp_path / "metrics.jsonl", RunFolder(tmp_path)
+    path.write_text('{"step": 1}\n{"step": 2, "a"')
+    assert read_metrics(run) == [{"step": 1}]
+    for damage, says in (
+        (b'{"step": 1}\ngarbage\n{"step": 2}\n', "line 2 is no JSON"),
+        (b'{"a": 1}\n', "line 1 does not say its step"),
+        (b"[1]\n", "line 1 does not say its step"),
+        (b"\xff\n", "utf-8"),
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=rf"metrics\.jsonl' is damaged: .*{says}"):
+            read_metrics(run)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import load_results
+
+from vla_gym.errors import BadValue
+from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
+
+
+def row(length: int, at: int, *, success: bool = False) -> MonitorRow:
+    return MonitorRow(
+        total_reward=float(success), length=length, success=success, task_id=2, num_timesteps=at
+    )
+
+
+def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(row(5, 20, success=True))
+    file.add(row(16, 80))
+    file.close()
+    frame = load_results(str(tmp_path))
+    assert frame["l"].tolist() == [5, 16]
+    assert frame["is_success"].tolist() == [1, 0]
+    assert frame["r"].tolist() == [1.0, 0.0]
+
+
+def test_rows_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
+    file = MonitorFile(tmp_path, "Toy-Reach")
+    file.add(row(5, 20))
+    assert len(load_results(str(tmp_path))) == 1
+    file.close()
+
+
+def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
+    first = MonitorFile(tmp_path, "Toy-Reach")
+    for at in (10, 20, 30):
+        first.add(row(at // 10, at))
+    first.close()
+    header = (tmp_path / "monitor.csv").read_text().splitlines()[0]
+    with (tmp_path / "monitor.csv").open("a") as half:
+        half.write("0.0,7")  # the kill came in the middle of a line
+    second = MonitorFile(tmp_path, "Toy-Reach", keep_until=20)
+    second.add(row(9, 40))
+    second.close()
+    assert load_results(str(tmp_path))["l"].tolist() == [1, 2, 9]
+    assert (tmp_path / "monitor.csv").read_text().splitlines()[0] == header
+
+
+def test_evaluations_grow_and_resume(tmp_path: Path) -> None:
+    first = EvaluationFile(tmp_path)
+    first.add(100, [0.0, 1.0], [16, 4], [False, True])
+    first.add(200, [1.0, 1.0], [5, 4], [True, True])
+    second = EvaluationFile(tmp_path, keep_until=150)
+    assert second.timesteps == [100]
+    second.add(300, [0.0, 0.0], [16, 16], [False, False])
+    with np.load(tmp_path / "evaluations.npz") as file:
+        assert file["timesteps"].tolist() == [100, 300]
+        assert file["successes"].tolist() == [[False, True], [False, False]]
+        assert file["ep_lengths"].tolist() == [[16, 4], [16, 16]]
+        assert file["results"].shape == (2, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluations.npz"]
+
+
+def test_a_damaged_monitor_is_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.csv"
+    for damage in (
+        b"garbage",
+        b"",
+        b"#{}\nr,l\n",
+        b"#[1]\n",
+        b"\xff\xfe\x00",
+        b'#{"t_start": 1.0}\nr\x00\n\xff',
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=r"monitor\.csv' is damaged: .* move it away"):
+            MonitorFile(tmp_path, "Toy-Reach", keep_until=20)
+        assert path.read_bytes() == damage
+
+
+def test_damaged_evaluations_are_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.npz"
+    for damage in (b"garbage", b"", b"PK\x03\x04 half a zip"):
+        path.write_bytes(damage)
+        with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .* move it away"):
+            EvaluationFile(tmp_path, keep_until=150)
+        assert path.read_bytes() == damage
+    arrays = {"timesteps": np.array([1, 2]), "results": np.zeros((2, 1)), "ep_lengths": np.zeros((2, 1))}
+    np.savez(path, **arrays)
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged: .*successes"):
+        EvaluationFile(tmp_path, keep_until=150)
+    np.savez(path, **arrays, successes=np.zeros((1, 1)))
+    with pytest.raises(BadValue, match="different numbers of evaluations"):
+        EvaluationFile(tmp_path, keep_until=150)
+    np.save(path.with_suffix(".npy"), np.zeros(3))
+    path.with_suffix(".npy").rename(path)
+    with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
+        EvaluationFile(tmp_path, keep_until=150)
+
+
+def write_run(logs: Path) -> None:
+    folder = logs / "ppo" / "Toy-Reach_1"
+    folder.mkdir(parents=True)
+    monitor = MonitorFile(folder, "Toy-Reach")
+    for index in range(20):
+        monitor.add(row(4, 4 * index + 4, success=index > 9))
+    monitor.close()
+    evaluations = EvaluationFile(folder)
+    for at in (40, 80):
+        evaluations.add(at, [at / 80, at / 80], [4, 4], [at == 80, at == 80])
+
+
+@pytest.mark.filterwarnings("default")
+def test_rl_zoo3_plots_our_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from rl_zoo3.plots.all_plots import all_plots
+    from rl_zoo3.plots.plot_train import plot_train
+
+    write_run(tmp_path)
+    for axis in ("success", "reward", "length"):
+        command = ["plot_train", "-a", "ppo", "-e", "Toy-Reach", "-f", str(tmp_path), "-y", axis, "-w", "5"]
+        monkeypatch.setattr(sys, "argv", command)
+        plot_train()
+        (line,) = plt.gca().get_lines()
+        assert len(line.get_ydata()) == 16
+        if axis == "success":
+            assert line.get_ydata()[-1] == 1.0
+        plt.close("all")
+    command = [
+        "all_plots",
+        "-a",
+        "ppo",
+        "-e",
+        "Toy-Reach",
+        "-f",
+        str(tmp_path),
+        "-k",
+        "successes",
+        "--no-display",
+    ]
+    monkeypatch.setattr(sys, "argv", command)
+    all_plots()
+    plt.close("all")
+    assert "1 +/- 0" in capsys.readouterr().out

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from vla_gym.errors import BadValue, MissingDependency, UnknownName
+from zoo.config.run_config import RunConfig
+from zoo.runs import trackers
+from zoo.runs.folder import RunFolder
+from zoo.runs.trackers import check_tracker
+from zoo.runs.tracking import TrackerWriter, start_tracker
+
+CONFIG = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0)
+
+
+class StandInTracker:
+    """Speaks Accelerate's tracker interface and remembers what it was told."""
+
+    name = "wandb"
+    made: list[StandInTracker] = []  # noqa: RUF012 - a record of the test
+
+    def __init__(self, project: str, **options: Any) -> None:
+        self.project, self.options, self.logged = project, options, []
+        self.config: dict[str, Any] = {}
+        self.finished = False
+        self.broken = False
+        StandInTracker.made.append(self)
+
+    def start(self) -> None:
+        if self.project == "refused":
+            raise RuntimeError("No API key\nconfigured.")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.config = values
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        if self.broken:
+            raise ConnectionError("no route")
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandInTracker]:
+    StandInTracker.made.clear()
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", StandInTracker)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return StandInTracker
+
+
+def start(path: Path, said: list[str] | None = None) -> tuple[TrackerWriter, StandInTracker]:
+    writer = start_tracker("wandb", RunFolder(path), CONFIG, ([] if said is None else said).append)
+    return writer, StandInTracker.made[-1]
+
+
+def test_numbers_arrive_at_their_step_and_gaps_do_not(tmp_path: Path) -> None:
+    writer, tracker = start(tmp_path)
+    writer.write({"rollout/success_once": 0.5, "train/loss": math.nan, "note": "text"}, {}, 64)
+    writer.close()
+    assert tracker.logged == [(64, {"rollout/success_once": 0.5})]
+    assert tracker.finished
+    assert tracker.project == "vla-zoo"
+    assert tracker.config["env"] == "Toy-Reach"
+
+
+def test_a_run_that_goes_on_is_the_same_run_to_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    _, first = start(tmp_path)
+    _, second = start(tmp_path)
+    assert first.options["id"] == second.options["id"]
+    assert len(first.options["id"]) == 21
+    assert second.options["resume"] == "allow"
+    assert second.project == "mine"
+
+
+def test_a_tracker_that_fails_is_given_up_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    writer, tracker = start(tmp_path, said)
+    tracker.broken = True
+    writer.write({"a": 1.0}, {}, 1)
+    writer.write({"a": 1.0}, {}, 2)
+    writer.close()
+    assert said == ["warning: wandb is given up, the run goes on: no route"]
+    assert not tracker.finished
+
+
+def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "refused")
+    with pytest.raises(BadValue, match=r"No API key configured\. Log in \(wandb login\).*WANDB_MODE=offline"):
+        start(tmp_path)
+
+
+def test_names_and_packages_are_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="wandb"):
+        check_tracker("wandbb")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match="pip install swanlab"):
+        check_tracker("swanlab")

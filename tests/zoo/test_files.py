@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zoo.files import whole_file, write_whole
+from zoo.runs.loggers import JsonLines
+from zoo.runs.monitor import MonitorFile, MonitorRow
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "a\r\nb\n")
+    assert path.read_bytes() == b"a\r\nb\n"
+
+    def cut_off() -> None:
+        with whole_file(path) as partial:
+            partial.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    assert path.read_bytes() == b"a\r\nb\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def write_monitor(folder: Path, keep_until: int | None = None) -> None:
+    file = MonitorFile(folder, "Toy-Reach", keep_until=keep_until)
+    file.add(MonitorRow(total_reward=0.0, length=1, success=False, task_id=0, num_timesteps=20))
+    file.close()
+
+
+def write_metrics(folder: Path, keep_until: int | None = None) -> None:
+    file = JsonLines(folder, keep_until=keep_until)
+    file.write({"a": 1.0}, {}, 20)
+    file.close()
+
+
+@pytest.mark.parametrize("write", [write_monitor, write_metrics])
+def test_a_kill_while_a_history_is_cut_back_leaves_it(
+    write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+
+    def cut_off(path: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", cut_off)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path, keep_until=10)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,473 @@
+"""Whole runs on Toy-Reach, in this process: files, resuming, errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from vla_gym import make_vec
+from vla_gym.errors import BadValue, WorkerFailed
+from zoo import evaluate, record_video
+from zoo import train as train_command
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.cli.main import guarded
+from zoo.config.run_config import RunConfig
+from zoo.evaluation.video import VideoRecorder
+from zoo.hub.sharing import publish_trained
+from zoo.runs.folder import RunFolder
+from zoo.runs.run_lock import held
+from zoo.training import evaluation as evaluator
+from zoo.training.setup import policy_arguments
+
+TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
+
+
+def train(folder: Path, algo: str, flags: str, *params: str) -> Path:
+    extra = ["n_steps:4"] if algo == "ppo" else ["group_size:2"]
+    pairs = ["num_envs:4", "eval_episodes:4", "batch_size:16", "n_epochs:1", *extra, *params]
+    argv = ["--algo", algo, *TINY.split(), *flags.split(), "-f", str(folder), "-params", *pairs]
+    assert train_command.run(argv) == 0
+    return folder / algo / "Toy-Reach_1"
+
+
+def resume(run: Path, flags: str = "") -> None:
+    assert train_command.run(["-i", str(run), "--num-threads", "1", *flags.split()]) == 0
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without what a clock measured."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+def episodes(run: Path) -> list[list[str]]:
+    """Every row of monitor.csv without its seconds."""
+    with (run / "monitor.csv").open(newline="") as file:
+        return [row[:2] + row[3:] for row in list(csv.reader(file))[2:]]
+
+
+def evaluated(run: Path) -> list[int]:
+    """When it was evaluated."""
+    if not (run / "evaluations.npz").exists():
+        return []
+    with np.load(run / "evaluations.npz") as file:
+        return [int(step) for step in file["timesteps"]]
+
+
+@pytest.fixture(scope="module")
+def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs"), "ppo", "-n 300 --eval-freq 100 --save-freq 100")
+
+
+def test_a_run_leaves_every_file_of_the_contract(ppo_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {path.name for path in ppo_run.iterdir()}
+    assert names >= {
+        "args.yml",
+        "config.yml",
+        "command.txt",
+        "protocol.json",
+        "monitor.csv",
+        "evaluations.npz",
+        "metrics.jsonl",
+        "checkpoints",
+        "best",
+        "videos",
+    }
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert yaml.safe_load((ppo_run / "config.yml").read_text())["algo"] == "ppo"
+    assert json.loads((ppo_run / "protocol.json").read_text())["env_id"] == "Toy-Reach"
+    assert len(list((ppo_run / "checkpoints").iterdir())) >= 3
+    assert (ppo_run / "best" / "model.safetensors").is_file()
+    assert len(list((ppo_run / "videos").glob("*.mp4"))) == 1
+    assert not list(ppo_run.rglob("*.pkl"))
+
+
+def test_metrics_have_the_contracts_names(ppo_run: Path) -> None:
+    keys = set().union(*metrics(ppo_run))
+    assert keys >= {
+        "rollout/success_once",
+        "rollout/rewards",
+        "env/success_once",
+        "env/success_at_end",
+        "env/return",
+        "env/episode_len",
+        "env/reward",
+        "eval/success_once",
+        "train/loss",
+        "train/actor/policy_loss",
+        "train/actor/approx_kl",
+        "train/actor/clip_fraction",
+        "train/actor/clipped_ratio",
+        "train/actor/ratio",
+        "train/actor/grad_norm",
+        "train/actor/lr",
+        "train/actor/entropy",
+        "train/critic/value_loss",
+        "train/critic/explained_variance",
+    }
+
+
+def test_evaluations_are_always_on_the_same_start_states(ppo_run: Path) -> None:
+    with np.load(ppo_run / "evaluations.npz") as file:
+        assert file["successes"].shape == (len(file["timesteps"]), 4)
+        assert list(file["timesteps"]) == sorted(set(file["timesteps"]))
+    stored = json.loads((ppo_run / "evaluation.json").read_text())
+    assert [(e["task_id"], e["trial_id"]) for e in stored["episodes"]] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_terminated_run_resumes_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    flags = "-n 400 --eval-freq 100 --save-freq 1000"
+    whole = train(tmp_path / "whole", algo, flags)
+    # SIGTERM in the middle of a rollout, past the second update.
+    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+
+    def terminate(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        nonlocal decisions
+        decisions += 1
+        if decisions == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return after_decision(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "after_decision", terminate)
+        broken = train(tmp_path / "broken", algo, flags)
+    assert len(metrics(broken)) < len(metrics(whole))
+    resume(broken)
+    assert metrics(broken) == metrics(whole)
+    assert episodes(broken) == episodes(whole)
+    weights = [run / "best" / "model.safetensors" for run in (broken, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", "ppo", "-n 400 --save-freq 100")
+    # What a kill leaves: files written past the last checkpoint, and no final one.
+    killed = train(tmp_path / "killed", "ppo", "-n 400 --save-freq 100")
+    newest = max((killed / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    (killed / "evaluations.npz").unlink()
+    resume(killed)
+    assert metrics(killed) == metrics(whole)
+    assert episodes(killed) == episodes(whole)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with held(RunFolder(run)):
+        assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
+    assert (
+        "is being trained by another process; wait until it ends, or start a new run from a checkpoint with -i "
+        in (capsys.readouterr().err)
+    )
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    resume(run, "-n 64")
+
+
+@pytest.mark.slow
+def test_sigkill_loses_nothing_but_time(tmp_path: Path) -> None:
+    flags = "-n 1200 --save-freq 100"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    config = yaml.safe_load((whole / "config.yml").read_text())
+    argv = ["--algo", "ppo", *TINY.split(), *flags.split(), "-f", str(tmp_path / "killed"), "-params"]
+    argv += [f"{name}:{config['algo_kwargs'][name]}" for name in ("n_steps", "batch_size", "n_epochs")]
+    argv += ["num_envs:4", "eval_episodes:4"]
+    process = subprocess.Popen([sys.executable, "-m", "zoo.train", *argv], stdout=subprocess.DEVNULL)
+    killed = tmp_path / "killed" / "ppo" / "Toy-Reach_1"
+    deadline = time.monotonic() + 120
+    while len(list((killed / "checkpoints").glob("step_*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    resume(killed)
+    assert metrics(killed) == metrics(whole)
+    assert episodes(killed) == episodes(whole)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    run = train(tmp_path, "ppo", "-n 150")
+    before = metrics(run)
+    resume(run, "-n 300")
+    assert metrics(run)[: len(before)] == before
+    assert metrics(run)[-1]["step"] >= 300
+    assert len((run / "command.txt").read_text().splitlines()) == 2
+
+
+def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path) -> None:
+    before = (ppo_run / "metrics.jsonl").read_bytes()
+    first = min((ppo_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    resume(first, f"-f {tmp_path} -n 200")
+    branch = tmp_path / "ppo" / "Toy-Reach_1"
+    assert metrics(branch)[0]["step"] > int(first.name.removeprefix("step_"))
+    assert (ppo_run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
+    for params in (
+        ["policy_kwargs:{backbone_kwargs: {size: huge}}"],
+        ["dual_clip:0.5"],
+        ["reward:gold"],
+        ["image_size:3"],
+    ):
+        assert guarded(train_command.run, [*argv, "-params", *params]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4
+    assert all(line.startswith("error: ") for line in errors)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulator_lost_at_the_start_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise WorkerFailed("Toy-Reach, task 0, trial 0: no GL library")
+
+    monkeypatch.setattr("vla_gym.vector.vector_env.VLAVectorEnv.reset", fail)
+    with pytest.raises(WorkerFailed):
+        train(tmp_path, "ppo", "-n 100")
+    assert list((tmp_path / "ppo").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_at_the_start_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("zoo.training.trainer.JsonLines", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train(tmp_path, "ppo", "-n 100")
+    assert list((tmp_path / "ppo").iterdir()) == []
+
+
+def test_a_simulator_lost_later_leaves_what_came_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_decision = VLAOnPolicyAlgorithm.after_decision
+
+    def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        if self._updates_done == 2:
+            raise WorkerFailed("Toy-Reach, task 0, trial 0: gone")
+        return after_decision(self, *args, **kwargs)
+
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+    # One of several ranks cannot save alone.
+    monkeypatch.setattr("zoo.training.trainer.save_checkpoint", lambda *args: None)
+    with pytest.raises(WorkerFailed):
+        train(tmp_path, "ppo", "-n 400 --save-freq 0 --eval-freq 50")
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert (run / "best" / "model.safetensors").is_file()
+    assert len(episodes(run)) > 0
+    assert len(metrics(run)) >= 2
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_decision, decisions = VLAOnPolicyAlgorithm.after_decision, 0
+
+    def interrupt(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        nonlocal decisions
+        decisions += 1
+        if decisions == 10:
+            raise KeyboardInterrupt
+        return after_decision(self, *args, **kwargs)
+
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, "ppo", "-n 400 --save-freq 0")
+    assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
+
+
+def send_in_update(number: int, which: signal.Signals) -> Any:
+    """`VLAOnPolicyAlgorithm.train` that gets a signal in its update of that number, from 1."""
+    train_once, updates = VLAOnPolicyAlgorithm.train, 0
+
+    def signalled(self: VLAOnPolicyAlgorithm) -> None:
+        nonlocal updates
+        updates += 1
+        if updates == number:
+            os.kill(os.getpid(), which)
+        train_once(self)
+
+    return signalled
+
+
+def test_ctrl_c_in_an_update_lets_it_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "-n 400 --save-freq 0 --eval-freq 100"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(2, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert f"stopped and saved; go on with: python -m zoo.train -i {run}\n" in capsys.readouterr().out
+    assert len(list((run / "checkpoints").iterdir())) == 1
+    assert len([line for line in metrics(run) if "train/loss" in line]) == 2
+    resume(run)
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize(("which", "when"), [(signal.SIGTERM, "before"), (signal.SIGINT, "during")])
+def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
+    which: signal.Signals,
+    when: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = "-n 150 --eval-freq 50"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    evaluations = len(evaluated(whole))
+    evaluate_all, looks = evaluator.of_all_ranks, 0
+
+    def interrupted(own: Any, ranks: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == evaluations and when == "before":
+            os.kill(os.getpid(), which)
+        return evaluate_all(own, ranks)
+
+    add = VideoRecorder.add
+
+    def add_and_stop(self: VideoRecorder, frame: Any) -> None:
+        if looks == evaluations and when == "during":
+            os.kill(os.getpid(), which)
+        add(self, frame)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "of_all_ranks", interrupted)
+        patch.setattr(VideoRecorder, "add", add_and_stop)
+        if which is signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                train(tmp_path, "ppo", flags)
+        else:
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert evaluated(run) == evaluated(whole)[:-1]
+    assert not (run / "evaluation.json").exists()
+    assert not (run / "report.html").exists()
+    assert not (run / "videos").exists()
+    assert "stopped and saved" in capsys.readouterr().out
+    assert publish_trained(run=RunFolder(run), repo="me/x").startswith("warning: training is not finished")
+    resume(run)
+    made_up = capsys.readouterr().out
+    assert "task-weighted mean" in made_up
+    assert "trained for" not in made_up
+    assert metrics(run) == metrics(whole)
+    assert json.loads((run / "evaluation.json").read_text())["num_timesteps"] == evaluated(whole)[-1]
+    assert guarded(train_command.run, ["-i", str(run)]) == 2
+
+
+def test_a_run_stopped_in_its_last_update_is_evaluated_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train(tmp_path / "whole", "ppo", "-n 200")
+    updates = len([line for line in metrics(whole) if "train/loss" in line])
+    with monkeypatch.context() as patch:
+        patch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(updates, signal.SIGTERM))
+        run = train(tmp_path, "ppo", "-n 200")
+    assert "stopped and saved" in capsys.readouterr().out
+    assert evaluated(run) == []
+    resume(run)
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_run_without_evaluations_that_is_stopped_in_its_last_update_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(VLAOnPolicyAlgorithm, "train", send_in_update(1, signal.SIGTERM))
+    run = train(tmp_path, "ppo", "-n 16", "eval_episodes:0")
+    said = capsys.readouterr().out
+    assert "stopped and saved" not in said
+    assert "trained for" in said
+    assert (run / "report.html").is_file()
+
+
+def test_evaluate_reads_a_run(ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "result.json"
+    argv = ["-i", str(ppo_run), "--eval-episodes", "6", "-o", str(output), "--num-threads", "1"]
+    assert evaluate.run(argv) == 0
+    assert "task-weighted mean of 3 tasks" in capsys.readouterr().out
+    first = json.loads(output.read_text())
+    assert first["success"]["episodes"] == 6
+    assert first["policy"].endswith("best")
+    assert evaluate.run([*argv, "--num-envs", "2"]) == 0
+    second = json.loads(output.read_text())
+    starts = [[e["start_state"] for e in one["episodes"]] for one in (first, second)]
+    assert starts[0] == starts[1]
+
+
+def test_evaluate_takes_all_start_states_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "r.json"
+    argv = [
+        "--policy",
+        "nano",
+        "--env",
+        "Toy-Reach/1",
+        "--num-envs",
+        "50",
+        "-o",
+        str(output),
+        "--num-threads",
+        "1",
+    ]
+    assert evaluate.run(argv) == 0
+    result = json.loads(output.read_text())
+    assert sorted(e["trial_id"] for e in result["episodes"]) == list(range(50))
+
+
+def test_record_video_films_a_run(ppo_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "film.mp4"
+    argv = ["-i", str(ppo_run), "--episodes", "3", "-o", str(output), "--stochastic", "--num-threads", "1"]
+    assert record_video.run(argv) == 0
+    assert output.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "either -i RUN"),
+        ("--policy nano", "--env is missing"),
+        ("--policy nano --env Toy-Reech", "Did you mean 'Toy-Reach'"),
+        ("--policy nano --env Toy-Reach --eval-episodes 151", r"1 \.\. 150"),
+        ("-i nowhere", "no folder 'nowhere'"),
+    ],
+)
+def test_evaluate_names_what_is_wrong(flags: str, message: str) -> None:
+    with pytest.raises(BadValue if "Reech" not in flags else ValueError, match=message):
+        evaluate.run(flags.split())
+
+
+def test_a_resumed_run_asks_its_checkpoint_and_not_where_the_first_weights_came_from() -> None:
+    first = {"unnorm_key": "a", "revision": "main", "backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
+    config = RunConfig(
+        algo="ppo", env="Toy-Reach", policy="org/name", n_timesteps=1, num_envs=1, seed=0, policy_kwargs=first
+    )
+    envs = make_vec("Toy-Reach", 1)
+    fresh, resumed = policy_arguments(config, envs, None), policy_arguments(config, envs, Path("run/step_1"))
+    envs.close()
+    assert {name: fresh[name] for name in ("backbone", *first)} == {"backbone": "org/name", **first}
+    assert resumed.keys() & {"unnorm_key", "revision", "backbone_kwargs"} == set()
+    assert (resumed["backbone"], resumed["temperature"]) == ("run/step_1", 0.5)

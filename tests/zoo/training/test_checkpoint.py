@@ -1,0 +1,358 @@
+"""A resumed run's numbers are those of a run that never stopped, bit for bit; damage is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+
+import vla_gym
+from tests.zoo.stand_ins import Rows
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from zoo import GRPO, PPO
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.config.schedules import build_schedule
+from zoo.training.checkpoint import (
+    STATE_FILE,
+    best_success,
+    boundary_of,
+    find_latest_checkpoint,
+    is_complete,
+    load_checkpoint,
+    save_best,
+    save_checkpoint,
+)
+from zoo.training.checkpoint_callback import CheckpointCallback
+
+# Runs of a few updates learn nothing, and say so.
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+
+TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+
+
+def build(algo: str, **kwargs: Any) -> VLAOnPolicyAlgorithm:
+    falling = build_schedule({"schedule": "linear", "start": 3e-4})
+    shared = {"learning_rate": falling, "policy_kwargs": TINY, "seed": 3, "device": "cpu", "n_epochs": 2}
+    if algo == "ppo":
+        envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=5)
+        return PPO("VLAPolicy", envs, n_steps=5, batch_size=8, **shared, **kwargs)
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=8, chunk=4, group_size=4, seed=5)
+    return GRPO("VLAPolicy", envs, rollouts_per_update=2, batch_size=16, **shared, **kwargs)
+
+
+class StopIn(BaseCallback):
+    """Stops in the given rollout (from 1) at the given decision (from 1)."""
+
+    def __init__(self, rollout: int, decision: int = 1) -> None:
+        super().__init__()
+        self._until, self._decision, self._rollouts, self._decisions = rollout, decision, 0, 0
+
+    def _on_rollout_start(self) -> None:
+        self._rollouts += 1
+        self._decisions = 0
+
+    def _on_step(self) -> bool:
+        self._decisions += 1
+        return not (self._rollouts == self._until and self._decisions == self._decision)
+
+
+def learn(
+    model: VLAOnPolicyAlgorithm, total: int, callback: Any = None, *, resumed: bool = False
+) -> list[dict[str, Any]]:
+    """Numbers of every update, times excepted."""
+    rows = Rows()
+    model.set_logger(Logger(None, [rows]))
+    steps = total - model.num_timesteps if resumed else total
+    model.learn(steps, callback=callback, reset_num_timesteps=not resumed)
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows.rows]
+
+
+def same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    return json.dumps(first, default=float) == json.dumps(second, default=float)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, tuple[int, list[dict[str, Any]]]]:
+    """Simulator steps and numbers of uninterrupted runs of at least six updates."""
+    totals = {"ppo": 420, "grpo": 950}
+    runs = {algo: (total, learn(build(algo), total)) for algo, total in totals.items()}
+    assert all(len(rows) >= 6 for _, rows in runs.values())
+    return runs
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("decision", [1, 3])
+def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, whole: Any, tmp_path: Path):
+    total, expected = whole[algo]
+    stopped = build(algo)
+    before = learn(stopped, total, StopIn(4, decision))
+    save_checkpoint(stopped, tmp_path / "checkpoints")
+    _spoil_generators()
+    resumed = build(algo, verbose=0)
+    latest = find_latest_checkpoint(tmp_path)
+    assert latest is not None
+    load_checkpoint(resumed, latest)
+    after = learn(resumed, total, resumed=True)
+    assert len(before) == 3
+    assert same(before + after, expected)
+
+
+def _spoil_generators() -> None:
+    torch.manual_seed(77)
+    np.random.seed(77)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_comparison_can_fail(algo: str, whole: Any):
+    total, expected = whole[algo]
+    assert same(learn(build(algo), total), expected)
+    other = build(algo)
+    other.set_random_seed(4)
+    assert not same(learn(other, total), expected)
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.zoo.training.test_checkpoint import build, learn
+from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint
+from zoo.training.checkpoint_callback import CheckpointCallback
+
+algo, total, run, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+model = build(algo)
+latest = find_latest_checkpoint(run)
+if latest is not None:
+    load_checkpoint(model, latest)
+callback = CheckpointCallback(run, save_freq=1)
+rows = learn(model, total, callback, resumed=latest is not None)
+out.write_text(json.dumps(rows, default=float))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_run_killed_at_once_goes_on_in_another_process(algo: str, whole: Any, tmp_path: Path):
+    total, expected = whole[algo]
+    command = [sys.executable, "-c", SCRIPT, algo, str(total), str(tmp_path), str(tmp_path / "rows.json")]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("checkpoints/step_*"))) < 3:
+        assert child.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    after = json.loads((tmp_path / "rows.json").read_text())
+    assert 0 < len(after) < len(expected)
+    assert same(after, expected[-len(after) :])
+
+
+def test_the_policy_in_a_checkpoint_is_the_present_one(tmp_path: Path):
+    model = build("ppo")
+    learn(model, 1)
+    folder = save_checkpoint(model, tmp_path)
+    loaded = VLAPolicy.from_pretrained(folder, device="cpu")
+    for name, tensor in model.policy.backbone.state_dict().items():
+        assert torch.equal(loaded.backbone.state_dict()[name], tensor), name
+    assert boundary_of(folder)["num_timesteps"] == model.num_timesteps
+    assert folder.name == f"step_{model.num_timesteps}"
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path):
+    model = build("grpo")
+    learn(model, 1)
+    folder = save_checkpoint(model, tmp_path)
+    assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of a short PPO run."""
+    model = build("ppo")
+    learn(model, 1)
+    return save_checkpoint(model, tmp_path / "checkpoints")
+
+
+def test_incomplete_checkpoints_are_passed_over(saved: Path):
+    run = saved.parents[1]
+    assert find_latest_checkpoint(run) == saved
+    unfinished = saved.parent / "step_999999"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"")
+    (saved.parent / ".step_1000000.partial-1").mkdir()
+    (saved.parent / "step_of_another_kind").mkdir()
+    assert find_latest_checkpoint(run) == saved
+    with (saved / "optimizer.safetensors").open("r+b") as file:
+        file.truncate(100)
+    assert not is_complete(saved)
+    assert find_latest_checkpoint(run) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "rollout.safetensors", STATE_FILE]
+)
+def test_a_missing_file_is_named(saved: Path, name: str):
+    (saved / name).unlink()
+    with pytest.raises(BadValue, match=rf"step_\d+'.* (it )?lacks {re.escape(name)}"):
+        load_checkpoint(build("ppo"), saved)
+
+
+def test_a_file_that_was_cut_is_named_with_both_sizes(saved: Path):
+    with (saved / "optimizer.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(BadValue, match=r"optimizer\.safetensors should have \d+ bytes, has 100"):
+        load_checkpoint(build("ppo"), saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (None, {}, "lacks format_version, algorithm, counters, param_groups, rng, files, env, episodes"),
+        ("rng", None, "training_state.json lacks rng$"),
+        ("successes", None, "training_state.json lacks successes$"),
+        ("files", ["a"], "does not say which files there are"),
+    ],
+)
+def test_a_state_that_was_tampered_with_is_refused(saved: Path, key: str | None, value: Any, says: str):
+    path = saved / STATE_FILE
+    state = json.loads(path.read_text()) if key else {}
+    if key:
+        state.pop(key)
+        if value:
+            state[key] = value
+    path.write_text(json.dumps(state))
+    with pytest.raises(BadValue, match=f"is damaged: .*{says}"):
+        load_checkpoint(build("ppo"), saved)
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(saved: Path):
+    with pytest.raises(BadValue, match="algorithm='PPO', this run has 'GRPO'"):
+        load_checkpoint(build("grpo"), saved)
+
+
+def test_a_checkpoint_of_another_number_of_environments_is_refused(saved: Path):
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=4)
+    model = PPO("VLAPolicy", envs, n_steps=5, batch_size=5, policy_kwargs=TINY, device="cpu")
+    with pytest.raises(BadValue, match="of 4 environments, this run has 2"):
+        load_checkpoint(model, saved)
+
+
+def test_without_a_boundary_there_is_nothing_to_save(tmp_path: Path):
+    with pytest.raises(BadValue, match="boundary"):
+        save_checkpoint(build("ppo"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_neither_checkpoint_nor_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = build("ppo")
+    learn(model, 1)
+    monkeypatch.setattr("zoo.training.checkpoint.save_arrays", _no_space)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _no_space(*args: Any) -> None:
+    raise OSError("no space left")
+
+
+def test_plain_policies_are_checkpointed_too(tmp_path: Path):
+    def make(seed: int) -> PPO:
+        return PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=16, seed=seed, device="cpu")
+
+    model = make(0)
+    learn(model, 64)
+    folder = save_checkpoint(model, tmp_path)
+    other = make(1)
+    load_checkpoint(other, folder)
+    assert other.num_timesteps == 64
+    for ours, theirs in zip(other.policy.parameters(), model.policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    first = next(iter(model.policy.optimizer.state.values()))["exp_avg"]
+    assert torch.equal(next(iter(other.policy.optimizer.state.values()))["exp_avg"], first)
+    learn(other, 96, resumed=True)
+    assert other.num_timesteps == 96
+
+
+def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
+    model = build("ppo")
+    saved: list[Path] = []
+    learn(model, 400, CheckpointCallback(tmp_path, save_freq=100, on_save=saved.append))
+    steps = [boundary_of(folder)["num_timesteps"] for folder in saved]
+    assert steps[-1] == model.num_timesteps
+    assert all(later - earlier >= 100 for earlier, later in zip([0, *steps], steps[:-1]))
+    assert len(steps) >= 3
+    assert all(is_complete(folder) for folder in saved)
+
+
+def test_the_callback_keeps_the_newest(tmp_path: Path):
+    model = build("ppo")
+    learn(model, 400, CheckpointCallback(tmp_path, save_freq=1, keep=2))
+    steps = sorted(boundary_of(folder)["num_timesteps"] for folder in (tmp_path / "checkpoints").iterdir())
+    assert len(steps) == 2
+    assert steps[-1] == model.num_timesteps
+
+
+def test_asked_to_stop_it_saves_the_boundary_before_the_rollout(tmp_path: Path):
+    model = build("ppo")
+    callback = CheckpointCallback(tmp_path)
+    learn(model, 10_000, [callback, _Ask(callback, after=8)])
+    latest = find_latest_checkpoint(tmp_path)
+    assert latest is not None
+    # Five decisions to a rollout: asked in the second, it went back to the end of the first.
+    assert boundary_of(latest)["_n_updates"] == 2
+    assert boundary_of(latest)["num_timesteps"] < model.num_timesteps
+
+
+class _Ask(BaseCallback):
+    def __init__(self, callback: CheckpointCallback, after: int) -> None:
+        super().__init__()
+        self._callback, self._after = callback, after
+
+    def _on_step(self) -> bool:
+        if self.n_calls == self._after:
+            self._callback.stop()
+        return True
+
+
+def test_best_is_replaced_only_by_better(tmp_path: Path):
+    model = build("ppo")
+    callback = CheckpointCallback(tmp_path)
+    callback.init_callback(model)
+    assert callback.offer_best(0.4)
+    assert not callback.offer_best(0.4)
+    assert callback.offer_best(0.5)
+    assert best_success(tmp_path / "best") == 0.5
+    VLAPolicy.from_pretrained(tmp_path / "best", device="cpu")
+    # A resumed run knows what it has to beat.
+    again = CheckpointCallback(tmp_path)
+    again.init_callback(model)
+    assert not again.offer_best(0.45)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"success": null}', "half a f"])
+def test_a_damaged_score_is_named(text: str, tmp_path: Path):
+    (tmp_path / "score.json").write_text(text)
+    with pytest.raises(BadValue, match=r"score\.json' (is damaged|cannot be read)"):
+        best_success(tmp_path)
+
+
+def test_best_of_nothing_is_nothing(tmp_path: Path):
+    assert best_success(tmp_path / "best") is None
+    save_best(build("ppo").policy, tmp_path / "best", success=0.1, num_timesteps=7)
+    assert best_success(tmp_path / "best") == 0.1

@@ -1,0 +1,55 @@
+"""Published layouts on the real LIBERO simulator: two updates each, and on from an adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from zoo import train as train_command
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
+
+SMALL = ["num_envs:2", "n_steps:2", "batch_size:4", "n_epochs:1"]
+
+
+def fixture(name: str) -> Path:
+    root = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", root)) / name
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
+    return folder
+
+
+def updates(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "train/loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "params"),
+    [
+        ("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]),
+        ("openvla_oft_tiny", 8, []),
+        ("pi0_tiny", 5, []),
+        ("pi05_tiny", 5, []),
+    ],
+)
+def test_two_updates(tmp_path: Path, name: str, chunk: int, params: list[str]) -> None:
+    steps = 2 * 2 * chunk
+    flags = f"--env LIBERO-Spatial/0 --policy {fixture(name)} --seed 0 -n {2 * steps} --eval-episodes 0"
+    argv = [*flags.split(), "--num-threads", "1", "-f", str(tmp_path), "-params", *SMALL, *params]
+    assert train_command.run(argv) == 0
+    run = tmp_path / "ppo" / "LIBERO-Spatial-0_1"
+    assert updates(run) == [steps, 2 * steps]
+    checkpoint = run / "checkpoints" / f"step_{2 * steps}"
+    # OpenVLA's recipes train adapters, pi0's the action expert.
+    adapter = name.startswith("openvla")
+    assert (checkpoint / "adapter_model.safetensors").is_file() == adapter
+    assert (checkpoint / "model.safetensors").is_file() != adapter
+    if name != "openvla_oft_tiny":
+        return
+    assert train_command.run(["-i", str(run), "-n", str(3 * steps), "--num-threads", "1"]) == 0
+    assert updates(run) == [steps, 2 * steps, 3 * steps]

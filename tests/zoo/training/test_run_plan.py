@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from vla_gym.errors import MissingDependency
+from zoo.config.run_config import RunConfig
+from zoo.training.run_plan import check_startable
+
+
+@pytest.mark.parametrize(
+    ("rank", "eval_episodes", "needed"),
+    [(0, 0, True), (1, 0, False), (2, 0, False), (1, 4, False), (2, 4, True)],
+    ids=["simulates", "decides", "learns", "decides, others evaluate", "learns and evaluates"],
+)
+def test_simulators_are_asked_for_where_they_run(
+    rank: int, eval_episodes: int, needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", str(rank))
+    config = RunConfig(
+        algo="ppo",
+        env="MetaWorld/reach",
+        policy="nano",
+        n_timesteps=100,
+        num_envs=2,
+        seed=0,
+        device="cpu",
+        eval_episodes=eval_episodes,
+        placement="env=0,rollout=1,actor=2",
+    )
+    if not needed:
+        return check_startable(config)
+    with pytest.raises(MissingDependency, match="MetaWorld/reach needs metaworld, not installed here"):
+        check_startable(config)
+    return None

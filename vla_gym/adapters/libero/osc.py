@@ -1,0 +1,181 @@
+"""Robosuite's OSC_POSE controller and Panda gripper on bare MuJoCo, bit for bit.
+
+robosuite 1.4.0 (MIT) runs three full forward passes per 2 ms substep and reads the state through Python
+objects; here one `mj_step1`/`mj_step2` pair does the same arithmetic. The numerical kernels are
+robosuite's own compiled functions, called on arrays of the same memory layout, so torques agree exactly
+(`tests/vla_gym/adapters/libero/test_identity.py`). Source: robosuite/controllers/osc.py, base_controller.py,
+robots/single_arm.py, models/grippers/panda_gripper.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+from robosuite.utils.control_utils import (
+    nullspace_torques,
+    opspace_matrices,
+    orientation_error,
+    set_goal_orientation,
+)
+
+from vla_gym.adapters.libero.tasks import ACTION_SCALE
+
+SUBSTEPS = 25
+"""Physics substeps per policy step: int(0.05 s / 0.002 s), robosuite environments/base.py:step."""
+KP = 150.0 * np.ones(6)
+"""Stiffness, osc_pose.json kp; damping ratio 1."""
+KD = 2 * np.sqrt(KP)
+GRIPPER_SPEED = 0.01
+"""Share of the finger range per substep, panda_gripper.py:speed."""
+GRIPPER_SIGNS = np.array([-1.0, 1.0])
+
+
+@dataclass(frozen=True)
+class ArmIndex:
+    """Where the Panda sits in a compiled model; plain integers, stored beside the model."""
+
+    site: int
+    """Grip site the controller tracks."""
+    hand_body: int
+    """Body whose quaternion is `robot0_eef_quat`."""
+    qpos: tuple[int, ...]
+    qvel: tuple[int, ...]
+    actuators: tuple[int, ...]
+    gripper_qpos: tuple[int, ...]
+    gripper_actuators: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmIndex:
+        """Rebuild from the output of `dataclasses.asdict` after a trip through JSON."""
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**fields)
+
+
+class Reading(NamedTuple):
+    """What the controller knows of the arm at one instant (world frame; n = 7 joints)."""
+
+    ee_pos: np.ndarray
+    ee_ori: np.ndarray
+    ee_vel: np.ndarray
+    ee_omega: np.ndarray
+    joint_pos: np.ndarray
+    joint_vel: np.ndarray
+    jac_pos: np.ndarray
+    """`[3, n]`."""
+    jac_ori: np.ndarray
+    mass: np.ndarray
+    """`[n, n]` joint-space inertia."""
+
+
+class Memory(NamedTuple):
+    """What outlives a policy step besides MuJoCo's own state."""
+
+    gripper: np.ndarray
+    """Commanded finger positions `[2]` in [-1, 1]."""
+    goal_pos: np.ndarray
+    goal_ori: np.ndarray
+
+
+class OscPose:
+    """Operational-space pose control of one arm: `begin(action)` once per policy step, `apply()` per substep.
+
+    The arm must be at its home pose, and nothing else moved yet, when this is created: robosuite reads the
+    simulator here and, in the first substep of an episode, does *not* read it again.
+    """
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
+        self._model, self._data, self._site = model, data, index.site
+        self._qpos, self._qvel = list(index.qpos), list(index.qvel)
+        self._actuators, self._fingers = list(index.actuators), list(index.gripper_actuators)
+        self._torque_low, self._torque_high = model.actuator_ctrlrange[self._actuators].T.copy()
+        finger_low, finger_high = model.actuator_ctrlrange[self._fingers].T
+        self._finger_bias, self._finger_weight = (
+            0.5 * (finger_high + finger_low),
+            0.5 * (finger_high - finger_low),
+        )
+        self._jac_pos, self._jac_rot = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        self._mass = np.zeros((model.nv, model.nv))
+        mujoco.mj_forward(model, data)
+        self._at_home = self._read()
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Return to the moment of creation, whatever was controlled since."""
+        self._now = self._at_home
+        self._memory = Memory(np.zeros(2), self._at_home.ee_pos, self._at_home.ee_ori)
+        self._finger_step = np.zeros(2)
+        self._stale = self._fresh = True
+
+    @property
+    def memory(self) -> Memory:
+        """What `recall` needs to continue from here; arrays are never changed in place."""
+        return self._memory
+
+    def recall(self, memory: Memory) -> None:
+        """Continue from a policy step's end; the next substep reads the simulator."""
+        self._memory, self._stale = memory, False
+
+    def extra_solves(self) -> int:
+        """How often upstream solves for accelerations before the coming substep's own solve.
+
+        Once for its step loop and once more when the controller reads the simulator. Each solve starts
+        from the last one's answer, so leaving them out changes results by 1e-17.
+        """
+        return 1 if self._stale else 2
+
+    def begin(self, action_A: np.ndarray) -> None:
+        """Set the goal of one policy step from a float64 action `[7]`; position stage must be up to date."""
+        if not self._stale:
+            self._now = self._read()
+        self._stale, self._fresh = False, True
+        delta = np.clip(action_A[:6], -1.0, 1.0) * np.array(ACTION_SCALE)
+        goal_ori = self._memory.goal_ori
+        if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
+            goal_ori = set_goal_orientation(delta[3:], self._now.ee_ori)
+        self._memory = self._memory._replace(goal_pos=self._now.ee_pos + delta[:3], goal_ori=goal_ori)
+        self._finger_step = GRIPPER_SIGNS * GRIPPER_SPEED * np.sign(action_A[6:])
+
+    def apply(self) -> None:
+        """Write one substep's torques and finger targets into `data.ctrl`."""
+        if not self._fresh:
+            self._now = self._read()
+        self._fresh = False
+        gripper = np.clip(self._memory.gripper + self._finger_step, -1.0, 1.0)
+        self._memory = self._memory._replace(gripper=gripper)
+        self._data.ctrl[self._fingers] = self._finger_bias + self._finger_weight * gripper
+        self._data.ctrl[self._actuators] = np.clip(self._torques(), self._torque_low, self._torque_high)
+
+    def _read(self) -> Reading:
+        model, data = self._model, self._data
+        mujoco.mj_jacSite(model, data, self._jac_pos, self._jac_rot, self._site)
+        mujoco.mj_fullM(model, self._mass, data.qM)
+        return Reading(
+            ee_pos=data.site_xpos[self._site].copy(),
+            ee_ori=data.site_xmat[self._site].reshape(3, 3).copy(),
+            ee_vel=np.dot(self._jac_pos, data.qvel),
+            ee_omega=np.dot(self._jac_rot, data.qvel),
+            joint_pos=data.qpos[self._qpos],
+            joint_vel=data.qvel[self._qvel],
+            # Indexed exactly as robosuite does: the memory layout decides which BLAS kernel runs.
+            jac_pos=np.array(self._jac_pos[:, self._qvel]),
+            jac_ori=np.array(self._jac_rot[:, self._qvel]),
+            mass=self._mass[self._qvel, :][:, self._qvel],
+        )
+
+    def _torques(self) -> np.ndarray:
+        now, goal = self._now, self._memory
+        ori_error = orientation_error(goal.goal_ori, now.ee_ori)
+        force = (goal.goal_pos - now.ee_pos) * KP[:3] + -now.ee_vel * KD[:3]
+        moment = ori_error * KP[3:] + -now.ee_omega * KD[3:]
+        jac = np.vstack([now.jac_pos, now.jac_ori])
+        _, lambda_pos, lambda_ori, nullspace = opspace_matrices(now.mass, jac, now.jac_pos, now.jac_ori)
+        wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, moment)])
+        torques = np.dot(jac.T, wrench) + self._data.qfrc_bias[self._qvel]
+        torques += nullspace_torques(
+            now.mass, nullspace, self._at_home.joint_pos, now.joint_pos, now.joint_vel
+        )
+        return torques

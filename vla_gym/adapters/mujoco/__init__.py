@@ -1,0 +1,1 @@
+"""What benchmarks on MuJoCo share: cameras, GL textures, compiled models on disk."""

@@ -1,0 +1,270 @@
+"""Compiled MuJoCo models on disk, each texture and mesh stored once.
+
+A compiled LIBERO task is 200-290 MB, nearly all of it textures and meshes that tasks share, so a plain
+`.mjb` per task would take tens of gigabytes. `save` cuts the binary image of a model at the borders of
+its textures and meshes and files each large piece under its hash; `load` puts the image together again.
+Nothing about MuJoCo's file format is assumed: pieces are located by content and the whole is compared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from vla_gym.system.cache import check_writable
+
+MIN_BLOB = 1 << 14
+"""Pieces smaller than this (bytes) stay in the model's own file."""
+LARGE_ARRAYS: tuple[tuple[str, Callable[[mujoco.MjModel], np.ndarray]], ...] = (
+    ("bvh_depth", lambda m: m.mesh_bvhadr),
+    ("bvh_child", lambda m: m.mesh_bvhadr),
+    ("bvh_nodeid", lambda m: m.mesh_bvhadr),
+    ("bvh_aabb", lambda m: m.mesh_bvhadr),
+    ("mesh_vert", lambda m: m.mesh_vertadr),
+    ("mesh_normal", lambda m: m.mesh_normaladr),
+    ("mesh_texcoord", lambda m: m.mesh_texcoordadr),
+    ("mesh_face", lambda m: m.mesh_faceadr),
+    ("mesh_facenormal", lambda m: m.mesh_faceadr),
+    ("mesh_facetexcoord", lambda m: m.mesh_faceadr),
+    ("mesh_graph", lambda m: m.mesh_graphadr),
+    ("mesh_polynormal", lambda m: m.mesh_polyadr),
+    ("mesh_polyvertnum", lambda m: m.mesh_polyadr),
+    ("mesh_polyvert", lambda m: m.mesh_polyvertadr[m.mesh_polyadr]),
+    ("mesh_polymapnum", lambda m: m.mesh_vertadr),
+    ("mesh_polymap", lambda m: m.mesh_polymapadr[m.mesh_vertadr]),
+    ("tex_data", lambda m: m.tex_adr),
+)
+"""Arrays worth cutting, in the order they are stored, each with the first rows of its items."""
+
+
+def share_textures(model: mujoco.MjModel) -> None:
+    """Point materials at the first of several equal textures and empty the others, in place.
+
+    Two bowls bring the same 4096 px texture twice; the picture is the same with one, GL memory is not.
+    """
+    first: dict[tuple[int, int, int, bytes], int] = {}
+    for tex in range(model.ntex):
+        pixels = texture_pixels(model, tex)
+        key = (
+            int(model.tex_type[tex]),
+            int(model.tex_width[tex]),
+            int(model.tex_height[tex]),
+            hashlib.blake2b(pixels.tobytes()).digest(),
+        )
+        keep = first.setdefault(key, tex)
+        if keep != tex:
+            model.mat_texid[model.mat_texid == tex] = keep
+            pixels[:] = 0
+            model.tex_width[tex] = model.tex_height[tex] = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of bytes of a model's image that is filed on its own."""
+
+    start: int
+    stop: int
+    blob: str
+    """Name of the file that holds it; empty for a run of zeros, which is not filed."""
+    texture: int
+    """The texture whose pixels these are, -1 for other data."""
+
+    def file(self, blobs: Path) -> Path:
+        """Where the bytes are."""
+        return blobs / self.blob[:2] / self.blob
+
+
+def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
+    """Write `model` to `folder/model.json` and `folder/model.rest`, its large pieces to `blobs`.
+
+    Raises:
+        RuntimeError: if the model read back would differ (MuJoCo changed its format beyond recognition).
+    """
+    image = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
+    mujoco.mj_saveModel(model, None, image)
+    data = image.tobytes()
+    pieces: list[Piece] = []
+    rest = bytearray()
+    end = 0
+    for start, stop, texture in _large_pieces(model, data):
+        rest += data[end:start]
+        run = data[start:stop]
+        blob = hashlib.blake2b(run, digest_size=20).hexdigest() if run.count(0) < len(run) else ""
+        pieces.append(Piece(start, stop, blob, texture))
+        if blob:
+            _write_once(pieces[-1].file(blobs), run)
+        end = stop
+    rest += data[end:]
+    write_atomic(folder / "model.rest", bytes(rest))
+    layout = {"size": len(data), "pieces": [[p.start, p.stop, p.blob, p.texture] for p in pieces]}
+    write_atomic(folder / "model.json", json.dumps(layout).encode())
+    with _image(folder, blobs, pieces) as path:
+        if Path(path).read_bytes() != data:
+            raise RuntimeError(f"the compiled model in {folder} does not read back as it was written")
+
+
+def load(folder: Path, blobs: Path) -> mujoco.MjModel:
+    """Read a model written by `save`.
+
+    Raises:
+        FileNotFoundError: if a file is gone or cut short; the caller compiles the model anew.
+    """
+    with _image(folder, blobs, _layout(folder)[1]) as path:
+        return mujoco.MjModel.from_binary_path(path)
+
+
+def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int, Path]]:
+    """Read a model but leave its large textures black: the model, and the file of each such texture's pixels.
+
+    Two thirds of a model are pixels that GL often holds already; without them it loads three times as fast.
+
+    Raises:
+        FileNotFoundError: as `load`.
+    """
+    _, pieces = _layout(folder)
+    with _image(folder, blobs, [piece for piece in pieces if piece.texture < 0]) as path:
+        model = mujoco.MjModel.from_binary_path(path)
+    painted = {piece.texture: piece for piece in pieces if piece.texture >= 0 and piece.blob}
+    for piece in painted.values():
+        if not _has_size(piece.file(blobs), piece.stop - piece.start):
+            raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
+    return model, {texture: piece.file(blobs) for texture, piece in painted.items()}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the lock file `path` (made if need be); its descriptor holds the lock too where a child inherits it."""
+    check_writable(path.parent)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield stream.fileno()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file that is either whole or absent, also when the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _layout(folder: Path) -> tuple[int, list[Piece]]:
+    """Bytes of the model's image, and the pieces filed on their own."""
+    layout = read_json(folder / "model.json")
+    return layout["size"], [Piece(*fields) for fields in layout["pieces"]]
+
+
+@contextmanager
+def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
+    """Path of a file in memory with the model's image; pieces that are not wanted stay holes, which read as zeros."""
+    size, pieces = _layout(folder)
+    filed = sum(piece.stop - piece.start for piece in pieces)
+    rest = memoryview(read_exactly(folder / "model.rest", size - filed))
+    with _memory_file(size) as (handle, path):
+        taken = end = 0
+        for piece in pieces:
+            between = piece.start - end
+            os.pwrite(handle, rest[taken : taken + between], end)
+            taken, end = taken + between, piece.stop
+        os.pwrite(handle, rest[taken:], end)
+        for piece in wanted:
+            if piece.blob:
+                os.pwrite(handle, read_exactly(piece.file(blobs), piece.stop - piece.start), piece.start)
+        yield path
+
+
+@contextmanager
+def _memory_file(size: int) -> Iterator[tuple[int, str]]:
+    """A file of `size` zeros that never touches a disk where the system offers one: handle and path."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("compiled-model")
+        try:
+            os.ftruncate(handle, size)
+            yield handle, f"/proc/self/fd/{handle}"
+        finally:
+            os.close(handle)
+        return
+    with tempfile.NamedTemporaryFile() as stream:
+        stream.truncate(size)
+        yield stream.fileno(), stream.name
+
+
+def read_exactly(file: Path, count: int) -> bytes:
+    """The `count` bytes of a file.
+
+    Raises:
+        FileNotFoundError: if it is gone or shorter, as after an interrupted copy of the cache.
+    """
+    data = file.read_bytes()
+    if len(data) != count:
+        raise FileNotFoundError(
+            f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes"
+        )
+    return data
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file of the cache holds.
+
+    Raises:
+        FileNotFoundError: as `read_exactly`.
+    """
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    if not _has_size(path, len(data)):
+        write_atomic(path, data)
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except FileNotFoundError:
+        return False
+
+
+def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:
+    """View of a texture's pixels, u8 `[width * height * channels]`."""
+    start = int(model.tex_adr[tex])
+    count = int(model.tex_width[tex]) * int(model.tex_height[tex]) * int(model.tex_nchannel[tex])
+    return model.tex_data[start : start + count]
+
+
+def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Byte ranges worth filing on their own, ascending and disjoint, each with its texture or -1."""
+    textures = {int(start): tex for tex, start in enumerate(model.tex_adr)}
+    searched = 0  # several arrays may hold equal bytes, so each is looked for behind the one before it
+    for name, starts in LARGE_ARRAYS:
+        array = getattr(model, name)
+        if array.nbytes < MIN_BLOB:
+            continue
+        base = data.find(array.tobytes(), searched)
+        if base < 0:
+            raise RuntimeError(f"{name} is not where MuJoCo {mujoco.__version__} is known to store it")
+        searched = base + array.nbytes
+        row = array.itemsize * int(np.prod(array.shape[1:], dtype=int))
+        cuts = sorted({int(start) * row for start in starts(model) if start >= 0} | {0, array.nbytes})
+        for start, stop in itertools.pairwise(cuts):
+            if stop - start >= MIN_BLOB:
+                yield base + start, base + stop, textures[start] if name == "tex_data" else -1

@@ -1,0 +1,170 @@
+"""The table of environment ids: which there are, and which function builds each one's `Benchmark`.
+
+A new benchmark of this package is one `Family` here and its modules in `adapters/`; one from outside is a call
+of `register_benchmark`. No simulator is imported, and no family's function before an id of it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_gym.adapters.libero import pro_tasks as libero_pro_tasks
+from vla_gym.adapters.maniskill import tasks as maniskill_tasks
+from vla_gym.adapters.metaworld import tasks as metaworld_tasks
+from vla_gym.adapters.plate25 import tasks as plate25_tasks
+from vla_gym.errors import BadValue, UnknownName, check_integer, unknown_name
+from vla_gym.specs import Benchmark
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Environment ids that one function builds."""
+
+    build: str
+    """Entry point "module:function", called as `function(env_id, **options) -> Benchmark`."""
+    num_tasks: Mapping[str, int]
+    """Listed id -> tasks. With more than one, `<id>/<k>` is the benchmark of task k alone."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other name -> listed id."""
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        build="vla_gym.adapters.libero.tasks:libero_benchmark",
+        num_tasks={
+            "LIBERO-Spatial": 10,
+            "LIBERO-Object": 10,
+            "LIBERO-Goal": 10,
+            "LIBERO-Long": 10,
+            "LIBERO-90": 90,
+            "LIBERO-130": 130,
+        },
+        aliases={"LIBERO-10": "LIBERO-Long"},
+    ),
+    Family(
+        build="vla_gym.adapters.libero.pro_tasks:libero_pro_benchmark",
+        num_tasks=dict.fromkeys(libero_pro_tasks.pro_suites(), libero_pro_tasks.NUM_TASKS),
+        aliases={
+            f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS
+        },
+    ),
+    Family(build="vla_gym.adapters.maniskill.tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
+    Family(build="vla_gym.adapters.metaworld.tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
+    Family(
+        build="vla_gym.adapters.plate25.tasks:plate25_benchmark",
+        num_tasks=plate25_tasks.NUM_TASKS,
+        aliases=plate25_tasks.ALIASES,
+    ),
+    Family(build="vla_gym.adapters.toy:toy_benchmark", num_tasks={"Toy-Reach": 3}),
+)
+
+
+_ADDED: list[Family] = []
+"""Families from outside this package."""
+
+
+def register_benchmark(
+    build: str, num_tasks: Mapping[str, int], *, aliases: Mapping[str, str] | None = None
+) -> None:
+    """Give environment ids of your own to everything that takes one: `make_vec`, Gymnasium, the commands.
+
+    Args:
+        build: entry point "module:function", called as `function(env_id, **options) -> Benchmark`; keyword-only
+            parameters are the benchmark's options (`split` at least: `make_vec` always hands it over).
+        num_tasks: id -> number of tasks. With more than one, `<id>/<k>` is the benchmark of task k alone.
+        aliases: other name -> id.
+
+    The same call once more changes nothing. Raises `BadValue` for an id that is taken, that Gymnasium could not
+    hold, or that has no task, and for an entry point that is none.
+    """
+    family = Family(build=build, num_tasks=dict(num_tasks), aliases=dict(aliases or {}))
+    if family in _ADDED:
+        return
+    if not re.fullmatch(r"[\w.]+:\w+", build):
+        raise BadValue(f"build must be an entry point 'module:function', got {build!r}")
+    for name in (*family.num_tasks, *family.aliases):
+        if not re.fullmatch(r"[A-Za-z0-9][\w-]*(/[A-Za-z][\w-]*)?", name):
+            raise BadValue(
+                f"environment id {name!r} is not allowed: letters, digits, '_' and '-', then perhaps one slash and "
+                "a name that is no number"
+            )
+        if _is_listed(name):
+            raise BadValue(f"environment id '{name}' is taken; choose another one")
+    for name, count in family.num_tasks.items():
+        check_integer(f"num_tasks of '{name}'", count, 1)
+    for name, listed in family.aliases.items():
+        if listed not in family.num_tasks:
+            raise unknown_name(f"id for the alias '{name}'", listed, family.num_tasks)
+    _ADDED.append(family)
+
+    from vla_gym.registration import register_all
+
+    register_all()
+
+
+def families() -> tuple[Family, ...]:
+    """This package's families and those registered."""
+    return (*FAMILIES, *_ADDED)
+
+
+def list_envs() -> list[str]:
+    """Every environment id, single tasks (`LIBERO-Spatial/3`) left out."""
+    return sorted(name for family in families() for name in (*family.num_tasks, *family.aliases))
+
+
+def num_tasks(env_id: str) -> int:
+    """Number of tasks of a listed id, known without importing its adapter."""
+    family, listed = _family(env_id)
+    return family.num_tasks[listed]
+
+
+def find_benchmark(env_id: str, **options: Any) -> Benchmark:
+    """Benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3".
+
+    `options` go to the family's own function (`split`, a protocol ...). Raises `UnknownName` for an id,
+    a task or an option that does not exist.
+    """
+    suite, _, task = env_id.rpartition("/")
+    if not suite or _is_listed(env_id):
+        return _build(env_id, options)
+    if not _is_listed(suite):
+        raise unknown_name("environment", env_id, list_envs())
+    whole = _build(suite, options)
+    count = len(whole.tasks)
+    if not (task.isascii() and task.isdigit() and int(task) < count):
+        raise UnknownName(
+            f"no task '{task}' in {suite}. Known: {suite}/0 .. {suite}/{count - 1}. "
+            f"Did you mean '{suite}/{count - 1 if task.isdigit() else 0}'?"
+        )
+    return dataclasses.replace(whole, id=f"{whole.id}/{int(task)}", tasks=(whole.tasks[int(task)],))
+
+
+def _is_listed(env_id: str) -> bool:
+    return any(env_id in family.num_tasks or env_id in family.aliases for family in families())
+
+
+def _family(env_id: str) -> tuple[Family, str]:
+    for family in families():
+        listed = family.aliases.get(env_id, env_id)
+        if listed in family.num_tasks:
+            return family, listed
+    raise unknown_name("environment", env_id, list_envs())
+
+
+def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
+    family, listed = _family(env_id)
+    module, _, name = family.build.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {listed}", option, known)
+    benchmark: Benchmark = function(listed, **options)
+    return benchmark

@@ -1,0 +1,1 @@
+"""What this machine offers: GL and Vulkan, caches, child processes, places to write."""

@@ -1,0 +1,1 @@
+"""The Gymnasium vector environment and what it keeps of its sub-environments."""

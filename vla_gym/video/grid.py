@@ -1,0 +1,140 @@
+"""A grid of episodes as mp4: each tile carries its instruction, and a mark once it is solved.
+
+Imports Pillow and ffmpeg, so nothing that `import vla_gym` loads imports it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vla_gym.errors import BadValue
+from vla_gym.system.writable_paths import check_destination
+
+_CAPTION_HEIGHT = 44
+_SMALLEST_TILE = 192
+_GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
+
+
+class Film:
+    """Episodes, each a tile: its instruction and its frames so far."""
+
+    def __init__(self) -> None:
+        self._instructions: dict[int, str] = {}
+        self._frames: dict[int, list[np.ndarray]] = {}
+        self._solved: dict[int, list[bool]] = {}
+
+    def __len__(self) -> int:
+        """Number of tiles."""
+        return len(self._frames)
+
+    def begin(self, tile: int, instruction: str) -> None:
+        """A tile starts, or starts once more: what was filmed of it is dropped."""
+        self._instructions[tile] = instruction
+        self._frames[tile], self._solved[tile] = [], []
+
+    def drop(self, tile: int) -> None:
+        """The tile was never there."""
+        for table in (self._instructions, self._frames, self._solved):
+            table.pop(tile, None)
+
+    def add(self, tile: int, image: np.ndarray, *, solved: bool) -> None:
+        """One more frame, uint8 `[H, W, 3]`, of a tile that has begun; is it solved by now?"""
+        self._frames[tile].append(image.copy())
+        self._solved[tile].append(solved)
+
+    def write(self, path: Path, *, fps: float) -> Path:
+        """Write the mp4; episodes that ended early stand still on their last frame.
+
+        Raises `BadValue` for a path that is no mp4 or cannot be written.
+        """
+        if not any(self._frames.values()):
+            raise ValueError("no frame was recorded")
+        check_destination(path, suffix=".mp4")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._encode(path, fps)
+            # The index comes last, and ffmpeg tells nobody that the disk was full.
+            if not path.is_file() or b"moov" not in path.read_bytes():
+                raise OSError("ffmpeg did not finish it")
+        except OSError as error:
+            if path.is_file():
+                path.unlink()  # half a film
+            raise BadValue(f"cannot write the film '{path}': {error.strerror or error}") from error
+        return path
+
+    def _encode(self, path: Path, fps: float) -> None:
+        length = max(len(frames) for frames in self._frames.values())
+        # A player shows the outcome for a moment before it closes or loops.
+        hold = max(1, round(fps))
+        height, width = self._grid(0).shape[:2]
+        writer = imageio_ffmpeg.write_frames(
+            str(path), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=2
+        )
+        writer.send(None)
+        try:
+            for step in range(length + hold):
+                writer.send(self._grid(step))
+        finally:
+            writer.close()
+
+    def _grid(self, step: int) -> np.ndarray:
+        tiles = [self._tile(tile, step) for tile in sorted(self._frames) if self._frames[tile]]
+        columns = math.ceil(math.sqrt(len(tiles)))
+        rows = math.ceil(len(tiles) / columns)
+        height, width = tiles[0].shape[:2]
+        sheet = np.zeros((_even(rows * height), _even(columns * width), 3), dtype=np.uint8)
+        for place, tile in enumerate(tiles):
+            top, left = place // columns * height, place % columns * width
+            sheet[top : top + height, left : left + width] = tile
+        return sheet
+
+    def _tile(self, tile: int, step: int) -> np.ndarray:
+        frames, solved = self._frames[tile], self._solved[tile]
+        at = min(step, len(frames) - 1)
+        over = step >= len(frames) - 1
+        return caption(frames[at], self._instructions[tile], success=solved[at], over=over)
+
+
+def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:
+    """The frame, enlarged to at least 192 px, under a bar with the instruction and how it stands.
+
+    The bar is green and says so once solved, red when the episode ended unsolved, grey before.
+    """
+    side = max(_SMALLEST_TILE, image.shape[0])
+    picture = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
+    tile = Image.new("RGB", (side, side + _CAPTION_HEIGHT), _GREEN if success else _RED if over else _GREY)
+    tile.paste(picture, (0, _CAPTION_HEIGHT))
+    draw = ImageDraw.Draw(tile)
+    font = ImageFont.load_default(size=11)
+    for line, text in enumerate(_wrap(instruction, draw, font, side - 6)):
+        draw.text((3, 2 + 13 * line), text, fill="white", font=font)
+    state = "solved" if success else "not solved" if over else "..."
+    draw.text((3, 28), state, fill="white", font=font)
+    return np.asarray(tile)
+
+
+def _wrap(
+    text: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int
+) -> list[str]:
+    """At most two lines that fit; a longer text ends in dots."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if draw.textlength(longer, font=font) <= width or not lines[-1]:
+            lines[-1] = longer
+        elif len(lines) == 2:
+            lines[-1] += " ..."
+            break
+        else:
+            lines.append(word)
+    return lines
+
+
+def _even(size: int) -> int:
+    # H.264 with 4:2:0 colour needs even sides.
+    return size + size % 2

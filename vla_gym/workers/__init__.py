@@ -1,0 +1,1 @@
+"""Who runs the sub-environments: this process, worker processes, one batch, other machines."""

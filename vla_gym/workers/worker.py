@@ -1,0 +1,80 @@
+"""A worker process: `python -m vla_gym.workers.worker --socket FD --memory FD`.
+
+It hosts some adjacent slots, answers each message of commands with one of reports, and ends when its
+parent does, however that happens. Nothing of the user's program is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from vla_gym.system.child import end_with_parent
+from vla_gym.workers.messages import Failure, read_commands, read_setup, write_failure, write_reports
+from vla_gym.workers.pool import run_command
+from vla_gym.workers.shared_memory import SlotMemory
+from vla_gym.workers.sub_env import Slot, SlotReport
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the parent hangs up."""
+    parser = argparse.ArgumentParser(prog="vla_gym.workers.worker", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True, help="file descriptor of the connection")
+    parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    end_with_parent(os.getppid())
+    connection = Connection(arguments.socket)
+    try:
+        return _serve(connection, arguments.memory)
+    except (EOFError, ConnectionError):
+        return 0  # the parent has gone; nobody to tell
+
+
+def _serve(connection: Connection, memory_fd: int) -> int:
+    setup, slot_ids = read_setup(connection.recv_bytes())
+    memory = SlotMemory.attach(setup.memory, memory_fd)
+    os.close(memory_fd)
+    slots: dict[int, Slot] = {}
+    try:
+        for slot_id in slot_ids:
+            slots[slot_id] = setup.build()
+    except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+        return _fail(connection, error, command=-1)
+    connection.send_bytes(write_reports([]))
+    try:
+        return _answer(connection, memory, slots)
+    finally:
+        for slot in slots.values():
+            slot.close()
+
+
+def _answer(connection: Connection, memory: SlotMemory, slots: dict[int, Slot]) -> int:
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return 0
+        reports: list[SlotReport] = []
+        try:
+            for command in read_commands(message, memory):
+                reports.append(run_command(slots[command.slot], command, memory))
+            answer = write_reports(reports)
+        except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+            return _fail(connection, error, command=len(reports))
+        connection.send_bytes(answer)
+
+
+def _fail(connection: Connection, error: Exception, *, command: int) -> int:
+    traceback.print_exception(error, file=sys.stderr)
+    failure = Failure(kind=type(error).__name__, text=str(error), command=command)
+    connection.send_bytes(write_failure(failure))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From network outputs to actions: token sampling, codecs, flow mathematics, noise."""

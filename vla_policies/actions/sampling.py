@@ -1,0 +1,140 @@
+"""Logits -> distribution over action tokens: the only place, used while collecting and while updating.
+
+Order is fixed: allowed-token mask, temperature, top-k, fp32 log-softmax. Because `act` and `evaluate`
+both come through `token_log_probs` and `ActionTokenDistribution`, a decision scored again by the
+weights that made it has a probability ratio of exactly 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from stable_baselines3.common.distributions import Distribution
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.codec import ActionCodec
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+
+Greedy = Literal["likeliest", "mean"]
+"""Which token stands for a distribution when nothing is to be drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    """Logits are divided by this, > 0."""
+    top_k: int = 0
+    """Only the k likeliest tokens may be drawn; 0 allows all. A token that has left the top k since it
+    was drawn scores -inf, so keep 0 for training unless the policy hardly moves between updates."""
+    greedy: Greedy = "likeliest"
+    """What deterministic actions are: the "likeliest" token, or the one nearest the "mean". Sampled movements add up
+    to what they are on average, which the likeliest of a skewed distribution may be far from; a gripper that only
+    knows open and closed has no use for a mean."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise BadValue(f"temperature must be > 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise BadValue(f"top_k must be >= 0 (0 = all tokens), got {self.top_k}")
+        if self.greedy not in get_args(Greedy):
+            raise unknown_name("choice of greedy tokens", str(self.greedy), get_args(Greedy))
+
+
+def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor | None = None) -> Tensor:
+    """Normalised float32 log-probabilities `[B, K, A, V]`; forbidden tokens get -inf.
+
+    `allowed_V` is a bool mask over the last dim. Logits may be of any float dtype.
+    """
+    logits_BKAV = logits_BKAV.float()
+    if allowed_V is not None:
+        logits_BKAV = logits_BKAV.masked_fill(~allowed_V, -torch.inf)
+    logits_BKAV = logits_BKAV / sampling.temperature
+    if 0 < sampling.top_k < logits_BKAV.shape[-1]:
+        kth = logits_BKAV.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits_BKAV = logits_BKAV.masked_fill(logits_BKAV < kth, -torch.inf)
+    return logits_BKAV.log_softmax(dim=-1)
+
+
+class ActionTokenDistribution(Distribution):
+    """B chunks of K x A independent action tokens; speaks tokens to us and env actions to SB3."""
+
+    def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec, greedy: Greedy = "likeliest") -> None:
+        super().__init__()
+        if log_probs_BKAV.ndim != 4 or log_probs_BKAV.shape[-1] != codec.num_bins:
+            raise ValueError(
+                f"log-probs must be [B, K, A, {codec.num_bins}], got {tuple(log_probs_BKAV.shape)}"
+            )
+        self.log_probs_BKAV = log_probs_BKAV
+        self.codec = codec
+        self.greedy = greedy
+
+    # Tokens -------------------------------------------------------------------------------------
+
+    def draw(self, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> Tensor:
+        """Tokens int64 `[B, K, A]`: `greedy` when deterministic, else drawn by one number of `noise` each."""
+        if deterministic:
+            return self._mean_token() if self.greedy == "mean" else self.log_probs_BKAV.argmax(dim=-1)
+        cumulative_BKAV = self.log_probs_BKAV.detach().double().exp().cumsum(dim=-1)
+        uniform_BKA = noise.uniform(*cumulative_BKAV.shape[:3], device=cumulative_BKAV.device)
+        # The first token whose sum passes the number: one of probability zero never does.
+        level_BKA1 = uniform_BKA[..., None] * cumulative_BKAV[..., -1:]
+        return torch.searchsorted(cumulative_BKAV, level_BKA1, right=True)[..., 0]
+
+    def _mean_token(self) -> Tensor:
+        """The token nearest the mean; bins are equal and numbered in their order."""
+        probs = self.log_probs_BKAV.exp()
+        return (probs * torch.arange(self.codec.num_bins, device=probs.device)).sum(dim=-1).round().long()
+
+    def token_log_prob(self, token_BKA: Tensor) -> Tensor:
+        """Log-probability of each token, float32 `[B, K, A]`."""
+        return self.log_probs_BKAV.gather(-1, token_BKA.long()[..., None])[..., 0]
+
+    def token_entropy(self) -> Tensor:
+        """Entropy of each token's distribution, nats, float32 `[B, K, A]`."""
+        probs = self.log_probs_BKAV.exp()
+        # 0 * -inf would be nan: a forbidden token adds nothing.
+        return -(probs * self.log_probs_BKAV.masked_fill(probs == 0, 0.0)).sum(dim=-1)
+
+    # Stable-Baselines3's words: whole chunks, environment units -------------------------------------
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probability of whole chunks of env actions (`[B, K, A]` or flat), float32 `[B]`."""
+        token_BKA = self.codec.encode(actions.reshape(self.log_probs_BKAV.shape[:3]))
+        return self.token_log_prob(token_BKA).sum(dim=(1, 2))
+
+    def entropy(self) -> Tensor:
+        """Entropy of whole chunks, nats, float32 `[B]`."""
+        return self.token_entropy().sum(dim=(1, 2))
+
+    def sample(self) -> Tensor:
+        """Env actions drawn at random, float32 `[B, K, A]`."""
+        return self.codec.decode(self.draw())
+
+    def mode(self) -> Tensor:
+        """Env actions of the `greedy` tokens, float32 `[B, K, A]`."""
+        return self.codec.decode(self.draw(deterministic=True))
+
+    def proba_distribution_net(self, latent_dim: int) -> nn.Module:
+        """SB3's hook for building a head; here the head belongs to the backbone."""
+        raise NotImplementedError(f"the action head is part of the backbone (asked for {latent_dim} inputs)")
+
+    def proba_distribution(self, logits_BKAV: Tensor, sampling: Sampling) -> ActionTokenDistribution:
+        """Set the logits; returns self."""
+        self.log_probs_BKAV, self.greedy = token_log_probs(logits_BKAV, sampling), sampling.greedy
+        return self
+
+    def actions_from_params(
+        self, logits_BKAV: Tensor, sampling: Sampling, deterministic: bool = False
+    ) -> Tensor:
+        """Env actions for new logits."""
+        return self.proba_distribution(logits_BKAV, sampling).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, logits_BKAV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Env actions for new logits, and their log-probability `[B]`."""
+        actions = self.actions_from_params(logits_BKAV, sampling)
+        return actions, self.log_prob(actions)

@@ -1,0 +1,1 @@
+"""Checkpoint folders and the Hub: strict, and nothing is ever unpickled."""

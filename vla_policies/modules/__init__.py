@@ -1,0 +1,1 @@
+"""Network parts and training aids that families share."""

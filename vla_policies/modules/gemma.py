@@ -1,0 +1,169 @@
+"""Gemma layers of both streams: plain or time-conditioned norms, attention over tokens read earlier.
+
+Letters: L tokens of the prefix (images and text), Q tokens of a stream, D its width, C kv heads, F head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GemmaConfig
+from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm, apply_rotary_pos_emb
+
+from vla_policies.modules.activation_checkpointing import remember_for
+from vla_policies.pi0.config import GemmaShape
+
+ROPE_THETA = 10000.0
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """What one layer has made of some tokens, for later ones to attend to."""
+
+    key_BCLF: Tensor
+    """Keys, rotated to their positions."""
+    value_BCLF: Tensor
+    """Values."""
+
+
+class AdaptiveRMSNorm(nn.Module):
+    """RMS norm whose scale, shift and residual gate come from a condition (pi0.5's time)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, 3 * width)
+        nn.init.zeros_(self.dense.weight)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, x_BQD: Tensor, condition_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed tokens and the gate `[B, 1, D]` of the sublayer's output."""
+        scale, shift, gate = self.dense(condition_BD)[:, None].float().chunk(3, dim=-1)
+        wide = x_BQD.float()
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + NORM_EPSILON)
+        return (normed * (1.0 + scale) + shift).type_as(x_BQD), gate.type_as(x_BQD)
+
+
+class GemmaLayer(nn.Module):
+    """One layer of one stream."""
+
+    def __init__(self, shape: GemmaShape, *, adaptive: bool) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q_proj = nn.Linear(shape.width, shape.num_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.width, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.width, bias=False)
+        self.mlp = GemmaMLP(GemmaConfig(hidden_size=shape.width, intermediate_size=shape.mlp_dim))
+        self.input_layernorm = make_norm(shape.width, adaptive=adaptive)
+        self.post_attention_layernorm = make_norm(shape.width, adaptive=adaptive)
+
+    def forward(
+        self,
+        x_BQD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask_B1QL: Tensor | None,
+        earlier: KeyValue | None = None,
+        condition_BD: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValue]:
+        """The layer's output, and keys and values of these tokens alone.
+
+        `mask_B1QL` is True where query may see key, the keys being those of `earlier` followed by these.
+        """
+        normed, gate = apply_norm(self.input_layernorm, x_BQD, condition_BD)
+        query, own = self._project(normed, rotary)
+        seen = own if earlier is None else _after(earlier, own)
+        mixed = functional.scaled_dot_product_attention(
+            query, seen.key_BCLF, seen.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
+        )
+        x_BQD = x_BQD + gated(self.o_proj(mixed.transpose(1, 2).flatten(2)), gate)
+        normed, gate = apply_norm(self.post_attention_layernorm, x_BQD, condition_BD)
+        return x_BQD + gated(self.mlp(normed), gate), own
+
+    def key_value(self, x_BQD: Tensor, rotary: tuple[Tensor, Tensor]) -> KeyValue:
+        """Keys and values alone, when nothing of the layer's output is needed (plain norms)."""
+        return self._project(self.input_layernorm(x_BQD), rotary)[1]
+
+    def _project(self, normed_BQD: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, KeyValue]:
+        query, key, value = (
+            proj(normed_BQD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        return query, KeyValue(key, value)
+
+
+class ActionExpert(nn.Module):
+    """The stream that denoises: its tokens attend to a prefix read earlier and, by a mask, to one another."""
+
+    def __init__(self, shape: GemmaShape, *, adaptive: bool) -> None:
+        super().__init__()
+        self.shape = shape
+        self.recompute = False
+        self.layers = nn.ModuleList(GemmaLayer(shape, adaptive=adaptive) for _ in range(shape.depth))
+        self.norm = make_norm(shape.width, adaptive=adaptive)
+
+    def forward(
+        self,
+        x_BQD: Tensor,
+        prefix: Sequence[KeyValue],
+        position_BQ: Tensor,
+        mask_B1QL: Tensor | None,
+        condition_BD: Tensor | None = None,
+    ) -> Tensor:
+        """`[B, Q, D]`, after the last norm; `prefix` holds one `KeyValue` per layer."""
+        rotary = rotary_embedding(position_BQ, self.shape.head_dim, x_BQD.dtype)
+        remember = remember_for(recompute=self.recompute)
+        for layer, earlier in zip(self.layers, prefix, strict=True):
+            x_BQD, _ = remember(layer, x_BQD, rotary, mask_B1QL, earlier, condition_BD)
+        return apply_norm(self.norm, x_BQD, condition_BD)[0]
+
+
+def rotary_embedding(position_BQ: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, `[B, Q, head_dim]` each, computed in float32."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_BQ.device) / head_dim
+    angle = position_BQ[..., None].float() * (1.0 / ROPE_THETA**exponent)
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def suffix_mask(prefix_mask_BL: Tensor, num_actions: int, *, state_token: bool) -> Tensor:
+    """Bool `[B, 1, Q, L + Q]`: all see the prefix; the state token sees itself, actions see all of the suffix."""
+    num_samples, length = prefix_mask_BL.shape
+    num_queries = num_actions + state_token
+    mask = torch.ones(
+        num_samples, 1, num_queries, length + num_queries, dtype=torch.bool, device=prefix_mask_BL.device
+    )
+    mask[..., :length] = prefix_mask_BL[:, None, None]
+    if state_token:
+        mask[:, :, 0, length + 1 :] = False
+    return mask
+
+
+def apply_norm(norm: nn.Module, x_BQD: Tensor, condition_BD: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Normed tokens, and the gate of the sublayer that follows (None: no gate)."""
+    if isinstance(norm, AdaptiveRMSNorm):
+        assert condition_BD is not None
+        normed, gate = norm(x_BQD, condition_BD)
+        return normed, gate
+    return norm(x_BQD), None
+
+
+def gated(x_BQD: Tensor, gate_B1D: Tensor | None) -> Tensor:
+    """What a sublayer adds to the residual stream."""
+    return x_BQD if gate_B1D is None else gate_B1D * x_BQD
+
+
+def make_norm(width: int, *, adaptive: bool) -> nn.Module:
+    return AdaptiveRMSNorm(width) if adaptive else GemmaRMSNorm(width, eps=NORM_EPSILON)
+
+
+def _after(earlier: KeyValue, own: KeyValue) -> KeyValue:
+    return KeyValue(
+        torch.cat([earlier.key_BCLF.to(own.key_BCLF.dtype), own.key_BCLF], dim=2),
+        torch.cat([earlier.value_BCLF.to(own.value_BCLF.dtype), own.value_BCLF], dim=2),
+    )

@@ -1,0 +1,234 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) through peft: attach, merge, save alone, load.
+
+Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetensors`), so they load with
+`peft.PeftModel.from_pretrained` on the published model, and adapters made elsewhere load here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_gym.errors import BadValue
+from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.weight_files import read_safetensors, write_safetensors, write_text
+from vla_policies.checkpoint_io.weights import check_tensors
+from vla_policies.modules.lora_linear import fuse
+from vla_policies.modules.mixed_precision import as_written
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
+_PREFIX = "base_model.model."
+"""What peft puts before every key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Size and place of the adapters."""
+
+    rank: int = 32
+    """r, inner size."""
+    alpha: int | None = None
+    """Numerator of the scale alpha / r; None = min(rank, 16), as OpenVLA's recipe."""
+    targets: tuple[str, ...] | str = ()
+    """Names of the layers that get one (last parts, or a regular expression over whole names); () = the family's."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or (self.alpha is not None and self.alpha < 1):
+            raise BadValue(f"LoRA's rank and alpha must be >= 1, got {self.rank} and {self.alpha}")
+        if isinstance(self.targets, str):
+            try:
+                re.compile(self.targets)
+            except re.error as error:
+                raise BadValue(
+                    f"LoRA's targets must be layer names or a regular expression, got '{self.targets}': {error}"
+                ) from error
+
+    @property
+    def scale_alpha(self) -> int:
+        """alpha, whether given or not."""
+        return min(self.rank, 16) if self.alpha is None else self.alpha
+
+
+def lora_settings(values: Mapping[str, Any], where: str = "lora") -> LoraSettings:
+    """From a mapping; unknown keys raise."""
+    return from_json(LoraSettings, values, where)
+
+
+def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) -> None:
+    """Put an adapter beside every target layer of `module`, in place, and freeze everything else.
+
+    An adapter starts as no change (B = 0) and is kept in float32 whatever the weights are.
+    """
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.scale_alpha,
+        lora_dropout=0.0,
+        init_lora_weights="gaussian",
+        target_modules=_as_targets(settings.targets or targets),
+    )
+    _inject(module, config)
+
+
+def is_attached(module: nn.Module) -> bool:
+    """Has any layer an adapter?"""
+    return any(isinstance(layer, LoraLayer) for layer in module.modules())
+
+
+@contextmanager
+def switched_off(module: nn.Module) -> Iterator[None]:
+    """Inside, every adapter of `module` is left out; which parameters train is the same before and after."""
+    layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        # peft sets the flags by its own rule.
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def merge(module: nn.Module) -> None:
+    """Add every adapter to its layer's weight and take it away, in place."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, LoraLayer):
+            layer.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, layer.get_base_layer())
+    vars(module).pop("peft_config", None)
+
+
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict as if merged, under the names of the plain module; `module` stays as it is."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+    state = {}
+    for key, tensor in module.state_dict().items():
+        if ".lora_" in key:
+            continue
+        owner = key.split(".base_layer.")[0]
+        if ".base_layer." in key and key.endswith(".weight"):
+            delta = layers[owner].get_delta_weight(_NAME)
+            tensor = (tensor.float() + delta.float()).to(tensor.dtype)
+        state[key.replace(".base_layer.", ".")] = tensor
+    return state
+
+
+def adapter_state(module: nn.Module) -> dict[str, Tensor]:
+    """The adapters' tensors under plain peft's names."""
+    return {
+        _PREFIX + key.replace(f".{_NAME}.", "."): tensor
+        for key, tensor in module.state_dict().items()
+        if ".lora_" in key
+    }
+
+
+def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | None = None) -> None:
+    """Write the adapters alone; `base` is the folder or Hub id (at `revision`) of the model they belong to."""
+    config = getattr(module, "peft_config", {}).get(_NAME)
+    if config is None:
+        raise BadValue(
+            "the policy has no LoRA adapter to save; attach one with backbone_kwargs lora: {rank: 32}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {key: _plain(value) for key, value in config.to_dict().items()}
+    values["base_model_name_or_path"] = base
+    values["revision"] = revision
+    values["inference_mode"] = True
+    write_safetensors(folder / ADAPTER_WEIGHTS, adapter_state(module))
+    write_text(folder / ADAPTER_CONFIG, json.dumps(values, indent=2, sort_keys=True) + "\n")
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The folder's `adapter_config.json`; raises unless it is a LoRA's and names its base."""
+    path = folder / ADAPTER_CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadValue(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+        raise BadValue(f"'{path}' describes no LoRA adapter")
+    if not values.get("base_model_name_or_path"):
+        raise BadValue(f"'{path}' does not say base_model_name_or_path, the model the adapter belongs to")
+    return values
+
+
+def load_adapter(module: nn.Module, folder: Path) -> None:
+    """Attach the adapters of a folder to `module`; tensors that do not fit raise and are named."""
+    values = read_adapter_config(folder)
+    known = LoraConfig.__dataclass_fields__
+    _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
+    copy_adapter(module, folder)
+
+
+def copy_adapter(module: nn.Module, folder: Path) -> None:
+    """Overwrite the adapters that are attached by those of a folder, in place."""
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
+    tensors = read_safetensors(path)
+    wanted = adapter_state(module)
+    # peft also writes the weight itself of an adapted output layer; it is the base's, or was trained with it.
+    state = module.state_dict()
+    wanted |= {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
+    check_tensors(path, tensors, wanted)
+    with torch.no_grad():
+        for key, tensor in wanted.items():
+            tensor.copy_(tensors[key])
+
+
+def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:
+    """Outputs `first .. first + count` of a bias-free linear layer, adapter included, float32 `[..., count]`,
+    under autocast too."""
+    rows = slice(first, first + count)
+    with as_written(x):
+        x = x.float()
+        if not isinstance(layer, LoraLinear):
+            return functional.linear(x, layer.weight[rows].float())  # type: ignore[index]
+        out = functional.linear(x, layer.get_base_layer().weight[rows].float())
+        if layer.disable_adapters:
+            return out
+        inner = functional.linear(x, layer.lora_A[_NAME].weight.float())
+        return out + functional.linear(inner, layer.lora_B[_NAME].weight[rows].float()) * layer.scaling[_NAME]
+
+
+def _inject(module: nn.Module, config: LoraConfig) -> None:
+    if is_attached(module):
+        raise BadValue("the policy has a LoRA adapter already; merge it before attaching another")
+    try:
+        inject_adapter_in_model(config, module, adapter_name=_NAME)
+    except ValueError as error:
+        raise BadValue(f"LoRA finds nothing to attach to: {str(error).splitlines()[0]}") from error
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()
+    fuse(module)
+
+
+def _as_targets(targets: tuple[str, ...] | str) -> list[str] | str:
+    return targets if isinstance(targets, str) else list(targets)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, tuple, frozenset)):
+        return sorted(value)
+    return getattr(value, "value", value)

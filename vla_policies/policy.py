@@ -1,0 +1,301 @@
+"""`VLAPolicy`: a vision-language-action model behind Stable-Baselines3's `ActorCriticPolicy`.
+
+SB3's methods speak of whole chunks in environment actions; `act` and `evaluate` speak of records and of
+every action token by itself. Both pairs go through the same backbone methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import get_device
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import ActionSpec
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.sampling import Greedy, Sampling
+from vla_policies.backbone import Backbone, Request
+from vla_policies.checkpoint_io.json_records import as_annotated, changed
+from vla_policies.conventions import Conventions
+from vla_policies.loading import look_up, open_backbone
+from vla_policies.modules.compile import compile_blocks
+from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
+from vla_policies.pretrained import fresh_options, name_source, save_adapter, save_checkpoint
+from vla_policies.processing.observations import batch_observation
+from vla_policies.types import ActionSample, Evaluation
+
+
+class VLAPolicy(ActorCriticPolicy):
+    """Policy and critic on one shared network.
+
+    :param backbone: a family ("nano": fresh weights fitted to the spaces), a checkpoint folder, or a Hub id.
+    :param backbone_kwargs: options of the family, e.g. `{"size": "tiny"}` for fresh weights.
+    :param family: which family reads the checkpoint, where several could.
+    :param unnorm_key: data set whose statistics turn the network's numbers into actions, where there are any.
+    :param suite: suite of the environment's tasks; chooses statistics of that name where `unnorm_key` does not.
+    :param revision: branch, tag or commit of a Hub id.
+    :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
+    :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
+    :param greedy: what deterministic actions are, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
+        when fresh.
+    :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
+    :param compile: run the network's blocks through `torch.compile`, at their first call.
+    :param action_spec: how the environment's actions are written: published families emit them so, fresh
+        weights keep it for their checkpoints.
+    :param optimizer_kwargs: over `{"eps": 1e-5, "weight_decay": 0.0}`.
+    """
+
+    backbone: Backbone
+    sampling: Sampling
+
+    def __init__(  # noqa: PLR0913 - SB3 hands its policy keywords one by one
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        lr_schedule: Schedule,
+        *,
+        backbone: str | Path = "nano",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        family: str | None = None,
+        unnorm_key: str | None = None,
+        suite: str | None = None,
+        revision: str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        greedy: Greedy | None = None,
+        value_lr: float | None = None,
+        compile: bool = False,
+        action_spec: ActionSpec | None = None,
+        use_sde: bool = False,
+        normalize_images: bool = True,
+        optimizer_class: type[torch.optim.Optimizer] = GroupScaledAdamW,
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if use_sde:
+            raise BadValue("VLAPolicy draws action tokens; use_sde (state-dependent noise) does not apply")
+        if value_lr is not None and not issubclass(optimizer_class, GroupScaledAdamW):
+            raise BadValue(f"value_lr needs the optimiser GroupScaledAdamW, got {optimizer_class.__name__}")
+        # Not ActorCriticPolicy.__init__: it builds the MLPs that a backbone stands in for.
+        BasePolicy.__init__(
+            self,
+            observation_space,
+            action_space,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs={"eps": 1e-5, "weight_decay": 0.0, **(optimizer_kwargs or {})},
+        )
+        self.use_sde = False
+        self.value_lr = as_annotated(float | None, value_lr, "value_lr of VLAPolicy")
+        request = Request(
+            family=family,
+            unnorm_key=unnorm_key,
+            suite=suite,
+            action_spec=action_spec,
+            options=backbone_kwargs or {},
+        )
+        opened = open_backbone(str(backbone), request, revision, observation_space, action_space)
+        self.backbone = opened.backbone
+        given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "greedy": greedy}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.sampling = changed(opened.sampling, given, "VLAPolicy")
+        if compile:
+            compile_blocks(self.backbone)
+        self._build(lr_schedule)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        """Create the optimiser over the trainable parameters: "backbone" and "value_head" groups."""
+        rate = lr_schedule(1)
+        if self.value_lr is not None and rate <= 0:
+            raise BadValue(f"value_lr needs a learning rate > 0 to be measured against, got {rate}")
+        scale = 1.0 if self.value_lr is None else self.value_lr / rate
+        groups = parameter_groups(self.backbone, self.backbone.value_parameters(), scale)
+        self.optimizer = self.optimizer_class(groups, lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    # What our algorithms call ---------------------------------------------------------------------
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the policy reads and writes."""
+        return self.backbone.conventions
+
+    def manner(self, *, deterministic: bool) -> str:
+        """How it decides, in words."""
+        return self.backbone.manner(self.sampling, deterministic=deterministic)
+
+    @torch.no_grad()
+    def act(
+        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows."""
+        return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
+
+    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+        """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
+        return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
+
+    def _inputs(self, obs: Mapping[str, Any]) -> Any:
+        return self.backbone.prepare(batch_observation(obs, self.conventions, self.device)[0])
+
+    # Stable-Baselines3's contract -------------------------------------------------------------------
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Env actions `[B, *action_space.shape]`, values `[B, 1]`, log-probabilities of chunks `[B]`."""
+        sample = self.act(_mapping(obs), deterministic)
+        return (
+            self._as_actions(sample.action_BKA),
+            sample.value_B[:, None],
+            sample.logprob_BKA.sum(dim=(1, 2)),
+        )
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values `[B, 1]`, log-probabilities `[B]` and entropies `[B]` of env actions, flat or `[B, K, A]`."""
+        conventions = self.conventions
+        action_BKA = actions.reshape(-1, conventions.chunk, conventions.action_dim)
+        result = self.evaluate(_mapping(obs), self.backbone.record_of(action_BKA))
+        logprob_B, entropy_B = result.logprob_BKA.sum(dim=(1, 2)), result.entropy_BKA.sum(dim=(1, 2))
+        return result.value_B[:, None], logprob_B, entropy_B
+
+    def predict_values(self, obs: PyTorchObs) -> Tensor:
+        """State values `[B, 1]`."""
+        return self.backbone.value(self._inputs(_mapping(obs)))[:, None]
+
+    def get_distribution(self, obs: PyTorchObs) -> Distribution:
+        """The distribution over action chunks."""
+        return self.backbone.distribution(self._inputs(_mapping(obs)), self.sampling)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        return self._as_actions(self.act(_mapping(observation), deterministic).action_BKA)
+
+    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """Tensors `[B, ...]` of the keys the policy reads, and whether a batch was given."""
+        return batch_observation(observation, self.conventions, self.device)
+
+    def is_vectorized_observation(self, observation: Any) -> bool:
+        """Whether `observation` is a batch."""
+        return batch_observation(observation, self.conventions, self.device)[1]
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """SB3's hook for state-dependent noise, which action tokens do not have."""
+        raise BadValue(f"VLAPolicy has no noise to reset (asked for {n_envs} environments)")
+
+    def _as_actions(self, action_BKA: Tensor) -> Tensor:
+        assert self.action_space.shape is not None
+        return action_BKA.reshape(-1, *self.action_space.shape)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        """Arguments that rebuild this policy without the folder it may have come from."""
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "backbone": self.backbone.family,
+            "backbone_kwargs": fresh_options(self.backbone),
+            "temperature": self.sampling.temperature,
+            "top_k": self.sampling.top_k,
+            "greedy": self.sampling.greedy,
+            "action_spec": self.conventions.action_spec,
+            "normalize_images": self.normalize_images,
+            "optimizer_class": self.optimizer_class,
+            "optimizer_kwargs": self.optimizer_kwargs,
+        }
+
+    # Checkpoints ------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
+        save_checkpoint(Path(folder), self.backbone, self.sampling)
+
+    def save_trained(self, folder: str | Path) -> None:
+        """Write what training changed, to load or go on with: the adapter alone where there is one, else all."""
+        if self.backbone.has_adapter and self.backbone.source is not None:
+            self.save_adapter(folder)
+        else:
+            self.save_pretrained(folder)
+
+    def save_adapter(self, folder: str | Path, base: str | None = None) -> None:
+        """Write the LoRA adapter and the value head alone, in plain peft's layout; the folder loads again by itself.
+
+        `base` names the model it belongs to, a folder or Hub id; None = where the weights came from.
+        """
+        save_adapter(Path(folder), self.backbone, self.sampling, base)
+
+    def merge_adapter(self) -> None:
+        """Add the LoRA adapter to the weights and take it away. The policy is then a full one: all its weights train,
+        and the optimiser is made anew over them."""
+        self.backbone.merge_adapter()
+        self._build(lambda _: self.optimizer.param_groups[0]["lr"])
+
+    @classmethod
+    def from_pretrained(  # noqa: PLR0913 - the public way in, all by keyword
+        cls,
+        name: str | Path,
+        family: str | None = None,
+        unnorm_key: str | None = None,
+        *,
+        revision: str | None = None,
+        suite: str | None = None,
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        action_spec: ActionSpec | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | str | None = None,
+        compile: bool = False,
+        device_map: str | Mapping[str, str | int] | None = None,
+        offload_folder: str | Path | None = None,
+    ) -> Self:
+        """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
+
+        Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
+        `family` must agree with what is found, or choose where several families read one layout;
+        `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
+        large part of the weights (heads and critic stay float32). `compile`: see the class. `device_map`,
+        transformers', spreads OpenVLA's layers over several devices and stands in for `device`; those on "disk"
+        are kept in `offload_folder`.
+        """
+        request = Request(
+            family=family,
+            unnorm_key=unnorm_key,
+            suite=suite,
+            action_spec=action_spec,
+            options=backbone_kwargs or {},
+        )
+        found = look_up(str(name), request, revision, dtype)
+        if found.folder is None and (dtype is not None or device_map is not None):
+            raise BadValue(
+                f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
+            )
+        own = found.conventions
+        policy = cls(
+            own.observation_space() if observation_space is None else observation_space,
+            own.action_space() if action_space is None else action_space,
+            cls._dummy_schedule,
+            backbone=found.folder or name,
+            backbone_kwargs=found.request.options,
+            family=found.request.family,
+            unnorm_key=unnorm_key,
+            suite=suite,
+            compile=compile,
+            action_spec=action_spec,
+        )
+        if found.folder is not None:
+            name_source(policy.backbone, str(name), found.folder)
+        if device_map is not None:
+            policy.backbone.place(device_map, offload_folder)
+            policy._build(cls._dummy_schedule)
+            return policy
+        return policy.to(get_device(device))
+
+
+def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:
+    if not isinstance(obs, Mapping):
+        raise BadValue(f"an observation is a dict with 'image' and 'instruction', got {type(obs).__name__}")
+    return obs

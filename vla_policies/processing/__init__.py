@@ -1,0 +1,1 @@
+"""From observations to network inputs: batching, images, statistics, words."""

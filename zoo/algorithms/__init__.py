@@ -1,0 +1,1 @@
+"""PPO and GRPO: advantages, losses, the update."""

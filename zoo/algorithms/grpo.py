@@ -1,0 +1,292 @@
+"""GRPO: no critic; members of a group start in the same state and are judged against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.algorithms.advantages import group_advantage, live_groups
+from zoo.algorithms.metrics import advantage_range, learning_rates, rank_means
+from zoo.algorithms.objective import Objective
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.algorithms.reference_policy import KLReference
+from zoo.algorithms.train_state import vla_envs
+from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, entropy_to_judge, nothing_to_learn
+from zoo.algorithms.update_metrics import Tally
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.collector import is_chunk_policy
+from zoo.rollout.group_collector import GroupExperience, GroupOutcome, all_outcomes, group_lines
+from zoo.rollout.log_prob_levels import LogprobLevel, trajectory_scale
+
+
+class GRPO(VLAOnPolicyAlgorithm):
+    """Group Relative Policy Optimization (arXiv:2402.03300) over whole episodes.
+
+    The environment's `group_size` G is the only setting of G: slots g*G .. g*G + G-1 always begin in one
+    start state, which is asserted by its hash. Each update runs `rollouts_per_update` rounds of one episode
+    per slot in lock-step (a slot whose episode has ended costs nothing until the round is over). An
+    episode's score is the sum of its rewards; its advantage (score - group mean) / (group std + 1e-6) goes
+    to every executed token. Groups whose members all scored alike are dead: they are left out of the update
+    and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long it was.
+
+    Exploration comes from the policy's sampling temperature. Needs a `VLAPolicy` and an environment of
+    `vla_gym.make_vec(..., group_size=G)`, G >= 2, with `schedule="random"`.
+
+    :param rollouts_per_update: rounds per update; episodes per update = num_envs * rollouts_per_update.
+    :param batch_size: decisions per minibatch (a rollout is cut into equal parts of at most this many).
+    :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
+    :param resample_dead_groups: further rounds, at most, that replace dead groups by live ones before an update
+        (dynamic sampling); 0 = none.
+    :param max_barren_episodes: episodes without a single success or live group after which the run is refused
+        (`NothingToLearn`): from 0 % group comparison has nothing to compare. 0 = never.
+    :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
+
+    The other parameters are those of `PPO`.
+    """
+
+    chunk_experience = GroupExperience
+    boundary_counters: ClassVar[tuple[str, ...]] = (
+        *VLAOnPolicyAlgorithm.boundary_counters,
+        "_needs_reset",
+        "_barren_updates",
+        "_barren_episodes",
+    )
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: VLAVectorEnv | VecEnv | None,
+        learning_rate: float | Schedule = 2e-5,
+        rollouts_per_update: int = 1,
+        batch_size: int = 256,
+        n_epochs: int = 1,
+        clip_range: float | Schedule = 0.2,
+        clip_range_high: float | None = 0.28,
+        ent_coef: float = 0.0,
+        max_grad_norm: float = 1.0,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        dual_clip: float | None = None,
+        score_bounds: tuple[float, float] | None = None,
+        logprob_level: LogprobLevel = "token",
+        recompute_logprobs: bool = False,
+        kl_coef: float = 0.0,
+        kl_reference: KLReference = "adapter_off",
+        micro_batch_size: int | None = None,
+        resample_dead_groups: int = 0,
+        max_barren_episodes: int = 256,
+    ) -> None:
+        if rollouts_per_update < 1:
+            raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
+        if resample_dead_groups < 0:
+            raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
+        if max_barren_episodes < 0:
+            raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
+        self._needs_reset = True
+        self._barren_updates = self._barren_episodes = 0
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=1,  # set from the environment below
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=1.0,
+            gae_lambda=1.0,
+            clip_range=clip_range,
+            normalize_advantage=False,
+            ent_coef=ent_coef,
+            vf_coef=0.0,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            rollout_buffer_kwargs={"rollouts": rollouts_per_update},
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            clip_range_high=clip_range_high,
+            dual_clip=dual_clip,
+            logprob_level=logprob_level,
+            recompute_logprobs=recompute_logprobs,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
+        )
+        self.resample_dead_groups = resample_dead_groups
+        self.max_barren_episodes = max_barren_episodes
+        self.rollouts_per_update = rollouts_per_update
+        self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
+        if not is_chunk_policy(self.policy_class):
+            raise BadValue(
+                f"GRPO needs a policy with `act` and `evaluate`, such as 'VLAPolicy'; got {self.policy_class.__name__}"
+            )
+        if self.env is not None:
+            self._check_env()
+        if _init_setup_model:
+            self._setup_model()
+
+    def _check_env(self) -> None:
+        config = self.grouped_envs.config
+        if config.group_size < 2:
+            raise BadValue(
+                f"GRPO compares the members of a group, but the environment has group_size={config.group_size}. "
+                "Make it with vla_gym.make_vec(..., group_size=8)"
+            )
+        longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
+        self.n_steps = math.ceil(longest / config.chunk)
+
+    @property
+    def grouped_envs(self) -> VLAVectorEnv:
+        """The environment beneath."""
+        envs = vla_envs(self.env)
+        if envs is None:
+            raise BadValue(f"GRPO needs an environment of vla_gym.make_vec, got {type(self.env).__name__}")
+        return envs
+
+    @property
+    def group_size(self) -> int:
+        """G, of the environment."""
+        return self.grouped_envs.config.group_size
+
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+        before = self._last_obs
+        result = super()._setup_learn(total_timesteps, *args, **kwargs)
+        if self._last_obs is not before:
+            # SB3 has just begun an episode in every slot: the first round takes those.
+            self._needs_reset = False
+        return result
+
+    def objective(self) -> Objective:
+        low = self.clip_range(self._current_progress_remaining)
+        return Objective(
+            clip_low=low,
+            clip_high=low if self.clip_range_high is None else self.clip_range_high,
+            dual_clip=self.dual_clip,
+            ent_coef=self.ent_coef,
+            vf_coef=0.0,
+            clip_vf=None,
+            value_clip="replace",
+            huber_delta=None,
+            kl_coef=self.kl_coef,
+        )
+
+    def credit(self, last_value_N: Tensor | None) -> None:
+        """Group-relative advantages; episodes lost with a worker take their whole group with them."""
+        buffer = self.chunk_buffer
+        size = self.group_size
+        experience = self.experience_of_groups
+        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
+        kept_P = self.groups_that_count(buffer, experience.lost_N)
+        advantage_N = group_advantage(score_PG).flatten()
+        taking_TN = (buffer.executed_TN > 0) & kept_P.repeat_interleave(size)
+        buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
+        column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
+        elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
+        buffer.element_scale_TN[taking_TN] = trajectory_scale(
+            elements_M, column_TN[taking_TN], self.ranks.total
+        )
+        self._record_groups(kept_P, live_groups(score_PG))
+        executed_TN = buffer.executed_TN > 0
+        means = {
+            "rollout/rewards": buffer.reward_TN[executed_TN],
+            "rollout/returns_mean": score_PG,
+            "rollout/advantages_mean": advantage_N,
+        }
+        self.record(rank_means(means, self.ranks) | advantage_range(advantage_N, self.ranks))
+
+    def _record_groups(self, kept_P: Tensor, live_P: Tensor) -> None:
+        """Log how the groups of all ranks went, and keep what the update's alarms need of it."""
+        experience = self.experience_of_groups
+        outcomes = all_outcomes(experience.outcomes, kept_P, self.ranks)
+        self._count_barren(outcomes)
+        kept = sum(one.kept for one in outcomes)
+        self._health = {
+            "groups": len(outcomes),
+            "groups_live": kept,
+            "groups_solved": sum(one.successes == one.size for one in outcomes),
+            "barren_updates": self._barren_updates,
+        }
+        for line in group_lines(outcomes):
+            self.logger.info(line)
+        own = torch.tensor([int((~live_P).sum()), experience.num_resampled, experience.extra_rounds])
+        dead, resampled, extra_rounds = self.ranks.total(own).tolist()
+        values = {
+            "rollout/groups_kept": kept / len(outcomes),
+            "rollout/groups_dead": dead,
+            "rollout/groups": float(len(outcomes)),
+        }
+        if self.resample_dead_groups:
+            values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
+        self.record(values)
+
+    def _count_barren(self, outcomes: Sequence[GroupOutcome]) -> None:
+        """Count what passed since there was last something to compare; raises `NothingToLearn` past the limit."""
+        barren = not any(one.kept or one.successes for one in outcomes)
+        self._barren_updates = self._barren_updates + 1 if barren else 0
+        self._barren_episodes = self._barren_episodes + sum(one.size for one in outcomes) if barren else 0
+        if 0 < self.max_barren_episodes <= self._barren_episodes:
+            raise NothingToLearn(nothing_to_learn(self._barren_episodes))
+
+    def groups_that_count(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
+        """Bool `[P]`: collected groups that are alive, within `score_bounds`, and lost no episode."""
+        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, self.group_size)
+        whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
+        return live_groups(score_PG, self.score_bounds) & whole_P
+
+    @property
+    def experience_of_groups(self) -> GroupExperience:
+        """How rounds are gathered, with the outcomes of the last rollout."""
+        assert isinstance(self.experience, GroupExperience)
+        return self.experience
+
+    def record_update(self, objective: Objective, tally: Tally) -> None:
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        health = UpdateHealth(**self._health, skipped_steps=tally.skipped_steps)
+        if not tally.empty:
+            ours = tally.actor()
+            self.record(tally.as_sb3() | ours)
+            self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
+            self.logger.record("train/clip_range", objective.clip_low)
+            health = UpdateHealth(
+                **self._health,
+                clip_fraction=ours["train/actor/clip_fraction"],
+                kl=ours["train/actor/approx_kl_k3"],
+                entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
+                skipped_steps=tally.skipped_steps,
+                ratio_gap=ours["train/actor/ratio_first_gap"],
+            )
+        self.alarms.check(health)
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """See `VLAOnPolicyAlgorithm.learn`."""
+        return super().learn(
+            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        )

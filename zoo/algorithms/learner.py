@@ -1,0 +1,203 @@
+"""The optimiser step: the only place that knows Accelerate's wrappers.
+
+With several processes `accelerator.prepare` wraps the scoring module, so the backward pass leaves the mean of the
+ranks' gradients; callers do not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vla_gym.errors import BadValue
+from zoo.distributed.fsdp import (
+    hand_over,
+    learning_copy,
+    mesh_of_all,
+    shard,
+    sharding_asked,
+    sharding_settings,
+    whole,
+)
+from zoo.distributed.process_group import lost_ranks
+
+
+class Scorer(nn.Module):
+    """Computes a loss with the present weights; `forward` is what data parallelism hooks into."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy: Any = policy
+
+    def forward(self, *inputs: Any) -> Any:
+        """The loss, or a tuple that begins with it; nothing else in it has a gradient."""
+        raise NotImplementedError
+
+
+class Learner:
+    """One scoring module, one optimiser, one gradient step at a time."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`group`: average gradients among these processes of the run; None = among all."""
+        self.acting: nn.Module = scorer.policy
+        """The policy that acts; it learns too, unless it is sharded."""
+        self.max_grad_norm = max_grad_norm
+        # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
+        # The algorithm has placed the policy on its device already.
+        self.accelerator = Accelerator(
+            device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
+        )
+        self.own_precision = self.accelerator.mixed_precision != "no"
+        """Is scoring done in another precision than acting, so that a rollout must be scored again first?"""
+        self.sharded = sharding_asked() and self.accelerator.num_processes > 1
+        """Is the policy that learns a second one, cut over the ranks?"""
+        if self.sharded:
+            self._scorer: nn.Module = self._cut(scorer, group)
+            optimizer = scorer.policy.optimizer
+        else:
+            self._scorer = self._replicated(scorer, group)
+        self.policy: nn.Module = scorer.policy
+        """The policy that learns."""
+        self.raw_optimizer = optimizer
+        self._optimizer = optimizer
+        # Accelerate's optimiser looks for an optional package at every step, a tenth of a small update's
+        # time; alone and in full precision it would only pass calls on.
+        if self.accelerator.num_processes > 1 or self.own_precision:
+            self._optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+        # Accelerate's own clipping is for scaled gradients; it takes as long as the norm of a small network.
+        scaled = self.accelerator.scaler is not None
+        self._clip = self.accelerator.clip_grad_norm_ if scaled else nn.utils.clip_grad_norm_
+        self._parameters = list(self.policy.parameters())
+        self._resting: list[nn.Parameter] = []
+
+    def _replicated(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
+        """Every rank has all of it; gradients are averaged."""
+        leave_frozen_alone(scorer)
+        # Accelerate knows groups of all processes only; among some it is asked for everything but that.
+        prepared: nn.Module = self.accelerator.prepare_model(
+            scorer, device_placement=False, evaluation_mode=group is not None
+        )
+        if group is not None and dist.get_world_size(group) > 1:
+            return DistributedDataParallel(prepared, process_group=group, find_unused_parameters=True)
+        return prepared
+
+    def _cut(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
+        """Every rank has a part of a second policy, which from now on is the one that learns."""
+        if group is not None:
+            raise BadValue(
+                "FSDP shards over all processes; leave --placement out, or use a DDP configuration"
+            )
+        scorer.policy = learning_copy(scorer.policy)
+        mesh = mesh_of_all(self.accelerator.device, self.accelerator.num_processes)
+        settings = sharding_settings(self.accelerator.mixed_precision)
+        shard(scorer, scorer.policy.optimizer, mesh, **settings)
+        return scorer
+
+    def serves(self, policy: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        """Is this the learner of that policy and optimiser?"""
+        return self.acting is policy and self.raw_optimizer is optimizer
+
+    def score(self, *inputs: Any) -> Any:
+        """What the scorer makes of a minibatch, or of a part of one."""
+        # A prepared module sets its precision itself.
+        with self.accelerator.autocast() if self.sharded else nullcontext():
+            return self._scorer(*inputs)
+
+    @contextmanager
+    def part(self, *, last: bool) -> Iterator[None]:
+        """Score and go backward inside: ranks exchange gradients with the `last` part of a minibatch only."""
+        # A sharded gradient is kept in parts, so each part of a minibatch is sent at once.
+        whole_gradient = nullcontext() if last or self.sharded else self.accelerator.no_sync(self._scorer)
+        with lost_ranks(), whole_gradient:
+            yield
+
+    def step(self, loss: Tensor) -> tuple[Tensor, bool]:
+        """Backward, clip, step. Returns the global gradient norm before clipping, and whether it stepped.
+
+        A gradient that is not finite changes nothing: neither weights nor optimiser state.
+        """
+        self.begin()
+        self.backward(loss)
+        return self.apply()
+
+    def begin(self) -> None:
+        """Forget gradients."""
+        self._optimizer.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a part of the loss."""
+        self.accelerator.backward(loss)
+
+    def apply(self) -> tuple[Tensor, bool]:
+        """Clip and step with the gradients gathered; as `step`."""
+        for parameter in self._resting:
+            # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
+            parameter.grad = None
+        with lost_ranks():
+            norm = whole(self._clip(self._parameters, self.max_grad_norm))
+        finite = math.isfinite(norm)
+        if finite or self.accelerator.scaler is not None:
+            # A loss scaler sees for itself what is not finite, steps over it and lowers its scale: it must be asked.
+            self._optimizer.step()
+        else:
+            self._optimizer.zero_grad()
+        return norm, finite
+
+    def hand_over(self) -> None:
+        """After an update: let the acting policy have the weights. Every rank must call it."""
+        if self.sharded:
+            with lost_ranks():
+                hand_over(self.policy, self.acting)
+
+    @contextmanager
+    def only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Inside, steps move these parameters alone; the others, and what the optimiser knows of them, rest."""
+        moving = {id(one) for one in parameters}
+        self._resting = [one for one in self._parameters if one.requires_grad and id(one) not in moving]
+        # Data parallelism waits for every gradient it was told of; alone, the backward pass can stop early.
+        alone = self.accelerator.num_processes == 1
+        try:
+            for one in self._resting if alone else ():
+                one.requires_grad_(False)
+            yield
+        finally:
+            for one in self._resting:
+                one.requires_grad_(True)
+            self._resting = []
+
+
+def leave_frozen_alone(module: nn.Module) -> None:
+    """Let data parallelism send neither parameters that are not trained (every rank has read them) nor buffers."""
+    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    kept = frozen + [name for name, _ in module.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, kept)
+
+
+def critic_parameters(policy: Any) -> list[nn.Parameter]:
+    """The parameters of a policy that its values alone depend on.
+
+    Raises `BadValue` when it has none to tell apart.
+    """
+    if hasattr(policy, "backbone"):
+        found = policy.backbone.critic_parameters()
+    elif hasattr(policy, "value_net") and hasattr(policy, "mlp_extractor"):
+        found = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
+    else:
+        raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
+    return [one for one in found if one.requires_grad]

@@ -1,0 +1,299 @@
+"""PPO for vision-language-action policies; for any other policy a drop-in for Stable-Baselines3's PPO."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Self
+
+import torch
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule
+from torch import Tensor
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.algorithms.advantages import normalize
+from zoo.algorithms.credit import (
+    Discount,
+    check_levels,
+    chosen,
+    credit_decisions,
+    credit_steps,
+    write_advantages,
+)
+from zoo.algorithms.learner import critic_parameters
+from zoo.algorithms.losses import ValueClip
+from zoo.algorithms.metrics import advantage_range, learning_rates, rank_means
+from zoo.algorithms.objective import Objective
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.algorithms.reference_policy import KLReference
+from zoo.algorithms.scorers import STEP_VALUES_LACKING
+from zoo.algorithms.training_warnings import UpdateHealth, entropy_to_judge
+from zoo.algorithms.update_metrics import Tally, explained_variance
+from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
+
+
+class PPO(VLAOnPolicyAlgorithm):
+    """Proximal Policy Optimization (arXiv:1707.06347), clipped, with generalised advantage estimation.
+
+    The positional arguments are Stable-Baselines3's, with its meaning and defaults. With a `VLAPolicy`:
+
+    - `n_steps` counts decisions (chunks of up to K simulator steps) per environment, and so do `gamma` and
+      `gae_lambda`: a reward one decision later is discounted by gamma, however many steps the chunk ran;
+    - the reward of a decision is the sum of its chunk's rewards;
+    - an episode cut off by its time limit is bootstrapped with the value of the observation it ended in, unless
+      `bootstrap_time_limit` is False;
+    - advantages are normalised once over the whole rollout (and all ranks), minibatches are reshuffled in
+      every epoch, and steps of a chunk that were not executed carry no loss.
+
+    :param clip_range_high: upper clip bound where it differs from `clip_range` ("clip-higher").
+    :param dual_clip: cap of the loss where the advantage is negative, in units of |advantage|, > 1.
+    :param value_clip: how `clip_range_vf` acts: "replace" as in SB3, or "max", the worse of both errors.
+    :param huber_delta: Huber's error for the critic (with its factor 1/2) instead of the square.
+    :param logprob_level: what one probability ratio is of: "token", "action" (the default published for
+        OpenVLA) or "chunk".
+    :param recompute_logprobs: score the rollout again in the training path before the first step, at the
+        price of one more forward pass; for weights in half precision.
+    :param kl_coef: weight of the KL to a reference policy, per token (k3 estimate); 0 = none.
+    :param kl_reference: "adapter_off", the policy without its LoRA adapter, or "copy", a frozen second copy.
+    :param micro_batch_size: decisions scored at once; a minibatch's gradient is gathered from such parts. None
+        = whole minibatches. The result is the same, the memory is less.
+    :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
+    :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
+        reward; gamma and gae_lambda then count simulator steps.
+    :param value_level: "chunk", one value for a decision, or "action", one for each step of it (with reward_level
+        "action" and a critic of K outputs). With "action" rewards and "chunk" values, an action's advantage is the
+        chunk's rewards from it on and what follows, less the chunk's value.
+    :param bootstrap_time_limit: False makes the time limit an end like any other: worth nothing more. Where success
+        is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | VLAVectorEnv | str | None,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        clip_range_high: float | None = None,
+        dual_clip: float | None = None,
+        value_clip: ValueClip = "replace",
+        huber_delta: float | None = None,
+        logprob_level: LogprobLevel = "action",
+        recompute_logprobs: bool = False,
+        kl_coef: float = 0.0,
+        kl_reference: KLReference = "adapter_off",
+        micro_batch_size: int | None = None,
+        critic_warmup_updates: int = 0,
+        reward_level: CreditLevel = "chunk",
+        value_level: CreditLevel = "chunk",
+        bootstrap_time_limit: bool = True,
+    ) -> None:
+        if value_clip not in ("replace", "max"):
+            raise unknown_name("value_clip", str(value_clip), ("replace", "max"))
+        if huber_delta is not None and huber_delta <= 0:
+            raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
+        check_levels(reward_level, value_level, logprob_level)
+        if critic_warmup_updates < 0 or (critic_warmup_updates and not vf_coef):
+            raise BadValue(
+                f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
+                f"vf_coef {vf_coef}"
+            )
+        # Read while the model is set up.
+        self.reward_level, self.value_level = reward_level, value_level
+        self.critic_warmup_updates = critic_warmup_updates
+        self.bootstrap_time_limit = bootstrap_time_limit
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            clip_range_high=clip_range_high,
+            dual_clip=dual_clip,
+            logprob_level=logprob_level,
+            recompute_logprobs=recompute_logprobs,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
+        )
+        self.clip_range_vf = clip_range_vf
+        self.value_clip: ValueClip = value_clip
+        self.huber_delta = huber_delta
+        self._largest_reward = 0.0
+        self._check_batch()
+        if _init_setup_model:
+            self._setup_model()
+
+    def _check_batch(self) -> None:
+        """SB3's own checks: assertions and words that its users (and its tests) know."""
+        if self.normalize_advantage:
+            assert self.batch_size > 1, "`batch_size` must be greater than 1 to normalise advantages"
+        if self.env is None:
+            return
+        size = self.env.num_envs * self.n_steps
+        assert size > 1 or not self.normalize_advantage, (
+            f"`n_steps * n_envs` must be greater than 1, got n_steps={self.n_steps} and n_envs={self.env.num_envs}"
+        )
+        rest = size % self.batch_size
+        if rest and not self._is_chunk(self.policy_class):
+            warnings.warn(
+                f"You have specified a mini-batch size of {self.batch_size}, but because the `RolloutBuffer` is of "
+                f"size `n_steps * n_envs = {size}`, after every {size // self.batch_size} untruncated mini-batches, "
+                f"there will be a truncated mini-batch of size {rest}. Use a `batch_size` that is a factor of "
+                f"`n_steps * n_envs` (n_steps={self.n_steps} and n_envs={self.env.num_envs})",
+                stacklevel=3,
+            )
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if self.critic_warmup_updates:
+            critic_parameters(self.policy)
+        backbone = getattr(self.policy, "backbone", None)
+        if self.value_level == "action" and backbone is not None and not backbone.step_values:
+            raise BadValue(f"{STEP_VALUES_LACKING} (chunk {backbone.conventions.chunk})")
+        if self.clip_range_vf is not None:
+            if isinstance(self.clip_range_vf, float | int):
+                assert self.clip_range_vf > 0, (
+                    "`clip_range_vf` must be positive, pass `None` to deactivate vf clipping"
+                )
+            self.clip_range_vf = FloatSchedule(self.clip_range_vf)
+
+    def objective(self) -> Objective:
+        progress = self._current_progress_remaining
+        low = self.clip_range(progress)
+        return Objective(
+            clip_low=low,
+            clip_high=low if self.clip_range_high is None else self.clip_range_high,
+            dual_clip=self.dual_clip,
+            ent_coef=self.ent_coef,
+            vf_coef=self.vf_coef,
+            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),  # type: ignore[operator]
+            value_clip=self.value_clip,
+            huber_delta=self.huber_delta,
+            kl_coef=self.kl_coef,
+            critic_only=self.critic_only,
+        )
+
+    @property
+    def critic_only(self) -> bool:
+        return self._updates_done < self.critic_warmup_updates
+
+    def credit(self, last_value_N: Tensor | None) -> None:
+        assert last_value_N is not None
+        buffer = self.chunk_buffer
+        estimate = credit_steps if self.reward_level == "action" else credit_decisions
+        discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
+        advantage, valid = estimate(buffer, last_value_N, discount, self.ranks)
+        raw = advantage_range(advantage[valid], self.ranks)
+        high, low = (raw.get(f"rollout/advantages_{end}", math.nan) for end in ("max", "min"))
+        self._advantage_spread = high - low
+        if self.normalize_advantage:
+            advantage = normalize(advantage, *self.ranks.moments(advantage[valid]))
+        write_advantages(buffer, chosen(advantage, valid), self.logprob_level, self.ranks)
+        valid_TN = buffer.executed_TN > 0
+        means = {
+            "rollout/rewards": buffer.reward_TN[valid_TN],
+            "rollout/advantages_mean": advantage[valid],
+            "rollout/returns_mean": buffer.return_TN[valid_TN],
+        }
+        self.record(rank_means(means, self.ranks) | advantage_range(advantage[valid], self.ranks))
+
+    def record_update(self, objective: Objective, tally: Tally) -> None:
+        if tally.empty:
+            return
+        sb3, ours = tally.as_sb3(), tally.actor() | tally.critic()
+        # "train/loss" is SB3's (last minibatch) for plain policies and the mean for ours.
+        self.record(sb3 | ours if self.experience.logs_after_update else ours | sb3)
+        self.record(dict(learning_rates(self.policy.optimizer)))
+        if self.critic_warmup_updates:
+            self.logger.record("train/critic/warmup", float(objective.critic_only))
+        value, target = self.experience.values_and_returns(self)
+        self.logger.record("train/explained_variance", explained_variance(value, target, self.ranks))
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", objective.clip_low)
+        if objective.clip_vf is not None:
+            self.logger.record("train/clip_range_vf", objective.clip_vf)
+        if self.experience.logs_after_update:
+            self.alarms.check(
+                UpdateHealth(
+                    advantage_spread=self._advantage_spread,
+                    clip_fraction=ours["train/actor/clip_fraction"],
+                    kl=ours["train/actor/approx_kl_k3"],
+                    entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
+                    value_gap=self._value_gap(value, target),
+                    skipped_steps=tally.skipped_steps,
+                    ratio_gap=ours["train/actor/ratio_first_gap"],
+                )
+            )
+
+    def _value_gap(self, value: Tensor, target: Tensor) -> float:
+        """Error of the values over the largest return possible; nan while no reward was seen."""
+        largest = float(self.ranks.highest(self.chunk_buffer.reward_TN.abs().max()[None]))
+        self._largest_reward = max(self._largest_reward, largest)
+        error = rank_means({"square": (value - target).square()}, self.ranks)["square"]
+        if not self._largest_reward:
+            return math.nan
+        reach = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
+        largest_return = self._largest_reward * min(reach, 10 * self.n_steps)
+        return math.sqrt(error) / largest_return
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "PPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """See `VLAOnPolicyAlgorithm.learn`."""
+        return super().learn(
+            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        )

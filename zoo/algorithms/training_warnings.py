@@ -1,0 +1,148 @@
+"""Warnings for runs that train on garbage: named, rate-limited, each with the knob to turn; and one refusal."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import spaces
+
+from vla_gym.errors import VLAZooError
+from zoo.evaluation.evaluator import wilson_interval
+
+
+class TrainingWarning(UserWarning):
+    """A run goes on, but what it learns from looks wrong."""
+
+
+class NothingToLearn(VLAZooError, RuntimeError):
+    """A run that would go on for hours without a single gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateHealth:
+    """What one update is judged by; nan means "does not apply"."""
+
+    groups: int = 0
+    """GRPO: groups collected."""
+    groups_live: int = 0
+    """GRPO: groups whose members did not all score alike (and pass the filter)."""
+    groups_solved: int = 0
+    """GRPO: groups of which every member succeeded."""
+    barren_updates: int = 0
+    """GRPO: updates running, this one included, in which every group was dead and not one episode succeeded."""
+    advantage_spread: float = math.nan
+    """Highest minus lowest advantage before any normalisation."""
+    clip_fraction: float = math.nan
+    """Share of elements that the clip cut off."""
+    kl: float = math.nan
+    """k3 estimate of KL(old || new) per element, nats."""
+    entropy: float = math.nan
+    """Mean entropy per element of a choice between tokens, nats; that of a density may well be negative."""
+    value_gap: float = math.nan
+    """Root mean square error of the values, over the largest return that the rewards seen allow."""
+    skipped_steps: int = 0
+    """Optimiser steps left out because the gradient was not finite."""
+    ratio_gap: float = math.nan
+    """Largest |ratio - 1| of the first minibatch, before any step."""
+
+
+CLIP_FRACTION_HIGH = 0.5
+KL_HIGH = 0.3
+ENTROPY_LOW = 1e-3
+VALUE_GAP_HIGH = 1.0
+RATIO_GAP_HIGH = 0.05
+BARREN_UPDATES_HIGH = 5
+BARREN_ADVICE = (
+    "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
+    "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
+)
+"""What to do about a policy that never succeeds."""
+
+
+def nothing_to_learn(episodes: int) -> str:
+    """Why a run that compares groups is refused after so many episodes, none of them solved."""
+    _, high = wilson_interval(0, episodes)
+    return (
+        f"not one success in {episodes} episodes (the true rate is below {high:.1%}, 95 % interval), and groups that "
+        f"all failed teach nothing. {BARREN_ADVICE}. To go on all the same: -params max_barren_episodes:0"
+    )
+
+
+def entropy_to_judge(policy: Any, entropy: float) -> float:
+    """`entropy` where small means certain, nan for densities (flow policies, Gaussians)."""
+    backbone = getattr(policy, "backbone", None)
+    if backbone is not None:
+        return math.nan if backbone.continuous else entropy
+    return math.nan if isinstance(policy.action_space, spaces.Box) else entropy
+
+
+def faults(health: UpdateHealth) -> dict[str, str]:
+    """Name -> one sentence and the knob, for everything that is out of its normal range."""
+    found: dict[str, str] = {}
+    # All solved is no fault: then there is nothing left to learn.
+    if not health.groups_live and health.groups_solved < health.groups:
+        found["AllGroupsDead"] = (
+            f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
+            "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"
+        )
+    if health.barren_updates >= BARREN_UPDATES_HIGH:
+        found["NoSuccessAtAll"] = (
+            f"not one success in {health.barren_updates} updates running: group comparison cannot start from 0 %. "
+            f"{BARREN_ADVICE}"
+        )
+    if health.advantage_spread == 0.0:
+        found["ZeroAdvantage"] = (
+            "every advantage is the same, so the policy gradient is zero. Check that rewards arrive, "
+            "or collect more per update (n_steps, num_envs)"
+        )
+    if health.clip_fraction > CLIP_FRACTION_HIGH:
+        found["ClipFractionHigh"] = (
+            f"{health.clip_fraction:.0%} of the ratios are clipped (normal: below {CLIP_FRACTION_HIGH:.0%}). "
+            "Lower learning_rate or n_epochs, or give a target_kl"
+        )
+    if health.kl > KL_HIGH:
+        found["KLHigh"] = (
+            f"KL is {health.kl:.3g} nats after one update (normal: below {KL_HIGH}). "
+            "Lower learning_rate or n_epochs, or give a target_kl"
+        )
+    if health.entropy < ENTROPY_LOW:
+        found["EntropyCollapse"] = (
+            f"entropy is {health.entropy:.3g} nats: the policy no longer explores. Raise ent_coef or temperature"
+        )
+    if health.value_gap > VALUE_GAP_HIGH:
+        found["ValueDivergence"] = (
+            f"the values' error is {health.value_gap:.3g} times the largest return possible. "
+            "Lower the value learning rate (policy_kwargs value_lr) or vf_coef, or set clip_range_vf"
+        )
+    if health.skipped_steps:
+        found["GradientNotFinite"] = (
+            f"{health.skipped_steps} optimiser step(s) skipped because the gradient was not finite. "
+            "Lower learning_rate, or train in float32"
+        )
+    if health.ratio_gap > RATIO_GAP_HIGH:
+        found["RatioNotOne"] = (
+            f"before the first step a probability ratio is off 1 by {health.ratio_gap:.3g}: collecting and training "
+            "score decisions differently. Set recompute_logprobs=True, or train in float32"
+        )
+    return found
+
+
+@dataclass
+class Alarms:
+    """Warns of each named fault at its 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """How often each fault occurred."""
+
+    def check(self, health: UpdateHealth) -> list[str]:
+        """Warn of what is wrong and due; returns the names of everything that is wrong."""
+        found = faults(health)
+        for name, text in found.items():
+            count = self.counts[name] = self.counts.get(name, 0) + 1
+            if count & (count - 1) == 0:
+                again = f" (occurrence {count})" if count > 1 else ""
+                warnings.warn(f"{name}: {text}{again}.", TrainingWarning, stacklevel=2)
+        return list(found)

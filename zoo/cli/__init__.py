@@ -1,0 +1,1 @@
+"""From flags to checked requests, and errors to one line."""

@@ -1,0 +1,1 @@
+"""What a run is: typed, checked and counted before it starts."""

@@ -1,0 +1,177 @@
+"""How a run's numbers multiply: environments x ranks x stages x groups x minibatches. Pure; imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vla_gym.errors import BadValue
+from vla_gym.registry import find_benchmark
+from vla_gym.specs import Benchmark
+from zoo.config.run_config import RunConfig, family_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Counts of one update; "at most" wherever an episode may end early."""
+
+    num_envs: int
+    """N, environments of all ranks together."""
+    group_size: int
+    """G, adjacent environments that share start states."""
+    chunk: int
+    """K, simulator steps of a decision."""
+    num_ranks: int
+    """Processes that collect, each with its own environments."""
+    num_learners: int
+    """Processes that learn; each minibatch is dealt to them."""
+    num_stages: int
+    """Parts of a rank's environments that take turns with the policy."""
+    rounds: int
+    """Times that an update goes over the environments; 1 for PPO."""
+    rows: int
+    """T, decisions of one environment in one round."""
+    steps_per_row: float
+    """Simulator steps of a decision on average, at most K (the last chunk of an episode may be cut by its horizon)."""
+    batch_size: int
+    """Decisions of a minibatch, all ranks together."""
+    micro_batch_size: int | None
+    """Decisions scored at once by one rank; None = as many as the rank has of a minibatch."""
+    n_epochs: int
+    """Passes over the rollout."""
+
+    @property
+    def envs_per_rank(self) -> int:
+        """Environments of one rank."""
+        return self.num_envs // self.num_ranks
+
+    @property
+    def envs_per_stage(self) -> int:
+        """Environments that step together."""
+        return self.envs_per_rank // self.num_stages
+
+    @property
+    def columns_per_rank(self) -> int:
+        """Columns of one rank's rollout buffer."""
+        return self.envs_per_rank * self.rounds
+
+    @property
+    def decisions(self) -> int:
+        """Decisions of an update, all ranks together, at most."""
+        return self.num_envs * self.rounds * self.rows
+
+    @property
+    def simulator_steps(self) -> int:
+        """Simulator steps of an update, all ranks together, at most."""
+        return round(self.decisions * self.steps_per_row)
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps of one pass, at most."""
+        return -(-self.decisions // self.batch_size)
+
+    @property
+    def scored_at_once(self) -> int:
+        """Decisions of one forward and backward pass of one rank, at most."""
+        share = -(-self.batch_size // self.num_learners)
+        return share if self.micro_batch_size is None else min(share, self.micro_batch_size)
+
+    @property
+    def accumulated(self) -> int:
+        """Passes whose gradients one optimiser step adds up, on each rank."""
+        return -(-self.batch_size // self.num_learners // self.scored_at_once) or 1
+
+
+def solve(
+    config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None
+) -> BatchPlan:
+    """The counts of `config` on so many ranks, which all learn unless `num_learners` says otherwise.
+
+    Raises `BadValue` with the nearest numbers that fit.
+    """
+    benchmark = benchmark_of(config)
+    check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
+    settings = config.algo_kwargs
+    horizon = max(task.horizon for task in benchmark.tasks)
+    if config.algo == "grpo":
+        rounds, rows = int(settings.get("rollouts_per_update", 1)), math.ceil(horizon / config.chunk)
+        steps_per_row = horizon / rows
+    else:
+        rounds, rows = 1, int(settings.get("n_steps", 2048))
+        steps_per_row = float(config.chunk)
+    decisions = config.num_envs * rounds * rows
+    return BatchPlan(
+        num_envs=config.num_envs,
+        group_size=config.group_size,
+        chunk=config.chunk,
+        num_ranks=num_ranks,
+        num_learners=num_ranks if num_learners is None else num_learners,
+        num_stages=num_stages,
+        rounds=rounds,
+        rows=rows,
+        steps_per_row=steps_per_row,
+        batch_size=min(int(settings.get("batch_size", 64)), decisions),
+        micro_batch_size=settings.get("micro_batch_size"),
+        n_epochs=int(settings.get("n_epochs", 1)),
+    )
+
+
+def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size: int) -> None:
+    """Raise `BadValue` unless ranks get equal shares, and stages equal parts of those, without cutting a group."""
+    unit = num_ranks * num_stages * group_size
+    if num_envs % unit == 0:
+        return
+    nearest = f"--num-envs {nearest_multiples(num_envs, unit)}"
+    others = []
+    groups = num_envs // group_size
+    if num_envs % group_size == 0 and groups % num_ranks == 0:
+        near = nearest_divisor(groups // num_ranks, num_stages)
+        others.append(f"--pipeline-stages {near}")
+    elif num_envs % group_size == 0:
+        others.append(f"{nearest_divisor(groups, num_ranks)} ranks")
+    raise BadValue(
+        f"num_envs={num_envs} is not a multiple of ranks x pipeline stages x group_size = {num_ranks} x {num_stages} x "
+        f"{group_size} = {unit}: every rank gets as many environments, every stage as many of those, and a group stays "
+        f"together. Nearest allowed: {', or '.join([nearest, *others])}"
+    )
+
+
+def check_dealing(batch_size: int, num_ranks: int) -> None:
+    """Raise `BadValue` unless every rank gets as many frames of an update."""
+    if batch_size % num_ranks:
+        raise BadValue(
+            f"--batch-size {batch_size} cannot be dealt evenly to {num_ranks} processes. Nearest allowed: "
+            f"--batch-size {nearest_multiples(batch_size, num_ranks)}"
+        )
+
+
+def nearest_multiples(wanted: int, unit: int) -> str:
+    """The multiples of `unit` on both sides of `wanted`, in words: "56 or 64"; without 0."""
+    below, above = wanted // unit * unit, -(-wanted // unit) * unit
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def nearest_divisor(whole: int, wanted: int) -> int:
+    """The divisor of `whole` closest to `wanted`, the smaller of two."""
+    return min(
+        (one for one in range(1, whole + 1) if whole % one == 0), key=lambda one: (abs(one - wanted), one)
+    )
+
+
+def choose_stages(
+    asked: int | str, *, num_envs: int, group_size: int, num_workers: int, accelerator: bool
+) -> int:
+    """Stages of one rank's `num_envs` environments: `asked`, or for "auto" what the machine makes worthwhile.
+
+    Two stages are worth it where inference and simulation do not want the same thing: the policy is on an accelerator
+    and the slots run in other processes (`num_workers` > 0), each of which keeps a slot in either stage.
+    """
+    if asked != "auto":
+        return int(asked)
+    enough = num_envs >= 2 * num_workers and num_envs % (2 * group_size) == 0
+    return 2 if accelerator and num_workers > 0 and enough else 1
+
+
+def benchmark_of(config: RunConfig) -> Benchmark:
+    """The environment's description, with the run's options."""
+    return find_benchmark(config.env, **family_options(config))

@@ -1,0 +1,96 @@
+"""Tuned numbers: `hyperparams/<algo>.yml`, keyed `<env>/<policy>` with a fallback to the env's family.
+
+An entry is a flat mapping of the settings in `zoo.config.settings`, plus `source`: where its numbers come
+from. Values are data; schedules are mappings. Nothing is ever evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vla_gym.errors import BadValue, unknown_name
+from zoo.config.settings import check_settings
+from zoo.packaged import packaged_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparams:
+    """One entry, checked."""
+
+    entry: str
+    """Its key, e.g. "LIBERO/nano"."""
+    source: str
+    """Where the numbers come from."""
+    values: Mapping[str, Any]
+    """Setting -> value."""
+
+
+def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None = None) -> Hyperparams:
+    """The first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`.
+
+    `conf_file` replaces the packaged file. Raises `BadValue` when the file cannot be read, is no
+    mapping or has no fitting entry, and `UnknownName` for a setting that does not exist.
+    """
+    where = str(conf_file) if conf_file else f"hyperparams/{algo}.yml"
+    entries = read_entries(conf_file if conf_file else _packaged(algo), where)
+    wanted = candidate_keys(env_id, policy)
+    for key in wanted:
+        if key in entries:
+            return _entry(algo, key, entries[key], where)
+    raise unknown_name(
+        f"entry for {env_id} with {policy} in {where}, tried {', '.join(wanted)}; entry", wanted[0], entries
+    )
+
+
+def packaged_entry(algo: str, key: str) -> Hyperparams | None:
+    """The packaged entry of exactly that key; None when there is none (any more)."""
+    where = f"hyperparams/{algo}.yml"
+    entries = read_entries(_packaged(algo), where)
+    return _entry(algo, key, entries[key], where) if key in entries else None
+
+
+def candidate_keys(env_id: str, policy: str) -> list[str]:
+    """Keys to look for, most exact first: "LIBERO-Spatial/3/nano", "LIBERO-Spatial/nano", "LIBERO/nano", ..."""
+    words = env_id.split("/", 1)[0].split("-")
+    suites = ("-".join(words[:count]) for count in range(len(words), 0, -1))
+    names = dict.fromkeys((env_id, *suites, "default"))
+    return [f"{name}/{policy}" for name in names]
+
+
+def read_entries(file: Path, where: str) -> dict[str, Any]:
+    """The file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValue(f"cannot read {where}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadValue(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(entries, dict):
+        raise BadValue(
+            f"{where} must map entries such as 'LIBERO/nano' to settings, got {type(entries).__name__}"
+        )
+    return entries
+
+
+def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:
+    if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
+        raise BadValue(
+            f"entry '{key}' of {where} must be a mapping with a 'source' that says where it comes from"
+        )
+    values = {name: value for name, value in entry.items() if name != "source"}
+    return Hyperparams(
+        entry=key,
+        source=" ".join(entry["source"].split()),
+        values=check_settings(algo, values, f"{where}, entry {key}"),
+    )
+
+
+def _packaged(algo: str) -> Path:
+    return packaged_folder("hyperparams") / f"{algo}.yml"

@@ -1,0 +1,118 @@
+"""What `zoo.optimize` searches: a distribution per setting, in YAML's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from vla_gym.errors import BadValue
+from zoo.cli.arguments import yaml_line
+from zoo.config.settings import ALGORITHM_SETTINGS, check_settings
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Numbers from `low` to `high`."""
+
+    low: float
+    """Smallest."""
+    high: float
+    """Largest."""
+    log: bool = False
+    """Is every order of magnitude as likely as another?"""
+
+
+Choice = tuple[Any, ...]
+"""One of these values."""
+Space = Mapping[str, Span | Choice]
+"""Setting -> what to draw it from."""
+
+_SHARED: Space = {
+    "learning_rate": Span(low=1e-5, high=1e-3, log=True),
+    "n_epochs": (1, 2, 3, 5),
+    "clip_range": (0.1, 0.2, 0.3),
+    "max_grad_norm": (0.5, 1.0, 5.0),
+}
+SPACES: Mapping[str, Space] = {
+    "ppo": {
+        **_SHARED,
+        "gamma": (0.9, 0.95, 0.99, 1.0),
+        "gae_lambda": (0.9, 0.95, 1.0),
+        "ent_coef": Span(low=1e-5, high=1e-2, log=True),
+        "vf_coef": (0.1, 0.5, 1.0),
+    },
+    "grpo": {**_SHARED, "clip_range_high": (0.2, 0.28, 0.4)},
+}
+"""Algorithm -> what is searched unless `--space` says otherwise."""
+
+
+def draw(trial: Trial, space: Space) -> dict[str, Any]:
+    """One value of every setting, as Optuna's sampler suggests."""
+    for name, kind in space.items():
+        if isinstance(kind, Span):
+            trial.suggest_float(name, kind.low, kind.high, log=kind.log)
+        else:
+            # Optuna stores words and numbers; a choice may be a mapping too.
+            trial.suggest_categorical(name, [yaml_line(value) for value in kind])
+    return drawn_values(trial.params, space)
+
+
+def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """The settings that a trial's `params` stand for: of a choice they hold the YAML."""
+    return {
+        name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name])
+        for name, kind in space.items()
+    }
+
+
+def described(space: Space) -> dict[str, str]:
+    """Setting -> what it is drawn from, as a `--space` file writes it."""
+    return {
+        name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind))
+        for name, kind in space.items()
+    }
+
+
+def read_space(file: Path, algo: str) -> Space:
+    """A YAML file: `learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}` or `n_epochs: [1, 2, 3]`.
+
+    Raises `BadValue` for a file that cannot be read and for anything that is neither, `UnknownName` for a setting
+    that the algorithm does not have.
+    """
+    try:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadValue(f"--space {file}: {' '.join(str(error).split())}") from error
+    if not isinstance(entries, dict) or not entries:
+        raise BadValue(f"--space {file} must map settings of {algo} to what to draw them from")
+    space = {str(name): _kind(str(name), entry, file) for name, entry in entries.items()}
+    for name, kind in space.items():
+        ends = (kind.low, kind.high) if isinstance(kind, Span) else kind
+        for value in ends:
+            check_settings(algo, {name: value}, f"--space {file}")
+        if name not in ALGORITHM_SETTINGS[algo]:
+            raise BadValue(f"--space {file}: '{name}' is no setting of {algo} itself; give it with -params")
+    return space
+
+
+def _kind(name: str, entry: object, file: Path) -> Span | Choice:
+    if isinstance(entry, list) and entry:
+        return tuple(entry)
+    if isinstance(entry, dict) and {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
+        try:
+            span = Span(low=float(entry["low"]), high=float(entry["high"]), log=bool(entry.get("log", False)))
+        except (TypeError, ValueError):
+            span = None
+        if span is not None and span.low < span.high and (span.low > 0 or not span.log):
+            return span
+    raise BadValue(
+        f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
+        f"(and low > 0 with log), got {entry!r}"
+    )

@@ -1,0 +1,1 @@
+"""Demonstrations: recorded, written and read as LeRobot datasets."""

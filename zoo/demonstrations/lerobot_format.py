@@ -1,0 +1,197 @@
+"""LeRobotDataset v3.0, as lerobot 0.4 reads it: where files lie, what `info.json` says, statistics.
+
+    meta/info.json  meta/stats.json  meta/tasks.parquet  meta/episodes/chunk-000/file-000.parquet
+    data/chunk-000/file-000.parquet                      one row per frame, several episodes per file
+    videos/<camera>/chunk-000/file-000.mp4               the same episodes' pictures, one after the other
+
+The format is written and read here without the package, whose own requirements do not fit this project's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import BadValue, MissingDependency
+from vla_policies.checkpoint_io.json_records import from_json
+from zoo.files import whole_file, write_whole
+
+VERSION = "v3.0"
+CHUNK_SIZE = 1000
+"""Files per folder."""
+PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+DATA_PATH = f"data/{PLACE}.parquet"
+VIDEO_PATH = f"videos/{{video_key}}/{PLACE}.mp4"
+EPISODES_PATH = f"meta/episodes/{PLACE}.parquet"
+INFO_PATH, STATS_PATH, TASKS_PATH = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+STATE, ACTION, CAMERA_PREFIX = "observation.state", "action", "observation.images."
+EXACT = "gbrp"
+"""ffmpeg's name for red, green and blue planes: what H.264 keeps without loss."""
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """What is read here of `info.json`."""
+
+    features: Mapping[str, Mapping[str, Any]]
+    """Column or camera -> its dtype and shape."""
+    fps: float
+    """Frames per second."""
+    total_episodes: int
+    """Episodes there are."""
+    data_path: str
+    """Pattern of the tables' names, see `DATA_PATH`."""
+    video_path: str | None = None
+    """Pattern of the videos' names, see `VIDEO_PATH`; None where pictures are in the tables."""
+
+
+def camera_key(camera: str) -> str:
+    """Feature of one of our cameras: "image" -> "observation.images.image"."""
+    return CAMERA_PREFIX + camera
+
+
+def place(file_index: int) -> dict[str, int]:
+    """Which folder and file the n-th file of a kind is."""
+    return {"chunk_index": file_index // CHUNK_SIZE, "file_index": file_index % CHUNK_SIZE}
+
+
+def features(
+    cameras: Sequence[str], image_size: int, columns: Mapping[str, np.ndarray], *, fps: int, crf: int
+) -> dict[str, Any]:
+    """What there is, as `info.json` says it: pictures compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
+    made: dict[str, Any] = {}
+    for camera in cameras:
+        made[camera_key(camera)] = {
+            "dtype": "video",
+            "shape": [image_size, image_size, 3],
+            "names": ["height", "width", "channels"],
+            "info": {
+                "video.height": image_size,
+                "video.width": image_size,
+                "video.codec": "h264",
+                "video.pix_fmt": pixel_format(image_size, crf),
+                "video.is_depth_map": False,
+                "video.fps": fps,
+                "video.channels": 3,
+                "has_audio": False,
+            },
+        }
+    for name, value in columns.items():
+        made[name] = {"dtype": value.dtype.name, "shape": list(value.shape[1:]) or [1], "names": None}
+    made["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
+    for name in ("frame_index", "episode_index", "index", "task_index"):
+        made[name] = {"dtype": "int64", "shape": [1], "names": None}
+    return made
+
+
+def pixel_format(image_size: int, crf: int) -> str:
+    """Red, green and blue where nothing is lost; else half the colours, as players want it, if the side is even."""
+    if crf == 0:
+        return EXACT
+    return "yuv420p" if image_size % 2 == 0 else "yuv444p"
+
+
+def vector_stats(value_TD: np.ndarray) -> dict[str, list[Any]]:
+    """min, max, mean, std, count and quantiles of each column."""
+    wide_TD = value_TD.astype(np.float64)
+    found = {
+        "min": wide_TD.min(axis=0),
+        "max": wide_TD.max(axis=0),
+        "mean": wide_TD.mean(axis=0),
+        "std": wide_TD.std(axis=0),
+        **{name: np.quantile(wide_TD, share, axis=0) for name, share in QUANTILES.items()},
+    }
+    return {**{name: value.tolist() for name, value in found.items()}, "count": [len(value_TD)]}
+
+
+def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
+    """What the statistics of pictures are added up from: float64 `[3]` each, in 0 .. 255."""
+    flat = image_THWC.reshape(-1, 3).astype(np.float64)
+    return {
+        "pixels": np.full(3, float(len(flat))),
+        "sum": flat.sum(axis=0),
+        "squares": np.square(flat).sum(axis=0),
+        "min": flat.min(axis=0),
+        "max": flat.max(axis=0),
+    }
+
+
+def add_moments(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The moments of both together."""
+    added = {name: one[name] + other[name] for name in ("pixels", "sum", "squares")}
+    return {**added, "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"])}
+
+
+def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any]:
+    """Per channel `[3, 1, 1]`, colours as 0 .. 1."""
+    mean = moments["sum"] / moments["pixels"]
+    variance = np.maximum(moments["squares"] / moments["pixels"] - np.square(mean), 0.0)
+    values = {"min": moments["min"], "max": moments["max"], "mean": mean, "std": np.sqrt(variance)}
+    return {
+        **{name: (value / 255.0).reshape(3, 1, 1).tolist() for name, value in values.items()},
+        "count": [frames],
+    }
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a pyarrow table as parquet, whole or not at all."""
+    _, pq = parquet()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as partial:
+        pq.write_table(table, partial)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises `BadValue` when it is missing or none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read '{path}': {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def read_info(root: Path) -> DatasetInfo:
+    """Of the dataset in `root`; raises `BadValue` for another version, and for what is missing or of another type."""
+    path = root / INFO_PATH
+    if not path.is_file():
+        raise BadValue(
+            f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
+            "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
+        )
+    values = read_json(path)
+    if values.get("codebase_version") != VERSION:
+        raise BadValue(
+            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read"
+        )
+    known = {field.name for field in fields(DatasetInfo)}
+    info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
+    if not info.fps > 0:
+        raise BadValue(f"fps of '{path}' must be above 0, got {info.fps}")
+    return info
+
+
+def parquet() -> tuple[ModuleType, ModuleType]:
+    """(`pyarrow`, `pyarrow.parquet`); raises `MissingDependency` with the pip line."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            'datasets of demonstrations need pyarrow, not installed here. Install with: pip install "vla-zoo[datasets]"'
+        ) from error
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,144 @@
+"""Reads a LeRobotDataset v3.0 folder, of `zoo.collect` or another's, as demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.specs import StartState
+from zoo.config.advice import quoted
+from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
+from zoo.demonstrations.lerobot_writer import column_TD
+from zoo.demonstrations.recorder import Demonstration
+
+UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
+"""Where the episodes of datasets that do not say began."""
+
+
+def read_dataset(root: Path, episodes: int | None = None) -> list[Demonstration]:
+    """The dataset's first `episodes` episodes, all by default.
+
+    One camera, whatever it is called, becomes `image`; ours keep their names. Raises `BadValue` for a folder that
+    is no such dataset, or is incomplete.
+    """
+    info = check_dataset(root)
+    wanted = info.total_episodes if episodes is None else episodes
+    if not 1 <= wanted <= info.total_episodes:
+        raise BadValue(f"'{root}' holds {info.total_episodes} episodes, asked for {wanted}")
+    cameras = cameras_of(info, root)
+    out: list[Demonstration] = []
+    with _opening(root):
+        sentences, videos = _sentences(root), Videos(root, info)
+        for rows in _episode_files(root):
+            tables: dict[str, Any] = {}
+            for row in rows:
+                out.append(_episode(root, info, row, cameras, sentences, tables, videos))
+                if len(out) == wanted:
+                    # An interrupted collection may have written more than `info.json` counts.
+                    return out
+    raise BadValue(f"'{root}' says it has {info.total_episodes} episodes, found {len(out)}")
+
+
+def check_dataset(root: Path) -> lr.DatasetInfo:
+    """`info.json` of a dataset that can be read here; raises `BadValue` otherwise."""
+    if not root.is_dir():
+        raise BadValue(
+            f"no folder '{root}'. Collect demonstrations with: "
+            f"python -m zoo.collect --env ID --expert -n 20 -o {quoted(root)}"
+        )
+    info = lr.read_info(root)
+    if lr.ACTION not in info.features:
+        raise BadValue(f"'{root}' has no '{lr.ACTION}'; its features are {', '.join(info.features)}")
+    return info
+
+
+@contextmanager
+def _opening(root: Path) -> Iterator[None]:
+    """Any file of a folder may hold anything: what our own checks do not name is named by the folder."""
+    pa, _ = lr.parquet()
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        cause = shorten(f"{type(error).__name__}: {error}", 200)
+        raise BadValue(
+            f"'{root}' cannot be read as a LeRobotDataset {lr.VERSION}: a file is missing, incomplete (a Git LFS "
+            f"pointer?) or holds something else ({cause})"
+        ) from error
+
+
+def _sentences(root: Path) -> dict[int, str]:
+    """Index -> instruction; the sentences are the column of texts, whatever it is called."""
+    pa, pq = lr.parquet()
+    table = pq.read_table(root / lr.TASKS_PATH)
+    texts = [
+        one.name for one in table.schema if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
+    ]
+    if len(texts) != 1:
+        raise BadValue(f"'{root / lr.TASKS_PATH}' must have one column of sentences, has {texts}")
+    return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+
+
+def _episode_files(root: Path) -> Iterator[list[dict[str, Any]]]:
+    _, pq = lr.parquet()
+    for path in sorted((root / "meta/episodes").glob("*/*.parquet")):
+        yield pq.read_table(path).to_pylist()
+
+
+def _episode(
+    root: Path,
+    info: lr.DatasetInfo,
+    row: Mapping[str, Any],
+    cameras: Mapping[str, str],
+    sentences: Mapping[int, str],
+    tables: dict[str, Any],
+    videos: Videos,
+) -> Demonstration:
+    name = info.data_path.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+    if name not in tables:
+        _, pq = lr.parquet()
+        tables[name] = pq.read_table(root / name)
+    table = tables[name]
+    number_T = table.column("episode_index").to_numpy()
+    steps = table.take(np.flatnonzero(number_T == row["episode_index"]))
+    where = f"episode {row['episode_index']} of '{root}'"
+    if len(steps) != row["length"] or not len(steps):
+        raise BadValue(f"{where} should have {row['length']} frames, has {len(steps)}")
+    images = {
+        camera: videos.of(row, key) if key not in table.column_names else pictures_of(steps, key, root)
+        for camera, key in cameras.items()
+    }
+    has_state = lr.STATE in info.features
+    return Demonstration(
+        task=row.get("vla_zoo/task", ""),
+        instruction=sentences[steps.column("task_index")[0].as_py()],
+        start=StartState(task_id=row["vla_zoo/task_id"], trial_id=row["vla_zoo/trial_id"])
+        if "vla_zoo/task_id" in row
+        else UNKNOWN_START,
+        start_state=row.get("vla_zoo/start_state", ""),
+        success=row.get("vla_zoo/success", True),
+        images=images,
+        state_TS=_finite_column_TD(steps, lr.STATE, where)
+        if has_state
+        else np.zeros((len(steps), 0), np.float32),
+        action_TA=_finite_column_TD(steps, lr.ACTION, where),
+    )
+
+
+def _finite_column_TD(steps: Any, name: str, where: str) -> np.ndarray:
+    """A column of an episode's rows, float32 `[T, D]`; raises `BadValue` where a number is missing or not finite."""
+    value_TD = column_TD(steps, name, where)
+    if not np.isfinite(value_TD).all():
+        (first, *_) = np.flatnonzero(~np.isfinite(value_TD).all(axis=1))
+        raise BadValue(
+            f"'{name}' of {where} is not finite in frame {first}; leave the episode out or mend it"
+        )
+    return value_TD

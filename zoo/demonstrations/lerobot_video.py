@@ -1,0 +1,129 @@
+"""The pictures of a LeRobotDataset: frames of videos, or PNG and JPEG files that stand in the tables."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image
+
+from vla_gym.errors import BadValue
+from zoo.demonstrations import lerobot_format as lr
+
+PICTURES = ("video", "image")
+"""What `info.json` calls a camera's dtype."""
+
+
+def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
+    """Our name of each camera -> its feature. A single one is `image`, whatever it is called."""
+    found = [key for key, feature in info.features.items() if feature.get("dtype") in PICTURES]
+    if not found:
+        raise BadValue(f"'{root}' has no pictures: no feature is of dtype {' or '.join(PICTURES)}")
+    if len(found) == 1:
+        return {"image": found[0]}
+    ours = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
+    kept = {name: key for name, key in ours.items() if name in ("image", "wrist_image")}
+    if "image" not in kept:
+        raise BadValue(f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'")
+    return kept
+
+
+def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
+    """Those of a camera in the rows `steps` of a table, uint8 `[T, H, W, 3]`; each is a file, or names one."""
+    frames = []
+    for entry in steps.column(key).to_pylist():
+        data = entry.get("bytes") if isinstance(entry, Mapping) else None
+        path = root / str(entry.get("path")) if isinstance(entry, Mapping) else root
+        if data is None and not path.is_file():
+            raise BadValue(
+                f"'{key}' of '{root}' holds neither a picture nor the name of a file of the dataset"
+            )
+        try:
+            with Image.open(io.BytesIO(data) if data is not None else path) as picture:
+                frames.append(np.asarray(picture.convert("RGB")))
+        except OSError as error:
+            raise BadValue(f"a picture of '{key}' of '{root}' cannot be read: {error}") from error
+    sizes = {frame.shape for frame in frames}
+    if len(sizes) > 1:
+        raise BadValue(f"'{key}' of '{root}' has pictures of several sizes: {sorted(sizes)}")
+    return np.stack(frames)
+
+
+class Videos:
+    """Videos of a dataset, each read on from episode to episode, so that no more than one is held."""
+
+    def __init__(self, root: Path, info: lr.DatasetInfo) -> None:
+        self._root = root
+        self._info = info
+        self._open: dict[str, Video] = {}
+
+    def of(self, row: Mapping[str, Any], key: str) -> np.ndarray:
+        """Frames of camera `key` in the episode that `row` of the episodes' table describes."""
+        if self._info.video_path is None:
+            raise BadValue(
+                f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)"
+            )
+        path = self._root / self._info.video_path.format(
+            video_key=key,
+            chunk_index=row[f"videos/{key}/chunk_index"],
+            file_index=row[f"videos/{key}/file_index"],
+        )
+        first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+        video = self._open.get(key)
+        if video is None or video.path != path or video.position > first:
+            video = self._open[key] = Video(path)
+        frames = video.read(first, row["length"])
+        if len(frames) != row["length"]:
+            raise BadValue(f"'{path}' ends before episode {row['episode_index']} does")
+        return frames
+
+
+class Video:
+    """An mp4, read from its beginning on; raises `BadValue` when it is missing or cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        """Number of the next frame."""
+        self._frames = frames_of_video(path)
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """Frames `first .. first + count`, as far as there are any, uint8 `[T, H, W, 3]`."""
+        skipped = sum(1 for _ in islice(self._frames, max(0, first - self.position)))
+        found = list(islice(self._frames, count))
+        self.position += skipped + len(found)
+        return np.stack(found) if found else np.empty((0, 0, 0, 3), np.uint8)
+
+
+def frames_of_video(path: Path) -> Iterator[np.ndarray]:
+    """Every frame of an mp4, uint8 `[H, W, 3]`; raises `BadValue` when it is missing or cannot be read."""
+    if not path.is_file():
+        raise BadValue(f"the dataset lacks '{path}'")
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-fps_mode", "passthrough"]
+    with (
+        tempfile.TemporaryFile() as log,
+        # A PPM says its own size, which `info.json` may have wrong.
+        subprocess.Popen(  # noqa: S603 - our own ffmpeg
+            [*command, "-f", "image2pipe", "-c:v", "ppm", "-"], stdout=subprocess.PIPE, stderr=log
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            while process.stdout.readline() == b"P6\n":
+                width, height = map(int, process.stdout.readline().split())
+                process.stdout.readline()
+                data = process.stdout.read(height * width * 3)
+                yield np.frombuffer(data, np.uint8).reshape(height, width, 3)
+            if process.wait():
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip()
+                raise BadValue(f"'{path}' cannot be read as video: {said[-200:]}")
+        finally:
+            process.kill()  # whoever reads may have had enough

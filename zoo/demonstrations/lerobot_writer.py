@@ -1,0 +1,285 @@
+"""Writes demonstrations as a LeRobotDataset v3.0, some episodes at a time, so that a collection can go on later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+
+from vla_gym.errors import BadValue
+from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations.recorder import Demonstration
+
+PROGRESS_PATH = "meta/vla_zoo.json"
+"""Ours: what was collected how far, and sums behind the statistics. Written last, so it says what is whole."""
+
+
+class LeRobotWriter:
+    """A dataset folder; `add` writes one file of each kind, and the folder is complete after every call.
+
+    `settings` say how it is collected; a folder is gone on with only under equal ones. `crf` is x264's measure of
+    what pictures may lose: 0 nothing.
+    """
+
+    def __init__(self, root: Path, settings: Mapping[str, Any], *, fps: int, crf: int = 0) -> None:
+        lr.parquet()  # say at once what is missing
+        self.root, self.fps, self._crf = root, fps, crf
+        self._settings = dict(settings)
+        self._done: dict[str, Any] = {
+            "settings": self._settings,
+            "tried": 0,
+            "episodes": 0,
+            "frames": 0,
+            "files": 0,
+            "tasks": [],
+            "cameras": {},
+        }
+        if (root / PROGRESS_PATH).is_file():
+            begun = lr.read_json(root / PROGRESS_PATH)
+            if begun["episodes"]:
+                self._done = begun
+                self._check_settings()
+        elif root.exists() and not root.is_dir():
+            raise BadValue(f"'{root}' is a file; name a new folder with -o")
+        elif root.exists() and any(root.iterdir()):
+            raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
+
+    @property
+    def tried(self) -> int:
+        """Start states tried so far, in their order."""
+        return int(self._done["tried"])
+
+    @property
+    def episodes(self) -> int:
+        """Episodes written."""
+        return int(self._done["episodes"])
+
+    @property
+    def frames(self) -> int:
+        """Frames written."""
+        return int(self._done["frames"])
+
+    def add(self, episodes: Sequence[Demonstration], *, tried: int) -> None:
+        """Write these episodes and note that `tried` start states are done by now.
+
+        Nothing is written before the first episode: a folder without any is no dataset.
+        """
+        if episodes:
+            self._write_files(episodes)
+        self._done["tried"] = tried
+        if self.episodes:
+            lr.write_json(self.root / PROGRESS_PATH, self._done)
+
+    # Inside -------------------------------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        stored = self._done["settings"]
+        differing = [
+            key for key in {**stored, **self._settings} if stored.get(key) != self._settings.get(key)
+        ]
+        if differing:
+            key = sorted(differing)[0]
+            raise BadValue(
+                f"'{self.root}' was collected with {key}={stored.get(key)!r}, now it is {self._settings.get(key)!r}: "
+                "name a new folder with -o, or repeat the settings to go on"
+            )
+
+    def _write_files(self, episodes: Sequence[Demonstration]) -> None:
+        if not self._done["files"]:
+            # Whatever interrupts the first files: the folder is ours.
+            lr.write_json(self.root / PROGRESS_PATH, self._done)
+        pa, _ = lr.parquet()
+        file = lr.place(int(self._done["files"]))
+        cameras = sorted(episodes[0].images)
+        for camera in cameras:
+            path = self.root / lr.VIDEO_PATH.format(video_key=lr.camera_key(camera), **file)
+            write_video(path, [one.images[camera] for one in episodes], fps=self.fps, crf=self._crf)
+            self._add_moments(camera, [one.images[camera] for one in episodes])
+        rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
+        for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
+            lr.write_table(self.root / name.format(**file), pa.table(columns))
+        self._done["episodes"] += len(episodes)
+        self._done["frames"] += sum(one.length for one in episodes)
+        self._done["files"] += 1
+        self._write_tasks()
+        self._write_stats()
+        self._write_info(episodes[0])
+
+    def _add_moments(self, camera: str, images: Sequence[np.ndarray]) -> None:
+        moments = lr.image_moments(np.concatenate(images))
+        before = self._done["cameras"].get(camera)
+        if before is not None:
+            moments = lr.add_moments({key: np.array(value) for key, value in before.items()}, moments)
+        self._done["cameras"][camera] = {key: value.tolist() for key, value in moments.items()}
+
+    def _task_index(self, instruction: str) -> int:
+        tasks: list[str] = self._done["tasks"]
+        if instruction not in tasks:
+            tasks.append(instruction)
+        return tasks.index(instruction)
+
+    def _frame_columns(self, episodes: Sequence[Demonstration]) -> dict[str, Any]:
+        pa, _ = lr.parquet()
+        columns: dict[str, list[Any]] = {name: [] for name in ("timestamp", "frame_index", "episode_index")}
+        columns |= {"index": [], "task_index": []}
+        for number, one in enumerate(episodes, start=self.episodes):
+            steps = np.arange(one.length)
+            columns["timestamp"] += (steps / self.fps).astype(np.float32).tolist()
+            columns["frame_index"] += steps.tolist()
+            columns["episode_index"] += [number] * one.length
+            columns["task_index"] += [self._task_index(one.instruction)] * one.length
+        columns["index"] = list(range(self.frames, self.frames + sum(one.length for one in episodes)))
+        types = {"timestamp": pa.float32()}
+        table = {name: pa.array(values, types.get(name, pa.int64())) for name, values in columns.items()}
+        every = [own_columns(one) for one in episodes]
+        for name in every[0]:
+            value = np.concatenate([columns[name] for columns in every])
+            flat = pa.array(value.ravel())
+            table[name] = flat if value.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
+        return table
+
+    def _episode_rows(
+        self, episodes: Sequence[Demonstration], cameras: Sequence[str], file: Mapping[str, int]
+    ) -> dict[str, list[Any]]:
+        rows: dict[str, list[Any]] = {}
+        first, seconds = self.frames, 0.0
+        for number, one in enumerate(episodes, start=self.episodes):
+            row: dict[str, Any] = {
+                "episode_index": number,
+                "tasks": [one.instruction],
+                "length": one.length,
+                "data/chunk_index": file["chunk_index"],
+                "data/file_index": file["file_index"],
+                "dataset_from_index": first,
+                "dataset_to_index": first + one.length,
+                "meta/episodes/chunk_index": file["chunk_index"],
+                "meta/episodes/file_index": file["file_index"],
+                "vla_zoo/task": one.task,
+                "vla_zoo/task_id": one.start.task_id,
+                "vla_zoo/trial_id": one.start.trial_id,
+                "vla_zoo/start_state": one.start_state,
+                "vla_zoo/success": one.success,
+            }
+            ends = seconds + one.length / self.fps
+            for camera in cameras:
+                video = f"videos/{lr.camera_key(camera)}"
+                row[f"{video}/chunk_index"] = file["chunk_index"]
+                row[f"{video}/file_index"] = file["file_index"]
+                row[f"{video}/from_timestamp"], row[f"{video}/to_timestamp"] = seconds, ends
+            for name, value_TD in ((lr.ACTION, one.action_TA), (lr.STATE, one.state_TS)):
+                if value_TD.shape[1]:
+                    row |= {f"stats/{name}/{key}": v for key, v in lr.vector_stats(value_TD).items()}
+            first, seconds = first + one.length, ends
+            for key, value in row.items():
+                rows.setdefault(key, []).append(value)
+        return rows
+
+    def _write_tasks(self) -> None:
+        """As pandas writes a table whose index is the sentence and whose one column is `task_index`."""
+        pa, _ = lr.parquet()
+        tasks: list[str] = self._done["tasks"]
+        table = pa.table(
+            {"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)}
+        )
+        lr.write_table(self.root / lr.TASKS_PATH, table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}))
+
+    def _write_stats(self) -> None:
+        _, pq = lr.parquet()
+        stats: dict[str, Any] = {
+            lr.camera_key(camera): lr.image_stats(
+                {key: np.array(value) for key, value in moments.items()}, self.frames
+            )
+            for camera, moments in self._done["cameras"].items()
+        }
+        files = [lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]
+        tables = [pq.read_table(self.root / name) for name in files]
+        for name in (lr.STATE, lr.ACTION):
+            if name in tables[0].column_names:
+                columns = [column_TD(table, name, f"'{self.root}'") for table in tables]
+                stats[name] = lr.vector_stats(np.concatenate(columns))
+        lr.write_json(self.root / lr.STATS_PATH, stats)
+
+    def _write_info(self, like: Demonstration) -> None:
+        image = next(iter(like.images.values()))
+        info = {
+            "codebase_version": lr.VERSION,
+            "robot_type": None,
+            "total_episodes": self.episodes,
+            "total_frames": self.frames,
+            "total_tasks": len(self._done["tasks"]),
+            "chunks_size": lr.CHUNK_SIZE,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": self.fps,
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": lr.DATA_PATH,
+            "video_path": lr.VIDEO_PATH,
+            "features": lr.features(
+                sorted(like.images), image.shape[1], own_columns(like), fps=self.fps, crf=self._crf
+            ),
+        }
+        lr.write_json(self.root / lr.INFO_PATH, info)
+
+
+_PANDAS_INDEX = (
+    b'{"index_columns": ["__index_level_0__"], "column_indexes": [{"name": null, "field_name": null, '
+    b'"pandas_type": "unicode", "numpy_type": "object", "metadata": {"encoding": "UTF-8"}}], "columns": '
+    b'[{"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", '
+    b'"metadata": null}, {"name": null, "field_name": "__index_level_0__", "pandas_type": "unicode", '
+    b'"numpy_type": "object", "metadata": null}], "creator": {"library": "pyarrow", "version": "26.0.1"}, '
+    b'"pandas_version": "2.3.3"}'
+)
+"""What makes pandas take the sentences as the table's index, which lerobot looks tasks up in."""
+
+
+def own_columns(one: Demonstration) -> dict[str, np.ndarray]:
+    """What an episode brings as columns, `[T]` or `[T, D]`: state (where there is one), action, and its extra ones."""
+    state = {lr.STATE: one.state_TS} if one.state_TS.shape[1] else {}
+    return {**state, lr.ACTION: one.action_TA, **one.extra}
+
+
+def column_TD(table: Any, name: str, where: str) -> np.ndarray:
+    """A column of vectors of a pyarrow table, or of numbers, which are vectors of one: float32 `[T, D]`.
+
+    Raises `BadValue` for vectors of several lengths; `where` says whose. A number that is missing becomes NaN.
+    """
+    column = table.column(name).combine_chunks()
+    if hasattr(column, "value_lengths"):
+        lengths = set(column.value_lengths().to_pylist())
+        if len(lengths) != 1 or None in lengths:
+            raise BadValue(
+                f"'{name}' of {where} must be a vector of the same length in every frame, got lengths {lengths}"
+            )
+        column = column.flatten()
+    flat = column.to_numpy(zero_copy_only=False)
+    return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)
+
+
+def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int) -> None:
+    """Pictures `[T, H, W, 3]` of several episodes as one mp4; every second frame can be jumped to.
+
+    `crf` is x264's: 0 keeps every byte, 16 a quarter of the size and mean errors of 3 in 255.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width = images[0].shape[1:3]
+    pixels = lr.pixel_format(width, crf)
+    writer = imageio_ffmpeg.write_frames(
+        str(path),
+        (width, height),
+        fps=fps,
+        codec="libx264rgb" if pixels == lr.EXACT else "libx264",
+        quality=None,
+        pix_fmt_out="rgb24" if pixels == lr.EXACT else pixels,
+        macro_block_size=1,
+        output_params=["-crf", str(crf), "-g", "2", "-bf", "0", "-threads", "1"],
+    )
+    writer.send(None)
+    try:
+        for image_THWC in images:
+            for image_HWC in image_THWC:
+                writer.send(np.ascontiguousarray(image_HWC))
+    finally:
+        writer.close()

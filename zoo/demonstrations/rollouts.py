@@ -1,0 +1,141 @@
+"""Episodes of a policy as demonstrations: a frame for each simulator step, with what policy and critic made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_policies import VLAPolicy
+from vla_policies.actions.noise import SlotNoise
+from zoo.algorithms.advantages import gae
+from zoo.demonstrations.recorder import REWARD, Cell, Choice, Demonstration, record_episodes
+from zoo.evaluation.evaluator import observation_rows
+
+LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
+CHUNK_STEP = "vla_zoo.chunk_step"
+"""Column: which step of its chunk a frame is; 0 is what the policy saw when it decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRules:
+    """How a policy acts, and how its critic is read."""
+
+    deterministic: bool
+    """The likeliest action instead of a sampled one?"""
+    seed: int
+    """Of sampled actions."""
+    gamma: float
+    """Discount from one decision to the next."""
+    gae_lambda: float
+    """Lambda of generalised advantage estimation, over decisions."""
+
+
+def roll_out(
+    envs: VLAVectorEnv, policy: VLAPolicy, cells: Sequence[Cell], first: int, rules: RolloutRules
+) -> list[Demonstration]:
+    """One episode from each cell, at most as many as slots, all at once; in the order of `cells`.
+
+    `envs`: chunk 1, autoreset DISABLED; the policy's chunk is played step by step. `first` is the number of the first
+    cell among all that are tried: what is sampled in an episode depends on the seed and its cell's number alone.
+    """
+    thinker = _Thinker(policy, first, rules)
+    episodes = record_episodes(envs, thinker, cells)
+    return [
+        replace(one, extra={**one.extra, ADVANTAGE: _advantage_T(one, thinker.final_value[slot], rules)})
+        for slot, one in enumerate(episodes)
+    ]
+
+
+def decision_advantages(
+    reward_T: np.ndarray,
+    value_T: np.ndarray,
+    chunk_step_T: np.ndarray,
+    final_value: float,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> np.ndarray:
+    """Generalised advantage of the decision that each step belongs to, float32 `[T]`.
+
+    One episode: a decision's reward is the sum over its steps. `final_value` is the value of the observation that the
+    episode ended in, 0 where the task's own rule ended it.
+    """
+    decides_T = chunk_step_T == 0
+    decision_T = np.cumsum(decides_T) - 1
+    reward_D = np.bincount(decision_T, weights=reward_T)
+    count = len(reward_D)
+    ends_D1 = torch.zeros(count, 1, dtype=torch.bool)
+    ends_D1[-1] = True
+    advantage_D1 = gae(
+        torch.from_numpy(reward_D)[:, None].float(),
+        torch.from_numpy(value_T[decides_T])[:, None].float(),
+        terminated_TN=torch.zeros_like(ends_D1),
+        truncated_TN=ends_D1,
+        final_value_TN=torch.full((count, 1), final_value),
+        last_value_N=torch.zeros(1),
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )
+    advantage_T: np.ndarray = advantage_D1[:, 0].numpy()[decision_T]
+    return advantage_T
+
+
+def _advantage_T(one: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
+    return decision_advantages(
+        one.extra[REWARD],
+        one.extra[VALUE],
+        one.extra[CHUNK_STEP],
+        final_value,
+        gamma=rules.gamma,
+        gae_lambda=rules.gae_lambda,
+    )
+
+
+class _Thinker:
+    """A policy in all slots, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
+
+    def __init__(self, policy: VLAPolicy, first: int, rules: RolloutRules) -> None:
+        self._policy, self._first, self._rules = policy, first, rules
+        self._step, self._decisions = 0, 0
+        self._sample: dict[int, dict[str, np.ndarray]] = {}
+        self.final_value: dict[int, float] = {}
+        """Slot -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
+
+    def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
+        chunk_step = self._step % self._policy.conventions.chunk
+        if chunk_step == 0:
+            self._decide(obs, live)
+        self._step += 1
+        choices = {}
+        for slot in live:
+            sample = self._sample[slot]
+            action_A = sample["action_KA"][chunk_step]
+            extra = {
+                LOGPROB: sample["logprob_KA"][chunk_step],
+                VALUE: sample["value"],
+                CHUNK_STEP: np.int64(chunk_step),
+            }
+            choices[slot] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
+        return choices
+
+    def ended(self, obs: Mapping[str, Any], slot: int, *, terminated: bool) -> None:
+        self.final_value[slot] = 0.0
+        if not terminated:
+            with torch.no_grad():
+                self.final_value[slot] = float(self._policy.predict_values(observation_rows(obs, [slot])))
+
+    def _decide(self, obs: Mapping[str, Any], live: Sequence[int]) -> None:
+        noise = SlotNoise(self._rules.seed, (0, self._decisions), self._first + np.array(live))
+        self._decisions += 1
+        sample = self._policy.act(observation_rows(obs, live), self._rules.deterministic, noise)
+        action_BKA, logprob_BKA = sample.action_BKA.cpu().numpy(), sample.logprob_BKA.cpu().numpy()
+        value_B = sample.value_B.float().cpu().numpy()
+        self._sample = {
+            slot: {"action_KA": action_BKA[row], "logprob_KA": logprob_BKA[row], "value": value_B[row]}
+            for row, slot in enumerate(live)
+        }

@@ -1,0 +1,1 @@
+"""Is this machine, this environment sound?"""

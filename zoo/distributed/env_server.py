@@ -1,0 +1,83 @@
+"""Env ranks and rollout ranks find each other: who listens where, and whose simulators run behind which connection."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+
+from vla_gym import VLAVectorEnv
+from vla_gym.workers.remote_pool import serve
+from zoo.distributed.placement import Placement
+from zoo.distributed.process_group import Ranks
+
+
+@dataclass
+class EnvServers:
+    """The servers of this rank, none where it has no simulators to lend, and the addresses of all."""
+
+    addresses: list[list[tuple[str, int]]]
+    """Of each rank of the run: host and port of each of its servers."""
+    key: bytes
+    """What both ends of a connection must know."""
+    listeners: list[Listener] = field(default_factory=list)
+    """Of this rank."""
+    failures: list[Exception] = field(default_factory=list)
+    """What ended a server of this rank."""
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _envs: list[VLAVectorEnv] = field(default_factory=list)
+
+    def start(self, make: Callable[[], VLAVectorEnv]) -> None:
+        """Start a server, with simulators of its own, behind each listener."""
+        for listener in self.listeners:
+            self._envs.append(make())
+            thread = threading.Thread(target=self._run, args=(listener, self._envs[-1]), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def connect(self, placement: Placement, rank: int) -> list[Connection]:
+        """Connections of a rollout rank to its servers."""
+        return [
+            Client((str(host), int(port)), authkey=self.key)
+            for host, port in (
+                self.addresses[server][number] for server, number in placement.servers_of(rank)
+            )
+        ]
+
+    def join(self) -> None:
+        """Wait until every client has hung up; raises what ended a server."""
+        for thread in self._threads:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+    def _run(self, listener: Listener, envs: VLAVectorEnv) -> None:
+        try:
+            with listener:
+                connection = listener.accept()
+            serve(connection, envs.pool)
+        except Exception as error:  # noqa: BLE001  raised by `join`
+            self.failures.append(error)
+
+
+def meet_servers(placement: Placement, ranks: Ranks) -> EnvServers:
+    """Open this rank's servers, and hear of the others'. Every rank of the run must call it."""
+    key = str(ranks.firsts(secrets.token_hex(32))).encode()
+    listeners = []
+    if placement.remote_envs and ranks.rank in placement.env:
+        host = own_address()
+        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients_of(ranks.rank))]
+    addresses = ranks.everyones([list(one.address) for one in listeners])
+    return EnvServers(addresses=addresses, key=key, listeners=listeners)
+
+
+def own_address() -> str:
+    """The address of this machine that the run's other machines reach: the one it reaches their meeting point from."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))
+        address: str = probe.getsockname()[0]
+        return address

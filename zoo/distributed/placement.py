@@ -1,0 +1,165 @@
+"""`--placement env=0-3,rollout=4-7,actor=0-7`: which ranks simulate, which decide, which learn. Pure.
+
+Roles
+├── env       owns simulators and serves them to rollout ranks
+├── rollout   holds the policy and decides
+└── actor     holds the policy and trains it
+
+`all` puts every role on every rank: each has its own environments, decides for them and trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_gym.errors import BadValue, unknown_name
+from zoo.config.batch_plan import check_division
+
+ROLES = ("env", "rollout", "actor")
+ALL = "all"
+_EXAMPLE = "env=0-1,rollout=2,actor=3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Rank numbers of each role, ascending."""
+
+    env: tuple[int, ...]
+    """Ranks that simulate."""
+    rollout: tuple[int, ...]
+    """Ranks that decide."""
+    actor: tuple[int, ...]
+    """Ranks that learn; the first of them prints and writes."""
+    size: int
+    """W, processes of the run."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Has every rank every role?"""
+        return all(getattr(self, role) == tuple(range(self.size)) for role in ROLES)
+
+    @property
+    def remote_envs(self) -> bool:
+        """Do rollout ranks ask other ranks for their simulators' steps?"""
+        return self.env != self.rollout
+
+    @property
+    def weights_to(self) -> tuple[int, ...]:
+        """Ranks that decide with weights which the first actor rank must send them."""
+        return tuple(rank for rank in self.rollout if rank not in self.actor)
+
+    def relay(self, rank: int) -> tuple[int | None, tuple[int, ...]]:
+        """From which rank `rank` gets weights (None: from nobody) and to which it passes them on.
+
+        A binary tree below the first actor rank: nobody sends more than two copies, however many ranks decide.
+        """
+        nodes = (self.actor[0], *self.weights_to)
+        if rank not in nodes:
+            return None, ()
+        place = nodes.index(rank)
+        return nodes[(place - 1) // 2] if place else None, nodes[2 * place + 1 : 2 * place + 3]
+
+    def servers_of(self, rollout: int) -> tuple[tuple[int, int], ...]:
+        """(env rank, which of its connections) that a rollout rank's slots are dealt to, in order."""
+        place, served, servers = self.rollout.index(rollout), len(self.rollout), len(self.env)
+        if servers >= served:
+            share = servers // served
+            return tuple((rank, 0) for rank in self.env[place * share : (place + 1) * share])
+        share = served // servers
+        return ((self.env[place // share], place % share),)
+
+    def clients_of(self, env: int) -> int:
+        """Rollout ranks that an env rank serves."""
+        return max(1, len(self.rollout) // len(self.env))
+
+
+def parse_placement(text: str, size: int) -> Placement:
+    """The placement that `text` describes on `size` processes.
+
+    Raises `UnknownName` for another role, `BadValue` for ranks that do not exist, are missing, idle or overlap badly.
+    """
+    if text == ALL:
+        return _checked(dict.fromkeys(ROLES, tuple(range(size))), text, size)
+    parts: dict[str, list[str]] = {}
+    role = ""
+    for item in text.split(","):
+        name, equals, ranks = item.partition("=")
+        if equals:
+            role = name.strip()
+            if role not in ROLES:
+                raise unknown_name("role in --placement", role, ROLES)
+            if role in parts:
+                raise BadValue(f"--placement {text} names {role} twice")
+        elif not role:
+            raise BadValue(f"--placement must be '{ALL}' or like {_EXAMPLE}, got '{text}'")
+        parts.setdefault(role, []).append(ranks if equals else item)
+    if lacking := [one for one in ROLES if one not in parts]:
+        raise BadValue(f"--placement {text} lacks {' and '.join(lacking)}. Example: {_EXAMPLE}")
+    found = {role: _ranks(items, f"--placement {text}: {role}", size) for role, items in parts.items()}
+    return _checked(found, text, size)
+
+
+def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
+    """`["0-2", "5"]` -> (0, 1, 2, 5)."""
+    if items == [ALL]:
+        return tuple(range(size))
+    ranks: list[int] = []
+    for item in items:
+        first, dash, last = item.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise BadValue(f"{where} must be ranks such as 3, 0-3 or {ALL}, got '{item}'")
+        low, high = int(first), int(last or first)
+        if low > high:
+            raise BadValue(f"{where}: {item} goes backwards; write {high}-{low}")
+        ranks += range(low, high + 1)
+    if len(set(ranks)) < len(ranks):
+        raise BadValue(f"{where} names a rank twice")
+    return tuple(sorted(ranks))
+
+
+def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placement:
+    role = max(ROLES, key=lambda one: ranks[one][-1])
+    if (most := ranks[role][-1]) >= size:
+        have = f"{size} processes, ranks 0-{size - 1}" if size > 1 else "1 process"
+        raise BadValue(
+            f"--placement {text}: {role} names rank {most}, but the run has {have}. Start it with: accelerate launch "
+            f"--num_processes {most + 1} -m zoo.train ..."
+        )
+    idle = set(range(size)) - {rank for some in ranks.values() for rank in some}
+    if idle:
+        raise BadValue(
+            f"--placement {text} gives rank {min(idle)} of {size} nothing to do; name it or start fewer processes"
+        )
+    env, rollout = ranks["env"], ranks["rollout"]
+    if env != rollout and set(env) & set(rollout):
+        raise BadValue(
+            f"--placement {text}: env and rollout ranks must be the same or share none, got both on rank "
+            f"{min(set(env) & set(rollout))}"
+        )
+    if len(env) % len(rollout) and len(rollout) % len(env):
+        raise BadValue(
+            f"--placement {text}: {len(env)} env ranks are not dealt evenly to {len(rollout)} rollout ranks; one "
+            "number must divide the other"
+        )
+    return Placement(**ranks, size=size)
+
+
+def check_shares(placement: Placement, *, num_envs: int, num_stages: int, group_size: int) -> None:
+    """Raise `BadValue` unless every role's ranks get equal shares of the environments, groups and stages whole."""
+    check_division(num_envs, num_ranks=len(placement.rollout), num_stages=num_stages, group_size=group_size)
+    check_division(num_envs, num_ranks=len(placement.actor), num_stages=1, group_size=group_size)
+    if placement.remote_envs:
+        most = max(len(placement.env), len(placement.rollout))
+        check_division(num_envs, num_ranks=most, num_stages=1, group_size=1)
+
+
+def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None:
+    """Raise `BadValue` where nobody could go on collecting while others learn, and for algorithms but PPO."""
+    if max_staleness and algo != "ppo":
+        raise BadValue(f"max_staleness={max_staleness} is for ppo, got {algo}; leave it at 0")
+    both = set(placement.rollout) & set(placement.actor)
+    if max_staleness and both:
+        raise BadValue(
+            f"max_staleness={max_staleness} needs rollout ranks that do not learn, got rank {min(both)} doing both. "
+            f"Example: --placement {_EXAMPLE}; or max_staleness:0"
+        )

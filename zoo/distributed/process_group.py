@@ -1,0 +1,244 @@
+"""The processes of a run: who this one is, and what they tell each other. Nothing else asks `torch.distributed`.
+
+`accelerate launch` starts W processes of one command; each is a rank 0 .. W-1. Rank 0 alone prints and writes.
+What travels here is host data (counts, flags, episodes), over gloo and as plain bytes; gradients take
+Accelerate's way, see `zoo.algorithms.learner`. With one process every answer is immediate.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+from torch import Tensor
+
+from vla_gym.errors import BadValue, LostRank
+from zoo.distributed.devices import check_device
+
+HOST_TIMEOUT = timedelta(hours=2)
+"""How long ranks wait for each other: the slowest rollout, or rank 0 while it films. A dead rank is noticed at once."""
+
+
+class Ranks:
+    """This process among those of its run. What the methods say of "every rank" must be called by every rank."""
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, gradient_group: Any = None) -> None:
+        self.gradient_group = gradient_group
+        """Where gradients are averaged, if that is among some of the run's processes only; None = among all."""
+        self.rank = rank
+        """Number of this process."""
+        self.size = size
+        """W, processes of the run."""
+        self._group = group
+
+    @property
+    def host_group(self) -> Any:
+        """The gloo group behind what the methods say; None with one process."""
+        return self._group
+
+    @property
+    def is_first(self) -> bool:
+        """Is this the rank that prints and writes?"""
+        return self.rank == 0
+
+    def among(self, numbers: Sequence[int]) -> Ranks | None:
+        """The ranks of these numbers as ranks 0, 1, ... of their own; None on the others. Every rank must ask."""
+        if tuple(numbers) == tuple(range(self.size)):
+            return self
+        group = dist.new_group(list(numbers), backend="gloo", timeout=HOST_TIMEOUT)
+        gradient_group = dist.new_group(list(numbers))
+        if self.rank not in numbers:
+            return None
+        return Ranks(list(numbers).index(self.rank), len(numbers), group, gradient_group)
+
+    @contextmanager
+    def taken_for_all(self) -> Iterator[None]:
+        """Inside, `present` gives these ranks."""
+        token = _taken.set(self)
+        try:
+            yield
+        finally:
+            _taken.reset(token)
+
+    # Every rank tells every rank --------------------------------------------------------------------
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over ranks, elementwise, float64 on the CPU."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def highest(self, values: Tensor) -> Tensor:
+        """Maximum over ranks, elementwise, float64 on the CPU."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def any(self, flag: bool) -> bool:
+        """Is the flag set on some rank?"""
+        return bool(self.highest(torch.tensor([float(flag)]))[0])
+
+    def moments(self, values: Tensor) -> tuple[float, float]:
+        """Mean and unbiased standard deviation over the entries of every rank; the latter 0 below two entries."""
+        wide = values.detach().double().flatten().cpu()
+        count, first = self.total(torch.stack([torch.tensor(len(wide)).double(), wide.sum()]))
+        if count == 0:
+            return 0.0, 0.0
+        mean = first / count
+        squares = self.total((wide - mean).square().sum()[None])[0]
+        std = float((squares / (count - 1)).sqrt()) if count > 1 else 0.0
+        return float(mean), std
+
+    def side_by_side(self, values: Tensor) -> Tensor:
+        """The ranks' `[T, n]` (one shape everywhere) as `[T, W * n]`, in rank order."""
+        if self.size == 1:
+            return values
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        with lost_ranks():
+            dist.all_gather(parts, values.contiguous(), group=self._group)
+        return torch.cat(parts, dim=1)
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Each rank's JSON value, in rank order."""
+        return [json.loads(one) for one in self._collect(json.dumps(value).encode())]
+
+    def firsts(self, value: Any) -> Any:
+        """Rank 0's JSON value."""
+        return self.everyones(value if self.is_first else None)[0]
+
+    # Every rank tells rank 0 ------------------------------------------------------------------------
+
+    def gather(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """On rank 0 each rank's arrays, in rank order; an empty list elsewhere."""
+        if self.size == 1:
+            return [dict(arrays)]
+        packed = save_arrays({key: np.ascontiguousarray(one) for key, one in arrays.items()})
+        return [load_arrays(one) for one in self._collect(packed, to_first=True)]
+
+    # One rank tells whoever asks --------------------------------------------------------------------
+
+    def call(self, word: str) -> None:
+        """Let the others hear `word`, without waiting for them."""
+        if self.size > 1:
+            self._store().set(word, "1")
+
+    def heard(self, word: str) -> bool:
+        """Has some rank called `word`? A question to rank 0's machine, for once a decision."""
+        if self.size == 1:
+            return False
+        with lost_ranks():
+            return bool(self._store().check([word]))
+
+    # Inside -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _store() -> dist.Store:
+        return dist.PrefixStore("zoo", dist.distributed_c10d._get_default_store())
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        # A copy: reducing works in place.
+        wide = values.detach().to("cpu", torch.float64, copy=True)
+        if self.size > 1:
+            with lost_ranks():
+                dist.all_reduce(wide, op=how, group=self._group)
+        return wide
+
+    def _collect(self, data: bytes, *, to_first: bool = False) -> list[bytes]:
+        """Bytes of any length from every rank: to all of them, or to rank 0 (the others get an empty list)."""
+        if self.size == 1:
+            return [data]
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        lengths = self.side_by_side(torch.tensor([[len(mine)]]))[0].tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        wanted = self.is_first or not to_first
+        parts = [torch.empty_like(padded) for _ in lengths] if wanted else None
+        with lost_ranks():
+            if to_first:
+                dist.gather(padded, parts, group=self._group, group_dst=0)
+            else:
+                dist.all_gather(parts, padded, group=self._group)
+        return [part[:length].numpy().tobytes() for part, length in zip(parts or [], lengths)]
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Inside, a broken connection to another rank raises `LostRank`."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise LostRank(_LOST) from error
+    except RuntimeError as error:
+        # gloo has no exception of its own.
+        if not any(sign in str(error).lower() for sign in _GLOO_SIGNS):
+            raise
+        raise LostRank(_LOST) from error
+
+
+_taken: ContextVar[Ranks | None] = ContextVar("taken", default=None)
+_LOST = "another process of the run ended; its own message says why"
+_GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
+
+
+def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes of this command a launcher has started.
+
+    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, and for DeepSpeed.
+    """
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise BadValue(
+            "DeepSpeed is not supported; to shard a large policy use FSDP2: accelerate launch --config_file "
+            "<one_node_fsdp2.yaml of hyperparams/accelerate>"
+        )
+    size = int(environment.get("WORLD_SIZE", "1"))
+    alone = "WORLD_SIZE" not in environment and environment.get("ACCELERATE_USE_CPU", "").lower() == "true"
+    if alone and "MASTER_ADDR" in environment:
+        raise BadValue(
+            "accelerate launch --cpu starts one process, whatever --num_processes. For several on CPUs: accelerate "
+            "launch --config_file <cpu.yaml of hyperparams/accelerate> --num_processes N -m zoo.train ..."
+        )
+    return size
+
+
+def join(device: str = "auto") -> tuple[Ranks, torch.device]:
+    """Meet the other processes of the run and take a device: with several on GPUs, each its own.
+
+    Raises `BadValue` for a device that is not here.
+    """
+    wanted = check_device(device)
+    if launched_processes() == 1:
+        return Ranks(), wanted
+    if wanted.index is not None:
+        raise BadValue(
+            f"with several processes each takes a GPU of its own; give --device cuda, not {device}"
+        )
+    state = PartialState(cpu=wanted.type == "cpu")
+    return Ranks(state.process_index, state.num_processes, _host_group()), state.device
+
+
+def have_met() -> bool:
+    """Have the processes of the run met?"""
+    return dist.is_initialized()
+
+
+def present() -> Ranks:
+    """The processes met by `join`, or some of them; see `Ranks.taken_for_all`. Meets them where nobody has."""
+    if (some := _taken.get()) is not None:
+        return some
+    if launched_processes() == 1:
+        return Ranks()
+    state = PartialState(cpu=not torch.cuda.is_available())
+    return Ranks(state.process_index, state.num_processes, _host_group())
+
+
+@functools.cache
+def _host_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)

@@ -1,0 +1,1 @@
+"""Success of a policy on fixed start states."""

@@ -1,0 +1,208 @@
+"""Results as text and as JSON values: pure functions, nothing is printed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_gym.specs import Task
+from zoo.config.advice import quoted
+from zoo.config.run_config import RunConfig
+from zoo.evaluation.evaluator import (
+    Episode,
+    Rate,
+    overall_rate,
+    rates_by_suite,
+    rates_by_task,
+    suite_weighted_mean,
+    task_weighted_mean,
+)
+from zoo.evaluation.statistics import Comparison, holm
+from zoo.runs.folder import REPORT_FILE, longer
+
+_LABEL_WIDTH = 60
+_MOST_ROWS = 40
+
+
+def evaluation_table(episodes: Sequence[Episode], tasks: Sequence[Task], protocol_line: str) -> str:
+    """The table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
+    by_task = rates_by_task(episodes, tasks)
+    suites = rates_by_suite(episodes, tasks)
+    shown = by_task[:_MOST_ROWS]
+    labels = [_shorten(rate.label) for rate in shown]
+    width = max(len(label) for label in (*labels, *(rate.label for rate in suites), "task-weighted mean"))
+    lines = [f"success    95 % interval      k/n    {'task':<{width}}"]
+    lines += [_row(rate, label) for rate, label in zip(shown, labels, strict=True)]
+    if len(by_task) > len(shown):
+        lines.append(f"... and {len(by_task) - len(shown)} tasks more (all of them are in the JSON file)")
+    rule = "-" * (35 + width)
+    lines.append(rule)
+    if len(suites) > 1:
+        lines += [_row(rate, rate.label) for rate in suites]
+    lines.append(_row(overall_rate(episodes), "all episodes"))
+    lines.append(_mean_row(task_weighted_mean(by_task), f"task-weighted mean of {len(by_task)} tasks"))
+    if len(suites) > 1:
+        lines.append(_mean_row(suite_weighted_mean(suites), f"suite-weighted mean of {len(suites)} suites"))
+    lines.append(f"protocol: {protocol_line}")
+    return "\n".join(lines)
+
+
+def evaluation_record(
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    *,
+    env_id: str,
+    protocol: Mapping[str, Any],
+    **facts: Any,
+) -> dict[str, Any]:
+    """Everything of an evaluation as JSON values; `facts` say what was evaluated."""
+    by_task = rates_by_task(episodes, tasks)
+    by_suite = rates_by_suite(episodes, tasks)
+    return {
+        "env": env_id,
+        **facts,
+        "success": rate_values(overall_rate(episodes)),
+        "task_weighted_mean": task_weighted_mean(by_task),
+        "suite_weighted_mean": suite_weighted_mean(by_suite),
+        "suites": [rate_values(rate) for rate in by_suite],
+        "tasks": [rate_values(rate) for rate in by_task],
+        "episodes": [dataclasses.asdict(episode) for episode in episodes],
+        "protocol": dict(protocol),
+    }
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
+    separated = "do not overlap" if comparison.separated else "overlap"
+    return "\n".join(
+        [
+            "success    95 % interval      k/n",
+            *(_row(rate, rate.label) for rate in (comparison.before, comparison.after)),
+            f"{comparison.gained} start states gained, {comparison.lost} lost: p = {comparison.p_value:.2g} "
+            f"(McNemar, exact, two-sided); the intervals {separated}",
+        ]
+    )
+
+
+def task_comparison_table(comparisons: Mapping[str, Comparison]) -> str:
+    """A line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
+    widest = max(len(name) for name in ("task", *comparisons))
+    raised = holm([one.p_value for one in comparisons.values()])
+    return "\n".join(
+        [
+            f"{'task':<{widest}}   before    after  gained   lost  p (Holm)",
+            *(
+                f"{name:<{widest}}  {_fraction(one.before):>7}  {_fraction(one.after):>7}  {one.gained:>6}"
+                f"  {one.lost:>5}  {p:.2g}"
+                for (name, one), p in zip(comparisons.items(), raised, strict=True)
+            ),
+        ]
+    )
+
+
+def _fraction(rate: Rate) -> str:
+    return f"{rate.successes}/{rate.episodes}"
+
+
+def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What an evaluation during training logs."""
+    return {
+        "eval/success_once": overall_rate(episodes).mean,
+        "eval/success_at_end": statistics.fmean(one.success_at_end for one in episodes),
+        "eval/return": statistics.fmean(one.total_reward for one in episodes),
+        "eval/episode_len": statistics.fmean(one.length for one in episodes),
+        "eval/num_trajectories": len(episodes),
+    }
+
+
+def evaluated_line(now: int, episodes: Sequence[Episode], *, kept: bool) -> str:
+    """An evaluation during training on the screen."""
+    rate = overall_rate(episodes)
+    low, high = rate.interval
+    return (
+        f"{now:>10} evaluated: success {rate.mean:.1%} [{low:.1%}, {high:.1%}], "
+        f"{rate.successes} of {rate.episodes}{', kept as best/' if kept else ''}"
+    )
+
+
+def protocol_line(
+    env_id: str,
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    *,
+    chunk: int,
+    actions: str,
+    start_kind: str,
+) -> str:
+    """One line that keeps a success rate from being misread; `actions` as of `VLAPolicy.manner`, `start_kind` of
+    `Benchmark`."""
+    tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
+    horizons = sorted({task.horizon for task in tried})
+    trials = sum(task.num_trials for task in tasks)
+    spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
+    return (
+        f"{env_id}, {len(episodes)} episodes = {len(episodes)} of {trials} {start_kind} on {len(tried)} of "
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}"
+    )
+
+
+def with_split(line: str, split: str | None) -> str:
+    """A protocol line that says which split its start states are of; None where that is not known."""
+    return line if split is None or f"split {split}" in line else f"{line}, split {split}"
+
+
+def _row(rate: Rate, label: str) -> str:
+    low, high = rate.interval
+    interval = f"[{low:.1%}, {high:.1%}]"
+    return f"{rate.mean:>7.1%}    {interval:<15}  {f'{rate.successes}/{rate.episodes}':>7}    {label}"
+
+
+def _mean_row(mean: float, label: str) -> str:
+    return f"{mean:>7.1%}    {'':<15}  {'':>7}    {label}"
+
+
+def rate_values(rate: Rate) -> dict[str, Any]:
+    """A rate with its Wilson 95 % interval as JSON values."""
+    low, high = rate.interval
+    return {
+        "name": rate.label,
+        "success": rate.mean,
+        "successes": rate.successes,
+        "episodes": rate.episodes,
+        "low": low,
+        "high": high,
+    }
+
+
+def _shorten(label: str) -> str:
+    return label if len(label) <= _LABEL_WIDTH else label[: _LABEL_WIDTH - 3] + "..."
+
+
+def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) -> str:
+    """What starts, where its files go, and from where it goes on."""
+    start = f", going on at {done}" if done else ""
+    return (
+        f"{config.algo.upper()} on {config.env} with {config.policy} ({num_parameters / 1e6:.1f} M parameters), "
+        f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> {run_path}"
+    )
+
+
+def closing_lines(
+    run_path: Path, video: Path | None, *, events: Path, n_timesteps: int, done: int, num_starts: int
+) -> str:
+    """Where everything is, TensorBoard's `events` too, and what to do next."""
+    run = quoted(run_path)
+    lines = [f"run folder  {run_path}"]
+    if video is not None:
+        lines.append(f"video       {video}")
+    lines.append(f"report      {run_path / REPORT_FILE}")
+    lines += [
+        "next:",
+        f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
+        f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
+        f"  tensorboard --logdir {quoted(events)}   (curves)",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""A run on the Hugging Face Hub, and back."""

@@ -1,0 +1,174 @@
+"""The README.md of a shared run: what it is, how well it does and under which protocol, how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from zoo.config.run_config import RunConfig, to_plain
+from zoo.evaluation.results import with_split
+from zoo.runs.folder import longer, metadata_version
+
+_MOST_ROWS = 40
+_SHOWN_SETTINGS = (
+    "algo",
+    "env",
+    "n_timesteps",
+    "num_envs",
+    "seed",
+    "env_options",
+    "policy_kwargs",
+    "algo_kwargs",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What the card tells."""
+
+    repo: str
+    """`org/name`."""
+    config: RunConfig
+    """The run."""
+    step: int | None
+    """Simulator steps the shared weights were trained for."""
+    base: str | None
+    """Hub id of what an adapter belongs to or training started from; None for fresh weights or a folder's."""
+    adapter: bool
+    """Is it a LoRA adapter alone?"""
+    family: str
+    """Policy family."""
+    evaluation: Mapping[str, Any] | None
+    """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
+    protocol: Mapping[str, Any]
+    """The run's protocol.json."""
+    resumable: bool
+    """Does the repository hold a checkpoint to train on from?"""
+
+
+def model_card(facts: CardFacts) -> str:
+    """The whole file: YAML front matter, then Markdown."""
+    front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True)
+    parts = [_headline(facts), _results(facts), _usage(facts), _training(facts), _protocol(facts)]
+    return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def front_matter(facts: CardFacts) -> dict[str, Any]:
+    """The card's metadata as the Hub reads it."""
+    config = facts.config
+    matter: dict[str, Any] = {
+        "library_name": "peft" if facts.adapter else "vla-zoo",
+        "pipeline_tag": "robotics",
+        "tags": ["vla-zoo", config.env, config.algo, facts.family, "reinforcement-learning", "robotics"],
+    }
+    if facts.base is not None:
+        matter["base_model"] = facts.base
+        matter["base_model_relation"] = "adapter" if facts.adapter else "finetune"
+    if facts.evaluation is not None:
+        matter["model-index"] = [{"name": facts.repo.split("/")[-1], "results": _model_index(facts)}]
+    return matter
+
+
+def _model_index(facts: CardFacts) -> list[dict[str, Any]]:
+    """Success on the environment first, then on each of its suites where there are several."""
+    assert facts.evaluation is not None
+    suites = facts.evaluation.get("suites", ())
+    rates = [(facts.config.env, facts.evaluation["success"])]
+    rates += [(rate["name"], rate) for rate in suites if len(suites) > 1]
+    return [
+        {
+            "task": {"type": "robotics", "name": "robotics"},
+            "dataset": {"type": name, "name": name},
+            "metrics": [
+                {
+                    "type": "success_rate",
+                    "name": "success rate (at any step)",
+                    "value": round(rate["success"], 4),
+                    "args": {
+                        "successes": rate["successes"],
+                        "episodes": rate["episodes"],
+                        "wilson_95": [round(rate["low"], 4), round(rate["high"], 4)],
+                    },
+                }
+            ],
+        }
+        for name, rate in rates
+    ]
+
+
+def _headline(facts: CardFacts) -> str:
+    config = facts.config
+    kind = "LoRA adapter" if facts.adapter else "Policy"
+    on = f" of `{facts.base}`" if facts.base is not None else ""
+    unit = "updates" if config.algo == "sft" else "simulator steps"
+    trained = f", {facts.step} {unit}" if facts.step is not None else ""
+    return (
+        f"# {facts.repo.split('/')[-1]}\n\n{kind}{on} ({facts.family}), trained by {config.algo.upper()} on "
+        f"{config.env}{trained}, with vla-zoo {metadata_version()}."
+    )
+
+
+def _results(facts: CardFacts) -> str:
+    if facts.evaluation is None:
+        return "## Results\n\nThese weights have not been evaluated."
+    record = facts.evaluation
+    rows: list[tuple[str, Mapping[str, Any]]] = [("all episodes", record["success"])]
+    tasks: Sequence[Mapping[str, Any]] = record.get("tasks", ())
+    rows += [(rate["name"], rate) for rate in record.get("suites", ()) if len(record["suites"]) > 1]
+    rows += [(rate["name"], rate) for rate in tasks[:_MOST_ROWS]]
+    lines = ["## Results", "", "| | success | 95 % interval (Wilson) | solved |", "|---|---|---|---|"]
+    for name, rate in rows:
+        interval = f"{rate['low']:.1%} to {rate['high']:.1%}"
+        lines.append(
+            f"| {name} | {rate['success']:.1%} | {interval} | {rate['successes']} of {rate['episodes']} |"
+        )
+    if len(tasks) > _MOST_ROWS:
+        lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
+    if "summary" in record:
+        line = with_split(record["summary"], record.get("protocol", {}).get("split"))
+        lines += ["", f"Protocol: {line}. Details are in `protocol.json`."]
+    return "\n".join(lines)
+
+
+def _usage(facts: CardFacts) -> str:
+    repo, env = facts.repo, facts.config.env
+    lines = [
+        "## Use",
+        "",
+        "```python",
+        "from vla_policies import VLAPolicy",
+        "",
+        f'policy = VLAPolicy.from_pretrained("{repo}")',
+        "```",
+        "",
+        "```sh",
+        f"python -m zoo.evaluate -i {repo}          # success per task on {env}",
+        f"python -m zoo.record_video -i {repo}",
+        f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
+    ]
+    if facts.resumable and facts.config.algo != "sft":
+        more = longer(facts.config.n_timesteps, facts.step or 0)
+        lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
+    lines.append("```")
+    if facts.adapter:
+        lines += [
+            "",
+            "The adapter is plain peft's: `PeftModel.from_pretrained` puts it on the base model's network. "
+            "`value_head.safetensors` is the critic, which acting does not need.",
+        ]
+    return "\n".join(lines)
+
+
+def _training(facts: CardFacts) -> str:
+    plain = to_plain(facts.config)
+    settings = yaml.safe_dump({name: plain[name] for name in _SHOWN_SETTINGS}, sort_keys=False)
+    return f"## Training\n\nStarted from the recipe `{facts.config.entry}`.\n\n```yaml\n{settings}```"
+
+
+def _protocol(facts: CardFacts) -> str:
+    packages = facts.protocol.get("versions") or {}
+    listed = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return f"## Versions\n\n{listed or 'See protocol.json.'}"

@@ -1,0 +1,1 @@
+"""Collecting: policy in one hand, environments in the other."""

@@ -1,0 +1,294 @@
+"""The rollout buffer of chunk policies: `[T, N, ...]`, images as bytes, decisions as the policy recorded them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from zoo.rollout.log_prob_levels import LogprobLevel, elements_per_decision, executed_mask, to_level
+from zoo.rollout.staleness import behaviour_weight
+from zoo.rollout.types import Minibatch
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of some slots and what came of it; n of the buffer's N columns."""
+
+    obs: Mapping[str, np.ndarray]
+    """What the policy saw, `[n, ...]`."""
+    record: Mapping[str, Tensor]
+    """What it decided, `[n, ...]`."""
+    logprob_nKA: Tensor
+    """Log-probability of every token, float32."""
+    value_n: Tensor
+    """State values, float32."""
+    reward_n: np.ndarray
+    """Sum of the chunk's rewards."""
+    executed_n: np.ndarray
+    """Simulator steps run, integers; 0 = nothing happened and nothing is learnt."""
+    terminated_n: np.ndarray
+    """Bool: the episode ended by the task's own rule."""
+    truncated_n: np.ndarray
+    """Bool: it was cut off by time."""
+    final_value_n: Tensor
+    """Value of the observation the episode ended in, where truncated; anything elsewhere."""
+    step_reward_nK: np.ndarray | None = None
+    """Reward of every step, zero where not executed; None where credit is given by decision."""
+    step_value_nK: Tensor | None = None
+    """Value of every step, float32; None where a decision has one."""
+
+
+_COLLECTED = (
+    "logprob_TNKA",
+    "reward_TN",
+    "value_TN",
+    "final_value_TN",
+    "executed_TN",
+    "terminated_TN",
+    "truncated_TN",
+)
+
+
+class ChunkRolloutBuffer:
+    """T decisions of N columns (slots; GRPO: slots x rollouts), kept on the CPU.
+
+    Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
+    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 slots are
+    0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
+    12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep the dtype they come in.
+
+    The constructor takes what Stable-Baselines3 gives its own buffers (gamma and gae_lambda are read by
+    the algorithm), and `rollouts`: how many times a rollout goes over the environments.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        rollouts: int = 1,
+    ) -> None:
+        self.buffer_size = buffer_size
+        self.n_envs = n_envs
+        self.columns = n_envs * rollouts
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = torch.device("cpu") if device == "auto" else torch.device(device)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.obs: dict[str, Tensor] = {}
+        self.record: dict[str, Tensor] = {}
+        self.logprob_TNKA = torch.zeros(buffer_size, self.columns, 0, 0)
+        self.ref_logprob_TNKA: Tensor | None = None
+        self.behaviour_logprob_TNKA: Tensor | None = None
+        self.step_reward_TNK: Tensor | None = None
+        self.step_value_TNK: Tensor | None = None
+        self.step_advantage_TNK: Tensor | None = None
+        self.step_return_TNK: Tensor | None = None
+        self.value_scale = 1.0
+        self._allocate_columns()
+
+    def reset(self) -> None:
+        """Forget the rollout; memory is kept."""
+        self.pos = 0
+        self.behaviour_logprob_TNKA = None
+        for column in (self.executed_TN, self.terminated_TN, self.truncated_TN):
+            column.zero_()
+        for column in (self.reward_TN, self.value_TN, self.final_value_TN, self.advantage_TN, self.return_TN):
+            column.zero_()
+        self.element_scale_TN.zero_()
+
+    def write(self, row: int, columns: np.ndarray, decision: Decision) -> None:
+        """Put a decision of `columns` (integers `[n]`) into row `row` (0 .. T-1)."""
+        if not self.obs:
+            self._allocate(decision)
+        index = torch.from_numpy(columns)
+        for key, whole in self.obs.items():
+            whole[row, index] = torch.from_numpy(decision.obs[key])
+        for key, whole in self.record.items():
+            whole[row, index] = decision.record[key].detach().to("cpu", whole.dtype)
+        self.logprob_TNKA[row, index] = decision.logprob_nKA.detach().float().cpu()
+        self.value_TN[row, index] = decision.value_n.detach().float().cpu()
+        self.final_value_TN[row, index] = decision.final_value_n.detach().float().cpu()
+        self.reward_TN[row, index] = torch.as_tensor(decision.reward_n, dtype=torch.float32)
+        if self.step_reward_TNK is not None:
+            self.step_reward_TNK[row, index] = torch.as_tensor(decision.step_reward_nK, dtype=torch.float32)
+        if self.step_value_TNK is not None:
+            assert decision.step_value_nK is not None
+            self.step_value_TNK[row, index] = decision.step_value_nK.detach().float().cpu()
+        self.executed_TN[row, index] = torch.as_tensor(decision.executed_n, dtype=torch.int64)
+        self.terminated_TN[row, index] = torch.as_tensor(decision.terminated_n, dtype=torch.bool)
+        self.truncated_TN[row, index] = torch.as_tensor(decision.truncated_n, dtype=torch.bool)
+        self.pos = max(self.pos, row + 1)
+
+    def like(self, columns: int) -> ChunkRolloutBuffer:
+        """An empty buffer for the same decisions, of so many columns."""
+        return type(self)(
+            self.buffer_size,
+            self.observation_space,
+            self.action_space,
+            self.device,
+            gae_lambda=self.gae_lambda,
+            gamma=self.gamma,
+            n_envs=columns,
+        )
+
+    def take_columns(self, ours: slice, other: ChunkRolloutBuffer, theirs: slice) -> None:
+        """Overwrite columns by those of another buffer, as if they had been collected here."""
+        collected = other.collected()
+        for name, mine in self.collected().items():
+            mine[:, ours] = collected[name][:, theirs]
+
+    def collected(self) -> dict[str, Tensor]:
+        """Everything that `write` fills, `[T, N, ...]` each, by name; observations as `obs/<key>`, records alike."""
+        named = {f"obs/{key}": one for key, one in self.obs.items()}
+        named |= {f"record/{key}": one for key, one in self.record.items()}
+        steps = {"step_reward_TNK": self.step_reward_TNK, "step_value_TNK": self.step_value_TNK}
+        named |= {name: one for name, one in steps.items() if one is not None}
+        return named | {name: getattr(self, name) for name in _COLLECTED}
+
+    def write_columns(self, columns: Tensor, collected: Mapping[str, Tensor]) -> None:
+        """Put `collected` of another buffer of as many rows, `[T, n, ...]` each, into `columns` (int64 `[n]`)."""
+        if not self.obs:
+            self._allocate_as(collected)
+        own = self.collected()
+        assert own.keys() == collected.keys(), "the other buffer keeps other things"
+        for name, whole in own.items():
+            whole[:, columns] = collected[name]
+        self.pos = self.buffer_size
+
+    def executed_steps(self) -> Tensor:
+        """Bool `[T, N, K]`: steps that were run."""
+        chunk = self.logprob_TNKA.shape[2]
+        return executed_mask(self.executed_TN.flatten(), chunk).unflatten(0, self.executed_TN.shape)
+
+    def elements_TN(self, level: LogprobLevel) -> Tensor:
+        """Unmasked elements of every decision at `level`, int64 `[T, N]`."""
+        return elements_per_decision(self.executed_TN, self.logprob_TNKA.shape[3], level)
+
+    def taking(self) -> Tensor:
+        """Bool `[T, N]`: decisions that take part in the update."""
+        return self.element_scale_TN > 0
+
+    def chosen(self) -> Tensor:
+        """Flat indices (row * N + column) of the decisions that take part, int64 `[M]`."""
+        return torch.nonzero(self.taking().flatten())[:, 0]
+
+    def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
+        """The decisions at flat indices `index_B`, on `device`."""
+
+        def take(whole: Tensor) -> Tensor:
+            return whole.flatten(0, 1)[index_B].to(device, non_blocking=True)
+
+        executed_B = take(self.executed_TN)
+        old_logprob_BL, mask_BL = to_level(take(self.logprob_TNKA), executed_B, level)
+        advantage_BL = self._advantage(take, level)
+        if self.behaviour_logprob_TNKA is not None:
+            behaviour_BL, _ = to_level(take(self.behaviour_logprob_TNKA), executed_B, level)
+            advantage_BL = advantage_BL * behaviour_weight(old_logprob_BL, behaviour_BL)
+        return Minibatch(
+            obs={key: take(whole) for key, whole in self.obs.items()},
+            choice={key: take(whole) for key, whole in self.record.items()},
+            executed_B=executed_B,
+            old_logprob_BL=old_logprob_BL,
+            advantage_BL=advantage_BL,
+            mask_BL=mask_BL,
+            weight_BL=take(self.element_scale_TN)[:, None] * mask_BL,
+            **self._targets(take, executed_B),
+            **self._reference(take, executed_B),
+        )
+
+    def _advantage(self, take: Callable[[Tensor], Tensor], level: LogprobLevel) -> Tensor:
+        if self.step_advantage_TNK is None:
+            return take(self.advantage_TN)[:, None]
+        assert level != "chunk", "a chunk's ratio cannot take the advantages of its steps"
+        repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
+        return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
+
+    def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
+        if self.step_value_TNK is None or self.step_return_TNK is None:
+            return {
+                "return_BU": take(self.return_TN)[:, None],
+                "old_value_BU": take(self.value_TN)[:, None],
+            }
+        mask_BK = executed_mask(executed_B, self.step_value_TNK.shape[2])
+        return {
+            "return_BU": take(self.step_return_TNK),
+            "old_value_BU": take(self.step_value_TNK),
+            "value_weight_BU": self.value_scale * mask_BK,
+        }
+
+    def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
+        if self.ref_logprob_TNKA is None:
+            return {}
+        logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
+        return {"ref_logprob_BW": logprob_BW, "token_mask_BW": mask_BW}
+
+    def keep_behaviour(self) -> None:
+        """Before `replace_logprobs`: decisions were made by other weights than those that are scored against.
+
+        Minibatches then weigh advantages by `zoo.rollout.staleness.behaviour_weight`.
+        """
+        self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
+
+    def replace_logprobs(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
+        """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
+        self.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
+
+    def write_reference(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
+        """Set the reference policy's log-probabilities of the decisions at flat indices `index_B`."""
+        if self.ref_logprob_TNKA is None:
+            self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
+        self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
+
+    def _allocate(self, decision: Decision) -> None:
+        shape = (self.buffer_size, self.columns)
+        if decision.step_reward_nK is not None:
+            self.step_reward_TNK = torch.zeros(*shape, *decision.step_reward_nK.shape[1:])
+        if decision.step_value_nK is not None:
+            self.step_value_TNK = torch.zeros(*shape, *decision.step_value_nK.shape[1:])
+        self.obs = {
+            key: torch.zeros(*shape, *value.shape[1:], dtype=torch.from_numpy(value[:0]).dtype)
+            for key, value in decision.obs.items()
+        }
+        self.record = {
+            key: torch.zeros(*shape, *value.shape[1:], dtype=value.dtype)
+            for key, value in decision.record.items()
+        }
+        self.logprob_TNKA = torch.zeros(*shape, *decision.logprob_nKA.shape[1:])
+
+    def _allocate_as(self, collected: Mapping[str, Tensor]) -> None:
+        """Memory for what another buffer has collected."""
+        zeros = {
+            name: torch.zeros(self.buffer_size, self.columns, *one.shape[2:], dtype=one.dtype)
+            for name, one in collected.items()
+        }
+        for name, one in zeros.items():
+            kind, slash, key = name.partition("/")
+            if slash:
+                (self.obs if kind == "obs" else self.record)[key] = one
+            elif name not in _COLLECTED or name == "logprob_TNKA":
+                setattr(self, name, one)
+
+    def _allocate_columns(self) -> None:
+        shape = (self.buffer_size, self.columns)
+        self.reward_TN = torch.zeros(shape)
+        self.value_TN = torch.zeros(shape)
+        self.final_value_TN = torch.zeros(shape)
+        self.advantage_TN = torch.zeros(shape)
+        self.return_TN = torch.zeros(shape)
+        self.element_scale_TN = torch.zeros(shape)
+        self.executed_TN = torch.zeros(shape, dtype=torch.int64)
+        self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.pos = 0

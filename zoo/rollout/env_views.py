@@ -1,0 +1,52 @@
+"""Environments of `vla_gym`, however they were made, as Stable-Baselines3's `VecEnv`; others are left as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+from vla_gym import make_vec
+from vla_gym.errors import BadValue
+from vla_gym.single_env import VLAEnv
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.vector_env import VLAVectorEnv
+
+
+def chunk_view(env: Any) -> Any:
+    """For policies that act in chunks: also what names an environment here and none of Gymnasium's."""
+    if isinstance(env, str) and env not in gym.registry:
+        env = make_vec(env)
+    return vector_view(env)
+
+
+def plain_view(env: Any) -> Any:
+    """For policies with SB3's own networks: images go first-channel."""
+    env = vector_view(env)
+    return VecTransposeImage(env) if isinstance(env, SB3VecEnv) else env
+
+
+def vector_view(env: Any) -> Any:
+    """A `VLAVectorEnv`, what `gym.make("vla_gym/...")` gives, or that name, as `as_sb3()`; anything else unchanged.
+
+    Raises `BadValue` for a single environment in wrappers, which a vector environment cannot keep.
+    """
+    if isinstance(env, str) and env.startswith("vla_gym/") and env in gym.registry:
+        env = gym.make(env)
+    if isinstance(env, gym.Env) and isinstance(env.unwrapped, VLAEnv):
+        env = _slots_of(env)
+    return env.as_sb3() if isinstance(env, VLAVectorEnv) else env
+
+
+def _slots_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
+    """The one-slot vector environment beneath what `gym.make` gives."""
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker):
+        env = env.env
+    if not isinstance(env, VLAEnv):
+        raise BadValue(
+            f"{type(env).__name__} around a single environment of vla_gym would be lost: give "
+            f"vla_gym.make_vec('{env.unwrapped.envs.benchmark.id}', num_envs=...) instead"  # type: ignore[attr-defined]
+        )
+    return env.envs

@@ -1,0 +1,118 @@
+"""What a run folder's files tell over time: training episodes, evaluations, metrics. Shape letter E: episodes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_gym.errors import BadValue
+from zoo.evaluation.evaluator import Rate
+from zoo.runs.folder import RunFolder
+from zoo.runs.loggers import METRICS_FILE, read_rows
+from zoo.runs.monitor import EVALUATIONS_FILE, MONITOR_FILE, monitor_lines, read_evaluation_arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """The finished training episodes of one run, in the order they ended; one entry each, `[E]`."""
+
+    steps: np.ndarray
+    """Simulator steps of the whole run when it ended, int64."""
+    seconds: np.ndarray
+    """Seconds since the run began, float64."""
+    success: np.ndarray
+    """Solved at any step, 0 or 1, float64."""
+    reward: np.ndarray
+    """Sum of rewards, float64."""
+    length: np.ndarray
+    """Simulator steps of the episode, float64."""
+    task_id: np.ndarray
+    """Index into the benchmark's tasks, int64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPoint:
+    """One evaluation during training."""
+
+    steps: int
+    """Simulator steps of the run."""
+    rate: Rate
+    """Successes of its episodes."""
+
+
+def read_episodes(run: RunFolder) -> Episodes:
+    """From `monitor.csv`; raises `BadValue` when it is missing or not of this project."""
+    path = run.path / MONITOR_FILE
+    reader = csv.DictReader(monitor_lines(path)[1:])
+    rows, names = list(reader), reader.fieldnames or ()
+
+    def column(name: str, kind: type[np.generic]) -> np.ndarray:
+        wrong = f"'{path}' has no column '{name}' of numbers in every row"
+        if name not in names:
+            raise BadValue(wrong)
+        try:
+            return np.array([float(row[name]) for row in rows]).astype(kind)
+        except (TypeError, ValueError) as error:
+            raise BadValue(wrong) from error
+
+    return Episodes(
+        steps=column("num_timesteps", np.int64),
+        seconds=column("t", np.float64),
+        success=column("is_success", np.float64),
+        reward=column("r", np.float64),
+        length=column("l", np.float64),
+        task_id=column("task_id", np.int64),
+    )
+
+
+def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
+    """From `evaluations.npz`; empty when the run was never evaluated, `BadValue` when the file is broken."""
+    path = run.path / EVALUATIONS_FILE
+    if not path.is_file():
+        return []
+    arrays = read_evaluation_arrays(path)
+    return [
+        EvaluationPoint(
+            steps=int(steps),
+            rate=Rate(label="evaluation", successes=int(success_E.sum()), episodes=len(success_E)),
+        )
+        for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
+    ]
+
+
+def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
+    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none."""
+    path = run.path / METRICS_FILE
+    if not path.is_file():
+        return []
+    return [row for _, row in read_rows(path)]
+
+
+def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` entries up to and with each one (of fewer at the start), float64 `[E]`."""
+    total_E = np.concatenate([[0.0], np.cumsum(value_E, dtype=np.float64)])
+    end_E = np.arange(1, len(value_E) + 1)
+    begin_E = np.maximum(end_E - window, 0)
+    return (total_E[end_E] - total_E[begin_E]) / (end_E - begin_E)
+
+
+def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarray:
+    """The latest y at or before each point, float64 `[P]`; nan before the first. `x_E` must ascend."""
+    index_P = np.searchsorted(x_E, point_P, side="right") - 1
+    return np.where(index_P >= 0, y_E[np.maximum(index_P, 0)], np.nan) if len(x_E) else point_P * np.nan
+
+
+def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
+    """Evaluations of several runs at the same number of steps counted together; ascending."""
+    counts: dict[int, tuple[int, int]] = {}
+    for one in evaluations:
+        for point in one:
+            successes, episodes = counts.get(point.steps, (0, 0))
+            counts[point.steps] = (successes + point.rate.successes, episodes + point.rate.episodes)
+    return [
+        EvaluationPoint(steps=steps, rate=Rate(label="evaluation", successes=k, episodes=n))
+        for steps, (k, n) in sorted(counts.items())
+    ]

@@ -1,0 +1,149 @@
+"""Where a run's numbers go: a table on the screen with success first, `metrics.jsonl`, TensorBoard.
+
+Each is a `KVWriter` of Stable-Baselines3's logger, so callbacks and algorithms only ever `record`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
+from torch.utils.tensorboard import SummaryWriter
+
+from zoo.files import write_whole
+from zoo.runs.folder import damaged
+
+METRICS_FILE = "metrics.jsonl"
+
+_FIRST = (
+    ("success", "rollout/success_once", ".1%"),
+    ("return", "env/return", ".3f"),
+    ("length", "env/episode_len", ".0f"),
+)
+_ACTOR = (
+    ("kl", "train/actor/approx_kl", ".1e"),
+    ("clip", "train/actor/clip_fraction", ".1%"),
+    ("entropy", "train/actor/entropy", ".2f"),
+)
+_CRITIC = (
+    ("value", "train/critic/value_loss", ".1e"),
+    ("expl var", "train/critic/explained_variance", ".2f"),
+)
+_GROUPS = (("groups", "rollout/groups_kept", ".0%"),)
+_LAST = (("steps/s", "time/sim_steps_per_second", ".0f"),)
+
+COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "ppo": _FIRST + _ACTOR + _CRITIC + _LAST,
+    "grpo": _FIRST + _GROUPS + _ACTOR + _LAST,
+}
+"""Algorithm -> heading, key and format of each column of the screen's table."""
+_WIDTH = 9
+_ROWS_PER_HEADING = 20
+
+
+class ScreenTable(KVWriter, SeqWriter):
+    """One row per update, headings every 20 rows; a number that an update does not have stays blank."""
+
+    def __init__(self, algo: str, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._columns = COLUMNS[algo]
+        self._rows = 0
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Print a row if the update has numbers of ours."""
+        if not any(key.startswith("train/") for key in key_values):
+            return
+        if self._rows % _ROWS_PER_HEADING == 0:
+            self._say(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
+        self._rows += 1
+        cells = [f"{_cell(key_values.get(key), form):>{_WIDTH}}" for _, key, form in self._columns]
+        self._say(" ".join([f"{step:>10}", *cells]).rstrip())
+
+    def write_sequence(self, sequence: Sequence[str]) -> None:
+        """Print a line of `logger.info`."""
+        self._say(" ".join(sequence))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class JsonLines(KVWriter):
+    """Appends one object per dump to `metrics.jsonl`: `step` and every number; NaN becomes null."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        """Open for appending; with `keep_until`, lines past that many simulator steps are dropped first."""
+        path = folder / METRICS_FILE
+        kept = _lines_until(path, keep_until) if keep_until is not None and path.is_file() else []
+        write_whole(path, "".join(line + "\n" for line in kept))
+        # Line buffering: a run that is killed keeps every line.
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def write(
+        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
+    ) -> None:
+        """Write one line."""
+        self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard(TensorBoardOutputFormat):
+    """SB3's writer; a resumed run hides the events past its checkpoint."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        purge_step = None if keep_until is None else keep_until + 1
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+        self._is_closed = False
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """The scalar numbers of `values` as JSON values, sorted by key; anything else is left out."""
+    numbers: dict[str, float | int | None] = {}
+    for key in sorted(values):
+        value = values[key]
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int):
+            numbers[key] = int(value)
+        elif isinstance(value, float):
+            numbers[key] = value if math.isfinite(value) else None
+    return numbers
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Every line that `JsonLines` wrote, as text and as what it says; raises `BadValue` for a file of another kind."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break  # a kill can leave half a line at the end
+            raise damaged(path, f"line {number} is no JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise damaged(path, f"line {number} does not say its step")
+        rows.append((line, row))
+    return rows
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    return [line for line, row in read_rows(path) if row["step"] <= step]
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return format(float(value), form)

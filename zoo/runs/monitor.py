@@ -1,0 +1,173 @@
+"""`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
+
+rl_zoo3's plot commands read both unchanged. Two columns are ours: `task_id` and `num_timesteps`; the
+latter says which rows a resumed run keeps.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from zoo.evaluation.evaluator import Episode
+from zoo.files import whole_file, write_whole
+from zoo.runs.folder import RunFolder, damaged
+
+MONITOR_FILE = "monitor.csv"
+EVALUATIONS_FILE = "evaluations.npz"
+_COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
+_ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorRow:
+    """One finished training episode."""
+
+    total_reward: float
+    """Sum of rewards."""
+    length: int
+    """Simulator steps."""
+    success: bool
+    """Solved at any step?"""
+    task_id: int
+    """Index into the benchmark's tasks."""
+    num_timesteps: int
+    """Simulator steps of the whole run when the episode ended."""
+
+
+class MonitorFile:
+    """Appends episodes to `monitor.csv`; the header's start time survives a resume."""
+
+    def __init__(self, folder: Path, env_id: str, *, keep_until: int | None = None) -> None:
+        """Open for appending; with `keep_until`, rows past that many simulator steps are dropped first."""
+        path = folder / MONITOR_FILE
+        self._began = time.time()
+        old = _read(path) if keep_until is not None and path.is_file() else None
+        if old is not None:
+            self._began = old.began
+        kept = io.StringIO(newline="")
+        kept.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
+        writer = csv.writer(kept)
+        writer.writerow(_COLUMNS)
+        for row in old.rows if old is not None else ():
+            if keep_until is not None and int(row[-1]) <= keep_until:
+                writer.writerow(row)
+        write_whole(path, kept.getvalue())
+        # Line buffering: a run that is killed keeps every finished episode.
+        self._file = path.open("a", newline="", buffering=1, encoding="utf-8")
+        self._writer = csv.writer(self._file)
+
+    def add(self, row: MonitorRow) -> None:
+        """Write one episode."""
+        seconds = round(time.time() - self._began, 6)
+        self._writer.writerow(
+            (
+                round(row.total_reward, 6),
+                row.length,
+                seconds,
+                int(row.success),
+                row.task_id,
+                row.num_timesteps,
+            )
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class _OldMonitor:
+    began: float
+    rows: list[list[str]]
+
+
+def _read(path: Path) -> _OldMonitor:
+    try:
+        head, *table = monitor_lines(path)
+        began = float(json.loads(head.lstrip("#"))["t_start"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(path, f"its first line must say when the run began ({error})") from error
+    # Under the names of the columns.
+    return _OldMonitor(began=began, rows=[row for row in csv.reader(table) if row and row[-1].isdecimal()])
+
+
+def monitor_lines(path: Path) -> list[str]:
+    """All lines of a `monitor.csv`, but half a one that a kill left at the end; raises `BadValue` for no such text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `EvaluationFile` wrote; raises `BadValue` when that cannot be read."""
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            arrays = {name: file[name] for name in _ARRAYS}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise damaged(path, f"it cannot be read as evaluations, arrays {', '.join(_ARRAYS)}") from error
+    if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
+        raise damaged(path, "its arrays are of different numbers of evaluations")
+    return arrays
+
+
+def lacks_evaluation(run: RunFolder, step: int) -> bool:
+    """Is the run to be evaluated, and was not at `step`? Raises `BadValue` for a damaged `evaluations.npz`."""
+    if not run.config().eval_episodes:
+        return False
+    path = run.path / EVALUATIONS_FILE
+    return not path.is_file() or step not in read_evaluation_arrays(path)["timesteps"]
+
+
+class EvaluationFile:
+    """Grows `evaluations.npz`: `timesteps [E]`, `results`, `ep_lengths` and `successes` `[E, episodes]`."""
+
+    def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        self._path = folder / EVALUATIONS_FILE
+        self.timesteps: list[int] = []
+        self._results: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self._successes: list[np.ndarray] = []
+        if keep_until is not None and self._path.is_file():
+            old = read_evaluation_arrays(self._path)
+            keep = old["timesteps"] <= keep_until
+            self.timesteps = [int(step) for step in old["timesteps"][keep]]
+            self._results = list(old["results"][keep])
+            self._lengths = list(old["ep_lengths"][keep])
+            self._successes = list(old["successes"][keep])
+
+    def add_episodes(self, num_timesteps: int, episodes: Sequence[Episode]) -> None:
+        """Append one evaluation, as `add`."""
+        self.add(
+            num_timesteps,
+            [one.total_reward for one in episodes],
+            [one.length for one in episodes],
+            [one.success_once for one in episodes],
+        )
+
+    def add(
+        self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]
+    ) -> None:
+        """Append one evaluation of as many episodes as the ones before, and write the file anew."""
+        self.timesteps.append(num_timesteps)
+        self._results.append(np.asarray(results, dtype=np.float64))
+        self._lengths.append(np.asarray(lengths, dtype=np.int64))
+        self._successes.append(np.asarray(successes, dtype=bool))
+        with whole_file(self._path) as partial, partial.open("wb") as file:
+            np.savez(
+                file,
+                timesteps=np.asarray(self.timesteps),
+                results=np.stack(self._results),
+                ep_lengths=np.stack(self._lengths),
+                successes=np.stack(self._successes),
+            )

@@ -1,0 +1,73 @@
+"""The trained agents that come with the package: `agents/<algo>/<env>/`, each a policy with its run's files.
+
+`-i agents/ppo/MetaWorld-window-close` and `--policy agents/sft/MetaWorld-window-close` work anywhere: a path that
+begins with `agents/` and is not here means the package's. `benchmarks/agents.py` trains them all.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+from vla_gym.errors import MissingDependency, unknown_name
+from vla_gym.registry import find_benchmark
+from zoo.packaged import packaged_folder
+
+PREFIX = "agents"
+STAGES = ("grpo", "ppo", "sft")
+"""Folders of agents, the further trained first."""
+
+
+def local_or_shipped(name: str) -> Path:
+    """`name` as a path here; where nothing is there and it begins with `agents/`, the package's own.
+
+    Raises `UnknownName` for an agent that the package does not have.
+    """
+    here = Path(name).expanduser()
+    if here.exists() or here.parts[:1] != (PREFIX,):
+        return here
+    shipped = packaged_folder(PREFIX).joinpath(*here.parts[1:])
+    if not shipped.exists():
+        raise unknown_name("agent", name, find_agents())
+    return shipped
+
+
+def is_shipped(path: Path) -> bool:
+    """Does it lie among the package's own agents, in a checkout too? Nothing is written there."""
+    return packaged_folder(PREFIX).resolve() in path.expanduser().resolve().parents
+
+
+def find_agents() -> list[str]:
+    """Names of the shipped agents (`agents/<algo>/<env>`); the further trained first."""
+    root = packaged_folder(PREFIX)
+    return [
+        f"{PREFIX}/{stage}/{folder.name}"
+        for stage in STAGES
+        for folder in sorted((root / stage).glob("*"))
+        if (folder / "config.json").is_file()
+    ]
+
+
+def agents_for(env_id: str) -> list[str]:
+    """Shipped agents that were trained on every task of `env_id`.
+
+    Those of that very environment come first, then those of a suite it is a part of (`MetaWorld/reach` is a task
+    of `MetaWorld-MT10`); among either the further trained. Agents of benchmarks that are not installed are left out.
+    """
+    wanted, trained_on = _tasks(env_id), {}
+    for agent in find_agents():
+        with suppress(MissingDependency):
+            trained_on[agent] = _tasks(_environment_of(agent))
+    able = [agent for agent, tasks in trained_on.items() if wanted <= tasks]
+    return sorted(able, key=lambda agent: len(trained_on[agent]))
+
+
+def _environment_of(agent: str) -> str:
+    """The environment id in its run's configuration."""
+    return str(yaml.safe_load((local_or_shipped(agent) / "config.yml").read_text(encoding="utf-8"))["env"])
+
+
+def _tasks(env_id: str) -> frozenset[tuple[str, str]]:
+    return frozenset((task.suite, task.name) for task in find_benchmark(env_id).tasks)

@@ -1,0 +1,1 @@
+"""One run from start to end."""

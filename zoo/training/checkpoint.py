@@ -1,0 +1,295 @@
+"""Checkpoints from which a run goes on as if it had never stopped: bit for bit, on a CPU.
+
+    <run>/checkpoints/step_<n>/
+        config.json, model.safetensors   the policy, as `from_pretrained` reads it (weights only for others)
+        optimizer.safetensors            tensors of the optimiser's state
+        rollout.safetensors              last observation
+        reference.safetensors            with kl_reference: copy, the policy before its first update
+        training_state.json              counters, random generators, environment, parameter groups;
+                                         written last, with the size of every other file
+
+A checkpoint holds the last update boundary (`zoo.algorithms.train_state`): taken in the middle of a rollout, it
+goes back to that rollout's start, whose weights are still the present ones. It appears under its name in one step
+(rename), so what bears the name is complete, whatever kills the run. Nothing in it is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
+from zoo.algorithms.rng import set_rng_state
+from zoo.algorithms.train_state import Boundary, gather_boundary, own_env_state, vla_envs
+from zoo.runs.folder import damaged, read_json
+from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
+
+if TYPE_CHECKING:
+    from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+
+FORMAT_VERSION = 1
+OPTIMIZER_FILE = "optimizer.safetensors"
+ROLLOUT_FILE = "rollout.safetensors"
+STATE_FILE = "training_state.json"
+SCORE_FILE = "score.json"
+_STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
+"""What the state of every checkpoint says."""
+_STEP = re.compile(r"step_(\d+)")
+
+
+# Writing --------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
+    """Write `checkpoints/step_<n>` for the last update boundary; returns it. Every rank must call it; rank 0 writes.
+
+    What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
+    `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that a checkpoint does
+    not keep (`VecNormalize`).
+    """
+    boundary = algorithm.boundary
+    if boundary is None:
+        raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
+    if algorithm.get_vec_normalize_env() is not None:
+        raise BadValue(
+            "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
+        )
+
+    folder = checkpoints / f"step_{boundary.num_timesteps}"
+    whole = gather_boundary(boundary, algorithm.ranks)
+    moments = optimizer_tensors(algorithm.policy, keep=algorithm.ranks.is_first)
+    if whole is not None:
+        write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
+    # It is there for every rank.
+    algorithm.ranks.any(flag=False)
+    return folder
+
+
+def _write_checkpoint(
+    algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, moments: Mapping[str, Tensor], folder: Path
+) -> None:
+    save_policy(algorithm.policy, folder)
+    save_file(dict(moments), folder / OPTIMIZER_FILE)
+    save_arrays(
+        {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
+    )
+    if algorithm.kl_coef:
+        algorithm.reference.save(folder)
+    write_state(
+        folder,
+        type(algorithm).__name__,
+        counters=boundary.counters,
+        episodes=boundary.episodes,
+        successes=boundary.successes,
+        param_groups=optimizer_groups(algorithm.policy.optimizer),
+        env=boundary.env,
+        rng=boundary.rng,
+    )
+
+
+def write_state(folder: Path, algorithm: str, **facts: Any) -> None:
+    """Write `STATE_FILE`, after all else: whose checkpoint it is, `facts`, and the size of every other file."""
+    state = {
+        "format_version": FORMAT_VERSION,
+        "algorithm": algorithm,
+        **facts,
+        "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+    }
+    (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+
+def save_policy(policy: Any, folder: Path) -> None:
+    """The policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
+    if hasattr(policy, "save_trained"):
+        policy.save_trained(folder)
+        return
+    # Plain policies may register one module under several names; safetensors wants memory of its own for each.
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
+
+
+def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) -> None:
+    """Replace `folder` (a run's `best/`) by this policy, with its score beside it."""
+
+    def write(target: Path) -> None:
+        save_policy(policy, target)
+        score = {"success": success, "num_timesteps": num_timesteps}
+        (target / SCORE_FILE).write_text(json.dumps(score) + "\n", encoding="utf-8")
+
+    write_folder(folder, write)
+
+
+def best_success(folder: Path) -> float | None:
+    """Success of the policy in a run's `best/`; None when there is none yet."""
+    path = folder / SCORE_FILE
+    if not path.is_file():
+        return None
+    score = read_json(path)
+    try:
+        return float(score["success"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, "it must hold the success as a number") from error
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder beside `folder`, then put it there in one step, on the disk."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+    replaced = folder.parent / f".{folder.name}.replaced-{os.getpid()}"
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    try:
+        write(partial)
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if folder.exists():
+            folder.rename(replaced)
+        partial.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Reading --------------------------------------------------------------------------------------------
+
+
+def find_latest_checkpoint(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run folder; None when it has none."""
+    folders = [entry for entry in (run / "checkpoints").glob("step_*") if _STEP.fullmatch(entry.name)]
+    for folder in sorted(folders, key=lambda one: int(one.name.removeprefix("step_")), reverse=True):
+        if is_complete(folder):
+            return folder
+    return None
+
+
+def is_complete(folder: Path) -> bool:
+    """Is every file of the checkpoint there, in the size it was written?"""
+    try:
+        files = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(_size(folder / name) == size for name, size in files.items())
+
+
+def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
+    """Put `algorithm` (built with the run's settings and environment) where the checkpoint was taken.
+
+    Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
+    the file or the setting when something is missing or of another run.
+    """
+    state = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
+    if algorithm._learner is not None and algorithm._learner.sharded:
+        raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
+    backbone = getattr(algorithm.policy, "backbone", None)
+    if backbone is None:
+        load_weights(folder, algorithm.policy)
+    else:
+        backbone.restore(folder)
+    if algorithm.kl_coef:
+        algorithm.reference.load(folder)
+    load_moments(algorithm.policy.optimizer, folder, state)
+    arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
+    own = _restore_env(algorithm, state["env"])
+    arrays = {key: one[own] for key, one in arrays.items()}
+    observation = {key.removeprefix("obs/"): one for key, one in arrays.items() if key.startswith("obs/")}
+    # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
+    if state["env"] is not None:
+        algorithm._last_obs = observation or arrays["obs"]
+        algorithm._last_episode_starts = arrays["episode_starts"]
+    for name, value in state["counters"].items():
+        setattr(algorithm, name, value)
+    window = algorithm._stats_window_size
+    algorithm.ep_info_buffer = deque(state["episodes"], maxlen=window)
+    algorithm.ep_success_buffer = deque(state["successes"], maxlen=window)
+    algorithm.boundary = None
+    set_rng_state(state["rng"])
+
+
+def boundary_of(folder: Path) -> Mapping[str, Any]:
+    """The counters of a checkpoint, for tools that only want to know where it stands."""
+    counters: Mapping[str, Any] = read_json(folder / STATE_FILE)["counters"]
+    return counters
+
+
+def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
+    """Let `optimizer` go on from a checkpoint's `OPTIMIZER_FILE`; `state` is what `read_state` gave."""
+    path = folder / OPTIMIZER_FILE
+    load_optimizer(optimizer, _load_tensors(path, load_file), state["param_groups"], path)
+
+
+def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
+    """What `write_state` wrote, `keys` among it; raises `BadValue` for missing and cut files, another's checkpoint."""
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")
+    state = read_json(path)
+    if missing := [key for key in (*_STATE_KEYS, *keys) if key not in state]:
+        raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} lacks {', '.join(missing)}")
+    if not isinstance(state["files"], dict):
+        raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} does not say which files there are")
+    for name, size in state["files"].items():
+        if not (folder / name).is_file():
+            raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {name}")
+        if _size(folder / name) != size:
+            raise BadValue(
+                f"checkpoint '{folder}' is damaged: {name} should have {size} bytes, has {_size(folder / name)}"
+            )
+    expected = {"format_version": FORMAT_VERSION, "algorithm": algorithm}
+    for key, value in expected.items():
+        if state[key] != value:
+            raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")
+    return state
+
+
+def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> slice:
+    """Put the environment back; returns this rank's slots among all saved ones."""
+    envs = vla_envs(algorithm.env)
+    if (envs is None) != (saved is None):
+        raise BadValue("the checkpoint is of an environment of another kind than the present one")
+    assert algorithm.env is not None
+    num_envs = algorithm.env.num_envs
+    own = slice(algorithm.first_slot, algorithm.first_slot + num_envs)
+    if envs is None or saved is None:
+        return own
+    envs.load_state_dict(own_env_state(saved, own, num_envs * algorithm.ranks.size))
+    # The constructor asked for a seed at the next reset, which would start the schedule anew.
+    algorithm.env.unwrapped._reset_seeds()
+    return own
+
+
+def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
+    try:
+        return load(path)
+    except (OSError, SafetensorError) as error:
+        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1

@@ -1,0 +1,101 @@
+"""Evaluations during training: the run's policy on fixed start states, shared out over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.specs import StartState, Task
+from zoo.config.run_config import RunConfig
+from zoo.distributed.process_group import Ranks
+from zoo.distributed.shares import own_block
+from zoo.evaluation.evaluator import Episode, Frame, choose_cells, evaluate
+from zoo.evaluation.video import VideoRecorder
+from zoo.training.callbacks import Stopped
+from zoo.training.checkpoint_callback import CheckpointCallback
+
+_FILMED_EPISODES = 9
+
+
+class Evaluator:
+    """Evaluates the run's policy on its fixed start states; the simulators start at the first call."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        envs: VLAVectorEnv,
+        policy: Any,
+        checkpoints: CheckpointCallback,
+        ranks: Ranks,
+    ) -> None:
+        tasks = envs.benchmark.tasks
+        self._config = config
+        self._policy = policy
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._cells = own_cells(config, tasks, ranks)
+        self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
+        self._envs: VLAVectorEnv | None = None
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        """Film of this rank's part of the latest evaluation."""
+
+    def __call__(self) -> list[Episode]:
+        """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
+        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        return of_all_ranks(self._evaluate_own, self._ranks)
+
+    def close(self) -> None:
+        """End the evaluation's simulators."""
+        if self._envs is not None:
+            self._envs.close()
+
+    def _evaluate_own(self) -> list[Episode]:
+        """This rank's start states; other ranks that are asked to stop are waited for."""
+        if not self._cells:
+            return []
+        if self._checkpoints.stopping:
+            raise Stopped  # before simulators start, which takes long
+        if self._envs is None:
+            self._envs = make_evaluation_envs(self._config, self._cells, self._ranks)
+
+        def on_frame(frame: Frame) -> None:
+            if self._checkpoints.stopping:
+                raise Stopped
+            self.video.add(frame)
+
+        return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
+
+
+def own_cells(config: RunConfig, tasks: Sequence[Task], ranks: Ranks) -> list[StartState]:
+    """The start states that this rank evaluates; none where the run is not evaluated."""
+    cells = choose_cells(tasks, config.eval_episodes) if config.eval_episodes else []
+    return cells[own_block(len(cells), ranks)]
+
+
+def make_evaluation_envs(config: RunConfig, cells: Sequence[StartState], ranks: Ranks) -> VLAVectorEnv:
+    """The simulators of one rank that evaluates `cells`: its share of `num_envs`, but no more than it needs."""
+    num_envs = max(1, min(config.num_envs // ranks.size, len(cells)))
+    # A lost episode is run again, so a restart leaves no hole in the evaluation.
+    options = {"on_worker_error": "restart", **config.env_options, "group_size": 1}
+    if "num_workers" in options:
+        options["num_workers"] = min(options["num_workers"], num_envs)
+    return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
+
+
+def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], ranks: Ranks) -> list[Episode]:
+    """The episodes of every rank, in the order of their start states; every rank must ask.
+
+    Raises `Stopped` where `evaluate_own` did on some rank.
+    """
+    own: Sequence[Episode] = ()
+    stopped = False
+    try:
+        own = evaluate_own()
+    except Stopped:
+        stopped = True
+    if ranks.any(stopped):
+        raise Stopped
+    told = ranks.everyones([asdict(episode) for episode in own])
+    return [Episode(**episode) for part in told for episode in part]

@@ -1,0 +1,83 @@
+"""The optimiser's state as safetensors, whole whatever it is cut into, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from zoo.distributed.fsdp import MASTER, cut_like, parameters_of, trains_in_less, whole
+
+
+def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
+    """The state of `policy.optimizer` as `<parameter>.<name>` -> tensor on the CPU; every rank must ask.
+
+    With the float32 masters of a policy that acts in less. A rank that does not `keep` it gets nothing.
+    """
+    optimizer = policy.optimizer
+    tensors: dict[str, Tensor] = {}
+
+    def add(key: str, value: Tensor) -> None:
+        value = whole(value.detach())
+        if keep:
+            tensors[key] = value.cpu().clone()
+
+    if trains_in_less(policy):
+        for index, one in enumerate(parameters_of(optimizer)):
+            add(f"{index}.{MASTER}", one.float())
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                raise BadValue(
+                    f"cannot checkpoint {type(optimizer).__name__}: its state '{name}' is a {type(value).__name__}, "
+                    "not a tensor"
+                )
+            add(f"{index}.{name}", value)
+    return tensors
+
+
+def optimizer_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its parameter groups as JSON values."""
+    groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+    return groups
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor],
+    groups: Sequence[dict[str, Any]],
+    where: Path,
+) -> None:
+    """Put back what `optimizer_tensors` and `optimizer_groups` gave; raises `BadValue` where it is another's."""
+    present = optimizer.state_dict()["param_groups"]
+    sizes, wanted = [len(one["params"]) for one in groups], [len(one["params"]) for one in present]
+    if sizes != wanted:
+        raise BadValue(
+            f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
+        )
+    parameters = parameters_of(optimizer)
+    moments: dict[int, dict[str, Tensor]] = {}
+    masters: dict[int, Tensor] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        if name == MASTER:
+            masters[int(number)] = tensor
+        else:
+            moments.setdefault(int(number), {})[name] = cut_like(parameters[int(number)], tensor)
+    optimizer.load_state_dict({"state": moments, "param_groups": list(groups)})
+    for index, values in moments.items():
+        state = optimizer.state[parameters[index]]
+        # Torch has given moments the precision of the weights; in older files they have it.
+        for name, one in values.items():
+            state[name] = (one if one.dtype.itemsize >= 4 else one.float()).to(state[name].device)
+    for index, master in masters.items():
+        parameter = parameters[index]
+        if parameter.dtype.itemsize >= 4:
+            parameter.data.copy_(master)
+        else:
+            # For `zoo.distributed.fsdp.shard` to take.
+            optimizer.state[parameter][MASTER] = master

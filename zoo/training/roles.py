@@ -1,0 +1,180 @@
+"""A training run whose ranks have different roles; `zoo.training.setup.train` hands over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from vla_gym import VLAVectorEnv, make_vec
+from vla_gym.make import slot_setup
+from vla_gym.specs import Benchmark
+from vla_gym.vector.env_config import EnvConfig
+from vla_gym.workers.absent_pool import AbsentPool
+from vla_gym.workers.pool import Pool
+from vla_gym.workers.remote_pool import RemotePool
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.config.batch_plan import BatchPlan
+from zoo.config.run_config import RunConfig
+from zoo.distributed.channel import Mail
+from zoo.distributed.env_server import EnvServers, meet_servers
+from zoo.distributed.placement import Placement
+from zoo.distributed.process_group import Ranks
+from zoo.distributed.shares import training_share
+from zoo.runs.folder import RunFolder
+from zoo.training.callbacks import StopSignals
+from zoo.training.checkpoint import load_checkpoint
+from zoo.training.remote_rollouts import Delivery
+from zoo.training.rollout_worker import Collector
+from zoo.training.run_plan import arithmetic_lines, memory_lines
+from zoo.training.setup import (
+    ENV_DEFAULTS,
+    make_model,
+    open_run_folder,
+    removed_if_untrained,
+    say_nothing,
+    warnings_as_lines,
+)
+from zoo.training.trainer import Session, TrainingRequest
+
+
+def train_placed(
+    request: TrainingRequest,
+    placement: Placement,
+    plan: BatchPlan,
+    ranks: Ranks,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> RunFolder | None:
+    """As `zoo.training.setup.train`; the first actor rank writes. Every rank of the run calls it."""
+    say = say if ranks.rank == placement.actor[0] else say_nothing
+    with ExitStack() as cleanup:
+        cleanup.enter_context(warnings_as_lines(say))
+        say("\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)]))
+        rank = _PlacedRank(request, placement, plan, ranks, device, cleanup)
+        rank.build()
+        run = None
+        if rank.learner is not None:
+            run = rank.learn(say)
+        else:
+            rank.collect()
+    rank.servers.join()
+    return run
+
+
+class _PlacedRank:
+    """This process with the roles it has."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        placement: Placement,
+        plan: BatchPlan,
+        ranks: Ranks,
+        device: torch.device,
+        cleanup: ExitStack,
+    ) -> None:
+        self._request = request
+        self._config: RunConfig = request.config
+        self._placement = placement
+        self._plan = plan
+        self._number = ranks.rank
+        self._device = device
+        self._cleanup = cleanup
+        self._mail = Mail(ranks.host_group)
+        # Groups are made by all ranks together, whoever is in them.
+        self._rollouts, self._actors = ranks.among(placement.rollout), ranks.among(placement.actor)
+        self.servers: EnvServers = meet_servers(placement, ranks)
+        self.learner: VLAOnPolicyAlgorithm | None = None
+        self._collector: Collector | None = None
+
+    def build(self) -> None:
+        """Start simulators, and build what this rank's roles need."""
+        config, placement = self._config, self._placement
+        self.servers.start(self._served_envs)
+        if self._actors is not None:
+            with self._actors.taken_for_all():
+                self.learner = self._model(
+                    self._envs(pool=_absent_pool, **training_share(config, self._actors))
+                )
+        if self._rollouts is not None:
+            share: dict[str, Any] = training_share(config, self._rollouts)
+            if placement.remote_envs:
+                share["pool"] = self._remote_pool
+            with self._rollouts.taken_for_all():
+                model = self._model(self._envs(pipeline_stages=self._plan.num_stages, **share))
+            if self.learner is not None:
+                model.policy = self.learner.policy
+            self._collector = Collector(model, placement, self._number, self._mail, config.num_envs)
+
+    def learn(self, say: Callable[[str], None]) -> RunFolder | None:
+        """Train, as an actor rank."""
+        request, learner = self._request, self.learner
+        assert learner is not None
+        assert self._actors is not None
+        if request.resume is not None:
+            load_checkpoint(learner, request.resume.checkpoint)
+        delivery = Delivery(
+            self._placement,
+            self._number,
+            self._mail,
+            self._config.num_envs,
+            own=self._collector,
+            max_staleness=self._config.max_staleness,
+        )
+        # What older weights decided is scored by the present ones before an update moves them.
+        learner.recompute_logprobs |= self._config.max_staleness > 0
+        experience: Any = learner.experience
+        experience.delivery = delivery
+        envs: Any = learner.env
+        run = open_run_folder(request, envs.unwrapped.envs, self._actors, self._cleanup)
+        try:
+            with removed_if_untrained(run, request, learner):
+                Session(request, learner, envs.unwrapped.envs, run, say).learn()
+        except KeyboardInterrupt:
+            delivery.close()
+            raise
+        delivery.close()
+        return run if self._actors.is_first else None
+
+    def collect(self) -> None:
+        """Collect, or serve simulators, until told to stop, as a rank that does not learn."""
+        # Signals that ask for the machine reach the actor ranks too; they save, and then tell this one.
+        with StopSignals(lambda: None):
+            if self._collector is not None:
+                self._collector.serve(self._config.max_staleness)
+                self._cleanup.close()
+            self.servers.join()
+
+    def _envs(self, **options: Any) -> VLAVectorEnv:
+        config = self._config
+        envs = make_vec(config.env, seed=config.seed, **{**ENV_DEFAULTS, **config.env_options, **options})
+        self._cleanup.callback(envs.close)
+        return envs
+
+    def _served_envs(self) -> VLAVectorEnv:
+        """The simulators behind one server; their start states are the client's affair."""
+        placement = self._placement
+        num_envs = self._config.num_envs // max(len(placement.env), len(placement.rollout))
+        stages = self._plan.num_stages if num_envs % self._plan.num_stages == 0 else 1
+        options = {**ENV_DEFAULTS, **self._config.env_options}
+        options |= {"num_envs": num_envs, "group_size": 1, "pipeline_stages": stages}
+        return make_vec(self._config.env, seed=self._config.seed, **options)
+
+    def _remote_pool(self, benchmark: Benchmark, config: EnvConfig) -> Pool:
+        connections = self.servers.connect(self._placement, self._number)
+        return RemotePool(
+            slot_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages
+        )
+
+    def _model(self, envs: VLAVectorEnv) -> VLAOnPolicyAlgorithm:
+        resume = self._request.resume
+        return make_model(
+            self._config, envs, self._device, weights=resume.checkpoint if resume is not None else None
+        )
+
+
+def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
+    return AbsentPool(slot_setup(benchmark, config).memory)
