@@ -87,7 +87,7 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
             ],
         ),
         ("window-ppo-resumed", "zoo.train", 1, ["-i", "FIRST:window-ppo"]),
-        ("libero-grpo", "zoo.train", 1, [*libero, "-n", "1500"]),
+        ("libero-grpo", "zoo.train", 1, [*libero, "-n", "2000"]),
         ("libero-grpo-resumed", "zoo.train", 1, ["-i", "FIRST:libero-grpo"]),
     ]
 
