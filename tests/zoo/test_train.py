@@ -340,12 +340,12 @@ def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
     evaluations = len(evaluated(whole))
     evaluate_all, looks = evaluator.of_all_ranks, 0
 
-    def interrupted(own: Any, ranks: Any) -> Any:
+    def interrupted(own: Any, process_group: Any) -> Any:
         nonlocal looks
         looks += 1
         if looks == evaluations and when == "before":
             os.kill(os.getpid(), which)
-        return evaluate_all(own, ranks)
+        return evaluate_all(own, process_group)
 
     add = VideoRecorder.add
 

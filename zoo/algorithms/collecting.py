@@ -15,7 +15,7 @@ from vla_policies.types import ActionSample
 from zoo.algorithms.metrics import PhaseClock
 from zoo.algorithms.train_state import vla_envs
 from zoo.distributed.optimizer_offload import resting
-from zoo.distributed.process_group import present
+from zoo.distributed.process_group import current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import Experience
 from zoo.rollout.stats import News
@@ -35,14 +35,14 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         """Fresh values of everything that is of this process only."""
         self.clock = PhaseClock()
         self.news = News()
-        self.ranks = present()
+        self.process_group = current_process_group()
         self._rollouts_begun = 0
 
     def _agree_on_seed(self) -> None:
         """Without a seed of its own a run draws one; all ranks have rank 0's, and so the same weights."""
         drawn = int(np.random.randint(2**31)) if self.seed is None else self.seed
-        self.noise_seed = self.ranks.firsts(drawn)
-        if self.ranks.size > 1:
+        self.noise_seed = self.process_group.broadcast_object(drawn)
+        if self.process_group.size > 1:
             self.seed = self.noise_seed
 
     @property
@@ -58,7 +58,7 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         assert self.env is not None
         envs = vla_envs(self.env)
         if envs is None:
-            return self.ranks.rank * self.env.num_envs
+            return self.process_group.rank * self.env.num_envs
         return envs.config.group_offset * envs.config.group_size
 
     def collect_rollouts(
@@ -107,10 +107,10 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
         self.num_timesteps += int(executed.sum())
         callback.update_locals({"infos": infos, "dones": dones, "env": self.env, **seen})
         if not callback.on_step():
-            self.ranks.call(self._stop_word)
+            self.process_group.set_flag(self._stop_word)
             return False
         self.news.add(decision, self.first_slot, executed, infos, dones)
-        return not self.ranks.heard(self._stop_word)
+        return not self.process_group.has_flag(self._stop_word)
 
     @property
     def _stop_word(self) -> str:
@@ -118,11 +118,11 @@ class CollectingAlgorithm(OnPolicyAlgorithm):
 
     def agree(self, finished: bool) -> bool:
         """Has every rank finished its rollout? Ranks wait for each other here."""
-        return not self.ranks.any(not finished)
+        return not self.process_group.any(not finished)
 
     def end_rollout(self, began_at: int) -> None:
         """After the last decision: what all ranks did counts from here on."""
-        self.num_timesteps = self.news.share(self.ranks, began_at)
+        self.num_timesteps = self.news.share(self.process_group, began_at)
         assert self.ep_info_buffer is not None
         assert self.ep_success_buffer is not None
         for one in self.news.finished:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from zoo.algorithms.advantages import gae, step_gae
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel, even_scale
 
@@ -44,7 +44,7 @@ def check_levels(reward: str, value: str, logprob: str) -> None:
 
 
 def credit_decisions(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, ranks: Ranks
+    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, process_group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N]` and which of them count, bool; fills the critic's targets."""
     advantage_TN = gae(
@@ -62,7 +62,7 @@ def credit_decisions(
 
 
 def credit_steps(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, ranks: Ranks
+    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, process_group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N, K]` and which of them count, bool; fills the critic's targets."""
     assert buffer.step_reward_TNK is not None
@@ -85,12 +85,14 @@ def credit_steps(
     buffer.return_TN.copy_(advantage_TNK[..., 0] + buffer.value_TN)
     if own_values:
         buffer.step_return_TNK = advantage_TNK + value_TNK
-        buffer.value_scale = even_scale(buffer.executed_TN[buffer.executed_TN > 0], ranks.total)
+        buffer.value_scale = even_scale(
+            buffer.executed_TN[buffer.executed_TN > 0], process_group.all_reduce_sum
+        )
     return advantage_TNK, buffer.executed_steps()
 
 
 def write_advantages(
-    buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel, ranks: Ranks
+    buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel, process_group: ProcessGroup
 ) -> None:
     """Put advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) and weights into the buffer."""
     if advantage.ndim == 2:
@@ -98,7 +100,9 @@ def write_advantages(
     else:
         buffer.step_advantage_TNK = advantage
     valid_TN = buffer.executed_TN > 0
-    buffer.element_scale_TN[valid_TN] = even_scale(buffer.elements_TN(level)[valid_TN], ranks.total)
+    buffer.element_scale_TN[valid_TN] = even_scale(
+        buffer.elements_TN(level)[valid_TN], process_group.all_reduce_sum
+    )
 
 
 def chosen(values: Tensor, mask: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
         elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
         buffer.element_scale_TN[taking_TN] = trajectory_scale(
-            elements_M, column_TN[taking_TN], self.ranks.total
+            elements_M, column_TN[taking_TN], self.process_group.all_reduce_sum
         )
         self._record_groups(kept_P, live_groups(score_PG))
         executed_TN = buffer.executed_TN > 0
@@ -212,12 +212,12 @@ class GRPO(VLAOnPolicyAlgorithm):
             "rollout/returns_mean": score_PG,
             "rollout/advantages_mean": advantage_N,
         }
-        self.record(rank_means(means, self.ranks) | advantage_range(advantage_N, self.ranks))
+        self.record(rank_means(means, self.process_group) | advantage_range(advantage_N, self.process_group))
 
     def _record_groups(self, kept_P: Tensor, live_P: Tensor) -> None:
         """Log how the groups of all ranks went, and keep what the update's alarms need of it."""
         experience = self.experience_of_groups
-        outcomes = all_outcomes(experience.outcomes, kept_P, self.ranks)
+        outcomes = all_outcomes(experience.outcomes, kept_P, self.process_group)
         self._count_barren(outcomes)
         kept = sum(one.kept for one in outcomes)
         self._health = {
@@ -229,7 +229,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         for line in group_lines(outcomes):
             self.logger.info(line)
         own = torch.tensor([int((~live_P).sum()), experience.num_resampled, experience.extra_rounds])
-        dead, resampled, extra_rounds = self.ranks.total(own).tolist()
+        dead, resampled, extra_rounds = self.process_group.all_reduce_sum(own).tolist()
         values = {
             "rollout/groups_kept": kept / len(outcomes),
             "rollout/groups_dead": dead,

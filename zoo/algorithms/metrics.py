@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.types import Episode
 
 
@@ -68,20 +68,20 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def rank_means(values: Mapping[str, Tensor], ranks: Ranks) -> dict[str, float]:
+def rank_means(values: Mapping[str, Tensor], process_group: ProcessGroup) -> dict[str, float]:
     """Mean of each tensor's entries over all ranks; what has none is left out."""
-    sums = ranks.total(
+    sums = process_group.all_reduce_sum(
         torch.tensor([[float(one.double().sum()), float(one.numel())] for one in values.values()]).double()
     )
     return {name: float(total / count) for name, (total, count) in zip(values, sums, strict=True) if count}
 
 
-def advantage_range(advantage: Tensor, ranks: Ranks) -> dict[str, float]:
+def advantage_range(advantage: Tensor, process_group: ProcessGroup) -> dict[str, float]:
     """`rollout/advantages_max` and `_min` over all ranks; empty where none has an entry."""
     own = torch.full((2,), -math.inf)
     if advantage.numel():
         own = torch.stack([advantage.max(), -advantage.min()])
-    highest, lowest = ranks.highest(own).tolist()
+    highest, lowest = process_group.all_reduce_max(own).tolist()
     return (
         {} if highest == -math.inf else {"rollout/advantages_max": highest, "rollout/advantages_min": -lowest}
     )

@@ -173,7 +173,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
             "_learner",
             "_reference",
             "news",
-            "ranks",
+            "process_group",
         ]
 
     def _forget_run(self) -> None:
@@ -191,7 +191,7 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
                 self.experience.scorer(self),
                 self.policy.optimizer,
                 self.max_grad_norm,
-                group=self.ranks.gradient_group,
+                group=self.process_group.gradient_group,
             )
         return self._learner
 

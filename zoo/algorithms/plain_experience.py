@@ -37,7 +37,7 @@ class PlainExperience(Experience):
     logs_after_update = False
 
     def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        if algorithm.ranks.size > 1:
+        if algorithm.process_group.size > 1:
             raise BadValue(
                 f"{algorithm.policy_class.__name__} is trained in one process; several are for policies with `act` and "
                 "`evaluate`, such as 'VLAPolicy'"

@@ -228,20 +228,22 @@ class PPO(VLAOnPolicyAlgorithm):
         buffer = self.chunk_buffer
         estimate = credit_steps if self.reward_level == "action" else credit_decisions
         discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
-        advantage, valid = estimate(buffer, last_value_N, discount, self.ranks)
-        raw = advantage_range(advantage[valid], self.ranks)
+        advantage, valid = estimate(buffer, last_value_N, discount, self.process_group)
+        raw = advantage_range(advantage[valid], self.process_group)
         high, low = (raw.get(f"rollout/advantages_{end}", math.nan) for end in ("max", "min"))
         self._advantage_spread = high - low
         if self.normalize_advantage:
-            advantage = normalize(advantage, *self.ranks.moments(advantage[valid]))
-        write_advantages(buffer, chosen(advantage, valid), self.logprob_level, self.ranks)
+            advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
+        write_advantages(buffer, chosen(advantage, valid), self.logprob_level, self.process_group)
         valid_TN = buffer.executed_TN > 0
         means = {
             "rollout/rewards": buffer.reward_TN[valid_TN],
             "rollout/advantages_mean": advantage[valid],
             "rollout/returns_mean": buffer.return_TN[valid_TN],
         }
-        self.record(rank_means(means, self.ranks) | advantage_range(advantage[valid], self.ranks))
+        self.record(
+            rank_means(means, self.process_group) | advantage_range(advantage[valid], self.process_group)
+        )
 
     def record_update(self, objective: Objective, tally: Tally) -> None:
         if tally.empty:
@@ -253,7 +255,7 @@ class PPO(VLAOnPolicyAlgorithm):
         if self.critic_warmup_updates:
             self.logger.record("train/critic/warmup", float(objective.critic_only))
         value, target = self.experience.values_and_returns(self)
-        self.logger.record("train/explained_variance", explained_variance(value, target, self.ranks))
+        self.logger.record("train/explained_variance", explained_variance(value, target, self.process_group))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -275,9 +277,9 @@ class PPO(VLAOnPolicyAlgorithm):
 
     def _value_gap(self, value: Tensor, target: Tensor) -> float:
         """Error of the values over the largest return possible; nan while no reward was seen."""
-        largest = float(self.ranks.highest(self.chunk_buffer.reward_TN.abs().max()[None]))
+        largest = float(self.process_group.all_reduce_max(self.chunk_buffer.reward_TN.abs().max()[None]))
         self._largest_reward = max(self._largest_reward, largest)
-        error = rank_means({"square": (value - target).square()}, self.ranks)["square"]
+        error = rank_means({"square": (value - target).square()}, self.process_group)["square"]
         if not self._largest_reward:
             return math.nan
         reach = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf

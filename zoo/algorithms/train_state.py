@@ -13,7 +13,7 @@ from vla_gym.errors import BadValue
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.rng import rng_state
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
@@ -67,13 +67,13 @@ def take_boundary(algorithm: VLAOnPolicyAlgorithm) -> Boundary:
     )
 
 
-def gather_boundary(boundary: Boundary, ranks: Ranks) -> Boundary | None:
+def gather_boundary(boundary: Boundary, process_group: ProcessGroup) -> Boundary | None:
     """On rank 0 the boundary of the whole run, its slots in the order that one process would have; None elsewhere."""
-    if ranks.size == 1:
+    if process_group.size == 1:
         return boundary
-    states = ranks.everyones(boundary.env)
-    arrays = ranks.gather(boundary.arrays)
-    if not ranks.is_first:
+    states = process_group.all_gather_object(boundary.env)
+    arrays = process_group.gather(boundary.arrays)
+    if not process_group.is_first:
         return None
     return replace(
         boundary,

@@ -44,7 +44,7 @@ def check_update_settings(
 
 def run_update(algorithm: VLAOnPolicyAlgorithm, objective: Objective) -> Tally:
     """Update the policy with the rollout in the buffer; returns what happened."""
-    learner, tally = algorithm.learner, Tally(objective, algorithm.ranks)
+    learner, tally = algorithm.learner, Tally(objective, algorithm.process_group)
     learner.policy.set_training_mode(True)  # type: ignore[operator]
     algorithm._update_learning_rate(learner.raw_optimizer)
     with algorithm.clock.phase("update"):

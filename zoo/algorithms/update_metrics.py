@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.algorithms.losses import clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.algorithms.objective import Objective, Terms
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.types import Part, Scored
 
 
@@ -23,9 +23,9 @@ class Tally:
     The methods that return numbers ask every rank, so every rank must call them.
     """
 
-    def __init__(self, objective: Objective, ranks: Ranks | None = None) -> None:
+    def __init__(self, objective: Objective, process_group: ProcessGroup | None = None) -> None:
         self._objective = objective
-        self._ranks = Ranks() if ranks is None else ranks
+        self._process_group = ProcessGroup() if process_group is None else process_group
         self._minibatches = 0
         self._epoch_began = 0
         self._place: list[int] = []
@@ -94,7 +94,7 @@ class Tally:
             mask_BL = self._mask[part] if self._mask else torch.ones_like(kl_BL, dtype=torch.bool)
             kl += _chosen(kl_BL, mask_BL).sum().cpu()
             count += mask_BL.sum().cpu()
-        kl, count = self._ranks.total(torch.stack([kl, count]))
+        kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
         return float(kl / count.clamp(min=1))
 
     def actor(self) -> dict[str, float]:
@@ -125,7 +125,7 @@ class Tally:
             # 0 where values are not clipped.
             "train/critic/value_clip_ratio": float(sums["moved"].sum() / sums["values"].sum()),
             "train/critic/explained_variance": explained_variance(
-                _joined(self._value), _joined(self._target), self._ranks
+                _joined(self._value), _joined(self._target), self._process_group
             ),
         }
 
@@ -152,8 +152,8 @@ class Tally:
             if self._place:
                 rows = self._part_sums().double().cpu()
                 own.index_add_(1, torch.tensor(self._place), rows.T)
-            whole = self._ranks.total(own)
-            whole[: len(_TERMS)] /= self._ranks.size
+            whole = self._process_group.all_reduce_sum(own)
+            whole[: len(_TERMS)] /= self._process_group.size
             self._sums = dict(zip(_SUMS, whole, strict=True))
         return self._sums
 
@@ -227,7 +227,7 @@ class Tally:
             for part, log_ratio in enumerate(self._log_ratio)
             if self._place[part] == 0
         ]
-        return float(self._ranks.highest(torch.stack([torch.tensor(0.0), *gaps]).max()))
+        return float(self._process_group.all_reduce_max(torch.stack([torch.tensor(0.0), *gaps]).max()))
 
 
 _TERMS = ("loss", "policy", "value", "entropy_bonus")
@@ -246,10 +246,10 @@ _LOGGED = _PER_ELEMENT[:-2]
 _SUMS = (*_TERMS, *_PER_ELEMENT, "elements", "moved", "values", "ref_kl", "ref_elements")
 
 
-def explained_variance(value: Tensor, target: Tensor, ranks: Ranks) -> float:
+def explained_variance(value: Tensor, target: Tensor, process_group: ProcessGroup) -> float:
     """1 - Var(target - value) / Var(target) over the entries of every rank; nan where the targets are all alike."""
-    _, spread = ranks.moments(target)
-    _, error = ranks.moments(target - value)
+    _, spread = process_group.moments(target)
+    _, error = process_group.moments(target - value)
     return 1.0 - (error / spread) ** 2 if spread else float("nan")
 
 

@@ -75,8 +75,8 @@ def _nobody_reads() -> bool:
 
 
 def _met() -> bool:
-    ranks = sys.modules.get("zoo.distributed.process_group")
-    return ranks is not None and ranks.have_met()
+    process_group = sys.modules.get("zoo.distributed.process_group")
+    return process_group is not None and process_group.is_initialized()
 
 
 def _dispatch(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from vla_gym import VLAVectorEnv
 from vla_gym.workers.remote_pool import serve
 from zoo.distributed.placement import Placement
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 
 
 @dataclass
@@ -64,14 +64,16 @@ class EnvServers:
             self.failures.append(error)
 
 
-def meet_servers(placement: Placement, ranks: Ranks) -> EnvServers:
+def meet_servers(placement: Placement, process_group: ProcessGroup) -> EnvServers:
     """Open this rank's servers, and hear of the others'. Every rank of the run must call it."""
-    key = str(ranks.firsts(secrets.token_hex(32))).encode()
+    key = str(process_group.broadcast_object(secrets.token_hex(32))).encode()
     listeners = []
-    if placement.remote_envs and ranks.rank in placement.env:
+    if placement.remote_envs and process_group.rank in placement.env:
         host = own_address()
-        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients_of(ranks.rank))]
-    addresses = ranks.everyones([list(one.address) for one in listeners])
+        listeners = [
+            Listener((host, 0), authkey=key) for _ in range(placement.clients_of(process_group.rank))
+        ]
+    addresses = process_group.all_gather_object([list(one.address) for one in listeners])
     return EnvServers(addresses=addresses, key=key, listeners=listeners)
 
 

@@ -31,7 +31,7 @@ HOST_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for each other: the slowest rollout, or rank 0 while it films. A dead rank is noticed at once."""
 
 
-class Ranks:
+class ProcessGroup:
     """This process among those of its run. What the methods say of "every rank" must be called by every rank."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, gradient_group: Any = None) -> None:
@@ -53,7 +53,7 @@ class Ranks:
         """Is this the rank that prints and writes?"""
         return self.rank == 0
 
-    def among(self, numbers: Sequence[int]) -> Ranks | None:
+    def subgroup(self, numbers: Sequence[int]) -> ProcessGroup | None:
         """The ranks of these numbers as ranks 0, 1, ... of their own; None on the others. Every rank must ask."""
         if tuple(numbers) == tuple(range(self.size)):
             return self
@@ -61,10 +61,10 @@ class Ranks:
         gradient_group = dist.new_group(list(numbers))
         if self.rank not in numbers:
             return None
-        return Ranks(list(numbers).index(self.rank), len(numbers), group, gradient_group)
+        return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group)
 
     @contextmanager
-    def taken_for_all(self) -> Iterator[None]:
+    def as_current(self) -> Iterator[None]:
         """Inside, `present` gives these ranks."""
         token = _taken.set(self)
         try:
@@ -74,30 +74,30 @@ class Ranks:
 
     # Every rank tells every rank --------------------------------------------------------------------
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum over ranks, elementwise, float64 on the CPU."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
-    def highest(self, values: Tensor) -> Tensor:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         """Maximum over ranks, elementwise, float64 on the CPU."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
         """Is the flag set on some rank?"""
-        return bool(self.highest(torch.tensor([float(flag)]))[0])
+        return bool(self.all_reduce_max(torch.tensor([float(flag)]))[0])
 
     def moments(self, values: Tensor) -> tuple[float, float]:
         """Mean and unbiased standard deviation over the entries of every rank; the latter 0 below two entries."""
         wide = values.detach().double().flatten().cpu()
-        count, first = self.total(torch.stack([torch.tensor(len(wide)).double(), wide.sum()]))
+        count, first = self.all_reduce_sum(torch.stack([torch.tensor(len(wide)).double(), wide.sum()]))
         if count == 0:
             return 0.0, 0.0
         mean = first / count
-        squares = self.total((wide - mean).square().sum()[None])[0]
+        squares = self.all_reduce_sum((wide - mean).square().sum()[None])[0]
         std = float((squares / (count - 1)).sqrt()) if count > 1 else 0.0
         return float(mean), std
 
-    def side_by_side(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """The ranks' `[T, n]` (one shape everywhere) as `[T, W * n]`, in rank order."""
         if self.size == 1:
             return values
@@ -106,13 +106,13 @@ class Ranks:
             dist.all_gather(parts, values.contiguous(), group=self._group)
         return torch.cat(parts, dim=1)
 
-    def everyones(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """Each rank's JSON value, in rank order."""
         return [json.loads(one) for one in self._collect(json.dumps(value).encode())]
 
-    def firsts(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's JSON value."""
-        return self.everyones(value if self.is_first else None)[0]
+        return self.all_gather_object(value if self.is_first else None)[0]
 
     # Every rank tells rank 0 ------------------------------------------------------------------------
 
@@ -125,12 +125,12 @@ class Ranks:
 
     # One rank tells whoever asks --------------------------------------------------------------------
 
-    def call(self, word: str) -> None:
+    def set_flag(self, word: str) -> None:
         """Let the others hear `word`, without waiting for them."""
         if self.size > 1:
             self._store().set(word, "1")
 
-    def heard(self, word: str) -> bool:
+    def has_flag(self, word: str) -> bool:
         """Has some rank called `word`? A question to rank 0's machine, for once a decision."""
         if self.size == 1:
             return False
@@ -156,7 +156,7 @@ class Ranks:
         if self.size == 1:
             return [data]
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        lengths = self.side_by_side(torch.tensor([[len(mine)]]))[0].tolist()
+        lengths = self.all_gather(torch.tensor([[len(mine)]]))[0].tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(mine)] = mine
         wanted = self.is_first or not to_first
@@ -183,7 +183,7 @@ def lost_ranks() -> Iterator[None]:
         raise LostRank(_LOST) from error
 
 
-_taken: ContextVar[Ranks | None] = ContextVar("taken", default=None)
+_taken: ContextVar[ProcessGroup | None] = ContextVar("taken", default=None)
 _LOST = "another process of the run ended; its own message says why"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
@@ -208,35 +208,35 @@ def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     return size
 
 
-def join(device: str = "auto") -> tuple[Ranks, torch.device]:
+def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
     """Meet the other processes of the run and take a device: with several on GPUs, each its own.
 
     Raises `BadValue` for a device that is not here.
     """
     wanted = check_device(device)
     if launched_processes() == 1:
-        return Ranks(), wanted
+        return ProcessGroup(), wanted
     if wanted.index is not None:
         raise BadValue(
             f"with several processes each takes a GPU of its own; give --device cuda, not {device}"
         )
     state = PartialState(cpu=wanted.type == "cpu")
-    return Ranks(state.process_index, state.num_processes, _host_group()), state.device
+    return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
 
 
-def have_met() -> bool:
+def is_initialized() -> bool:
     """Have the processes of the run met?"""
     return dist.is_initialized()
 
 
-def present() -> Ranks:
+def current_process_group() -> ProcessGroup:
     """The processes met by `join`, or some of them; see `Ranks.taken_for_all`. Meets them where nobody has."""
     if (some := _taken.get()) is not None:
         return some
     if launched_processes() == 1:
-        return Ranks()
+        return ProcessGroup()
     state = PartialState(cpu=not torch.cuda.is_available())
-    return Ranks(state.process_index, state.num_processes, _host_group())
+    return ProcessGroup(state.process_index, state.num_processes, _host_group())
 
 
 @functools.cache

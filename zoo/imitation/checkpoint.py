@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from zoo.algorithms.rng import rng_state, set_rng_state
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.objective import Frames
 from zoo.runs.folder import RunFolder
 from zoo.training.checkpoint import (
@@ -42,26 +42,26 @@ _ALGORITHM = "sft"
 class FinetuningCheckpoints:
     """Keeps a run's `checkpoints/`; every rank has one, rank 0's writes."""
 
-    def __init__(self, run: RunFolder, policy: Any, ranks: Ranks, frames: Frames) -> None:
+    def __init__(self, run: RunFolder, policy: Any, process_group: ProcessGroup, frames: Frames) -> None:
         self._run = run
         self._policy = policy
-        self._ranks = ranks
+        self._process_group = process_group
         self._digest = frames.digest()
 
     def save(self, updates: int) -> None:
         """Write the checkpoint after so many updates, in the place of the one before; every rank must call it."""
-        moments = optimizer_tensors(self._policy, keep=self._ranks.is_first)
-        if self._ranks.is_first:
+        moments = optimizer_tensors(self._policy, keep=self._process_group.is_first)
+        if self._process_group.is_first:
             former = [step for step in self._run.saved_steps() if step != updates]
             write_folder(self._run.checkpoint(updates), partial(self._write, updates, moments))
             for step in former:
                 shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
         # It is there for every rank.
-        self._ranks.any(flag=False)
+        self._process_group.any(flag=False)
 
     def clear(self) -> None:
         """Remove what a run that has ended does not need."""
-        if self._ranks.is_first:
+        if self._process_group.is_first:
             shutil.rmtree(self._run.checkpoints, ignore_errors=True)
 
     def _write(self, updates: int, moments: Mapping[str, Tensor], folder: Path) -> None:

@@ -26,7 +26,7 @@ from zoo.config.run_config import RunConfig
 from zoo.demonstrations.lerobot_reader import check_dataset, read_dataset
 from zoo.demonstrations.recorder import Demonstration
 from zoo.distributed.fsdp import check_precision
-from zoo.distributed.process_group import Ranks, join, launched_processes
+from zoo.distributed.process_group import ProcessGroup, join, launched_processes
 from zoo.imitation.checkpoint import FinetuningCheckpoints, load_finetuning
 from zoo.imitation.finetuning_loop import FinetuningLoop
 from zoo.imitation.objective import Frames, frames_of
@@ -76,11 +76,11 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
     check_dealing(settings.batch_size, launched_processes())
     if request.config.num_threads is not None:
         torch.set_num_threads(request.config.num_threads)
-    ranks, device = join(request.config.device)
+    process_group, device = join(request.config.device)
     # Where the seed was drawn every rank has drawn its own.
-    config = replace(request.config, seed=ranks.firsts(request.config.seed))
+    config = replace(request.config, seed=process_group.broadcast_object(request.config.seed))
     request = replace(request, config=config)
-    say = say if ranks.is_first else say_nothing
+    say = say if process_group.is_first else say_nothing
     groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
     check_alike(groups)
     set_random_seed(config.seed)
@@ -89,8 +89,8 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         benchmark = benchmark_of(config)
         for folder in groups:
             check_rate(folder, benchmark)
-        cells = own_cells(config, benchmark.tasks, ranks)
-        envs = make_evaluation_envs(config, cells, ranks)
+        cells = own_cells(config, benchmark.tasks, process_group)
+        envs = make_evaluation_envs(config, cells, process_group)
         cleanup.callback(envs.close)
         policy = _make_policy(request, envs).to(device)
         check_precision(policy)
@@ -101,13 +101,13 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         groups.clear()  # the frames hold all of it, which may be large
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
-        keeper = _keeper(request, policy, envs, cells, ranks, say, cleanup)
+        keeper = _keeper(request, policy, envs, cells, process_group, say, cleanup)
         cleanup.callback(keeper.logger.close)
         run = keeper.run
         say(_headline(request, run, num_episodes, frames))
-        checkpoints = FinetuningCheckpoints(run, policy, ranks, frames)
+        checkpoints = FinetuningCheckpoints(run, policy, process_group, frames)
         _learn(FinetuningLoop(frames, keeper, checkpoints, done=request.done or 0))
-    return run if ranks.is_first else None
+    return run if process_group.is_first else None
 
 
 def _learn(loop: FinetuningLoop) -> None:
@@ -122,9 +122,9 @@ def _learn(loop: FinetuningLoop) -> None:
             if stop.by_ctrl_c:
                 raise KeyboardInterrupt from None
             return
-    if keeper.config.eval_episodes and keeper.ranks.is_first:
+    if keeper.config.eval_episodes and keeper.process_group.is_first:
         say(keeper.table())
-    flag = packages_flag(packages_of(run.path / ARGS_FILE)) if keeper.ranks.is_first else ""
+    flag = packages_flag(packages_of(run.path / ARGS_FILE)) if keeper.process_group.is_first else ""
     say(
         f"policy      {run.best}\nnext:\n"
         f"  python -m zoo.train{flag} --algo ppo --env {env} --policy {quoted(run.best)}\n"
@@ -199,13 +199,13 @@ def _keeper(
     policy: VLAPolicy,
     envs: VLAVectorEnv,
     cells: Sequence[StartState],
-    ranks: Ranks,
+    process_group: ProcessGroup,
     say: Callable[[str], None],
     cleanup: ExitStack,
 ) -> BestKeeper:
     """What evaluates and writes, with its run folder."""
-    run = _open_run_folder(request, envs, ranks, cleanup)
-    outputs = [JsonLines, TensorBoard] if ranks.is_first else []
+    run = _open_run_folder(request, envs, process_group, cleanup)
+    outputs = [JsonLines, TensorBoard] if process_group.is_first else []
     formats = [one(run.path, keep_until=request.done) for one in outputs]
     return BestKeeper(
         config=request.config,
@@ -213,7 +213,7 @@ def _keeper(
         policy=policy,
         envs=envs,
         cells=cells,
-        ranks=ranks,
+        process_group=process_group,
         run=run,
         logger=Logger(folder=None, output_formats=formats),
         say=say,
@@ -231,11 +231,11 @@ def _headline(request: FinetuningRequest, run: RunFolder, num_episodes: int, fra
 
 
 def _open_run_folder(
-    request: FinetuningRequest, envs: VLAVectorEnv, ranks: Ranks, cleanup: ExitStack
+    request: FinetuningRequest, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack
 ) -> RunFolder:
     """A new folder, or that of the run that goes on; described either way, by rank 0 for all, held until `cleanup`."""
     path = None
-    if ranks.is_first:
+    if process_group.is_first:
         if request.resume is not None:
             run = request.resume.run
         else:
@@ -245,4 +245,4 @@ def _open_run_folder(
             run, config=request.config, args=request.args, command=request.command, protocol=envs.protocol()
         )
         path = str(run.path)
-    return RunFolder(Path(ranks.firsts(path)))
+    return RunFolder(Path(process_group.broadcast_object(path)))

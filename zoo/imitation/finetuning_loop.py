@@ -45,7 +45,7 @@ class FinetuningLoop:
         self._frames = frames
         self.keeper = keeper
         """What evaluates the policy, and keeps the best."""
-        self._ranks = keeper.ranks
+        self._process_group = keeper.process_group
         self._checkpoints = checkpoints
         self._learner = Learner(
             ImitationScorer(self._policy), self._policy.optimizer, self._settings.max_grad_norm
@@ -75,7 +75,7 @@ class FinetuningLoop:
             raise
         except VLAZooError:
             # With several ranks it would take all of them to save, and they are on their way out.
-            if self._done and self._ranks.size == 1:
+            if self._done and self._process_group.size == 1:
                 self._save()
                 self.keeper.say(f"saved; go on with: python -m zoo.sft -i {quoted(self.keeper.run.path)}")
             raise
@@ -100,7 +100,7 @@ class FinetuningLoop:
             self.keeper.say(f"{self._done:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
 
     def _pass_boundary(self) -> None:
-        if self._ranks.any(self._stopping):
+        if self._process_group.any(self._stopping):
             raise Stopped
         # Saving first: a kill during an evaluation then loses nothing.
         if self._config.save_freq and self._done % self._config.save_freq == 0:
@@ -122,7 +122,7 @@ class FinetuningLoop:
         Returns the loss of the whole batch, and the gradient's norm before it is cut.
         """
         learner, size = self._learner, len(batch.index_B)
-        own_P = torch.arange(size)[own_block(size, self._ranks)]
+        own_P = torch.arange(size)[own_block(size, self._process_group)]
         parts = own_P.split(self._settings.micro_batch_size or size)
         mask_BK = batch.frames.mask_BK[batch.index_B]
         learner.policy.set_training_mode(True)  # type: ignore[operator]
@@ -134,7 +134,7 @@ class FinetuningLoop:
                 share = float(mask_BK[place_P].sum() / mask_BK.sum())
                 scored: Any = learner.score(*batch.part(place_P, self._policy)) * share
                 # Gradients are averaged over ranks, not summed.
-                learner.backward(scored * self._ranks.size)
+                learner.backward(scored * self._process_group.size)
             loss += scored.item()
         norm, finite = learner.apply()
         if not finite and learner.accelerator.scaler is None:
@@ -142,7 +142,7 @@ class FinetuningLoop:
                 f"the gradient of update {self._done + 1} is not finite, and the update was left out: "
                 "give a lower --learning-rate"
             )
-        return float(self._ranks.total(torch.tensor([loss]))), float(norm)
+        return float(self._process_group.all_reduce_sum(torch.tensor([loss]))), float(norm)
 
 
 @dataclass(frozen=True)

@@ -193,9 +193,9 @@ class ChunkExperience(Experience):
     @staticmethod
     def _pieces(algorithm: VLAOnPolicyAlgorithm) -> Iterator[Piece]:
         """This rank's pieces of one pass."""
-        ranks = algorithm.ranks
-        columns = Columns(num_ranks=ranks.size, rank=ranks.rank, slots=algorithm.n_envs)
-        taking_TC = columns.in_slot_order(ranks.side_by_side(algorithm.chunk_buffer.taking()))
+        process_group = algorithm.process_group
+        columns = Columns(num_ranks=process_group.size, rank=process_group.rank, slots=algorithm.n_envs)
+        taking_TC = columns.in_slot_order(process_group.all_gather(algorithm.chunk_buffer.taking()))
         rng = np.random.default_rng([algorithm.noise_seed, algorithm._n_updates])
         return pieces(taking_TC, columns, algorithm.batch_size, rng)
 

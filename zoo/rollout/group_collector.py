@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer, Decision
 from zoo.rollout.collector import ChunkExperience
 from zoo.rollout.env_loop import Row, staged_rows
@@ -222,10 +222,12 @@ def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
             )
 
 
-def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, ranks: Ranks) -> list[GroupOutcome]:
+def all_outcomes(
+    own: Sequence[GroupOutcome], kept_P: Tensor, process_group: ProcessGroup
+) -> list[GroupOutcome]:
     """Every rank's outcomes, with what became of them (bool `[P]` of this rank's)."""
     told = [asdict(replace(one, kept=kept)) for one, kept in zip(own, kept_P.tolist(), strict=True)]
-    return [GroupOutcome(**one) for part in ranks.everyones(told) for one in part]
+    return [GroupOutcome(**one) for part in process_group.all_gather_object(told) for one in part]
 
 
 def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:

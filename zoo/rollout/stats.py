@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo.algorithms.metrics import PhaseClock, episode_metrics
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.types import Episode
 
 
@@ -97,9 +97,9 @@ class News:
         for key in self._own:
             self._own[key] += part[key]
 
-    def share(self, ranks: Ranks, num_timesteps: int) -> int:
+    def share(self, process_group: ProcessGroup, num_timesteps: int) -> int:
         """Put the ranks' rollouts, begun at `num_timesteps`, together; returns the simulator steps done then."""
-        parts = ranks.everyones(self.own())
+        parts = process_group.all_gather_object(self.own())
         decisions = sorted({number for part in parts for number, _ in part["steps"]})
         after: dict[int, int] = {}
         for number in decisions:

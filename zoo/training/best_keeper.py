@@ -12,7 +12,7 @@ from vla_gym import VLAVectorEnv
 from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from zoo.config.run_config import RunConfig
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import Episode, Frame, evaluate, overall_rate
 from zoo.evaluation.results import (
     evaluated_line,
@@ -46,7 +46,7 @@ class BestKeeper:
     """This rank's simulators, autoreset DISABLED."""
     cells: Sequence[StartState]
     """The start states of this rank."""
-    ranks: Ranks
+    process_group: ProcessGroup
     """All who evaluate."""
     run: RunFolder
     """Where rank 0 writes."""
@@ -59,7 +59,9 @@ class BestKeeper:
 
     def __post_init__(self) -> None:
         self._file = EvaluationFile(self.run.path, keep_until=self.keep_until)
-        self._looked_at = self.ranks.firsts(self._file.timesteps[-1] if self._file.timesteps else 0)
+        self._looked_at = self.process_group.broadcast_object(
+            self._file.timesteps[-1] if self._file.timesteps else 0
+        )
         self._best = best_success(self.run.best)
 
     def owes(self, updates: int) -> bool:
@@ -80,9 +82,9 @@ class BestKeeper:
 
         self.policy.set_training_mode(False)
         with untouched_generators():
-            episodes = of_all_ranks(lambda: self._evaluate_own(on_frame), self.ranks)
+            episodes = of_all_ranks(lambda: self._evaluate_own(on_frame), self.process_group)
         self._looked_at = updates
-        if not self.ranks.is_first:
+        if not self.process_group.is_first:
             return
         if not episodes:
             save_best(self.policy, self.run.best, success=0.0, num_timesteps=updates)

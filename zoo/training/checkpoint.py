@@ -72,12 +72,12 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
         )
 
     folder = checkpoints / f"step_{boundary.num_timesteps}"
-    whole = gather_boundary(boundary, algorithm.ranks)
-    moments = optimizer_tensors(algorithm.policy, keep=algorithm.ranks.is_first)
+    whole = gather_boundary(boundary, algorithm.process_group)
+    moments = optimizer_tensors(algorithm.policy, keep=algorithm.process_group.is_first)
     if whole is not None:
         write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
     # It is there for every rank.
-    algorithm.ranks.any(flag=False)
+    algorithm.process_group.any(flag=False)
     return folder
 
 
@@ -278,7 +278,7 @@ def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | Non
     own = slice(algorithm.first_slot, algorithm.first_slot + num_envs)
     if envs is None or saved is None:
         return own
-    envs.load_state_dict(own_env_state(saved, own, num_envs * algorithm.ranks.size))
+    envs.load_state_dict(own_env_state(saved, own, num_envs * algorithm.process_group.size))
     # The constructor asked for a seed at the next reset, which would start the schedule anew.
     algorithm.env.unwrapped._reset_seeds()
     return own

@@ -56,7 +56,7 @@ class CheckpointCallback(BaseCallback):
         """Keep the present policy as `best/` if `success` beats the best so far; did it?"""
         if self._best is not None and success <= self._best:
             return False
-        if self.model.ranks.is_first:
+        if self.model.process_group.is_first:
             save_best(
                 self.model.policy, self._run / "best", success=success, num_timesteps=self.model.num_timesteps
             )
@@ -74,7 +74,7 @@ class CheckpointCallback(BaseCallback):
         return not self.stopping
 
     def _on_training_end(self) -> None:
-        self.stopped = self.model.ranks.any(self.stopping)
+        self.stopped = self.model.process_group.any(self.stopping)
         if not self._saved or self._saved[-1].name != f"step_{self.model.boundary.num_timesteps}":
             self._save()
 
@@ -82,7 +82,7 @@ class CheckpointCallback(BaseCallback):
         folder = save_checkpoint(self.model, self._run / "checkpoints")
         self._last_step = self.model.boundary.num_timesteps
         self._saved.append(folder)
-        if not self.model.ranks.is_first:
+        if not self.model.process_group.is_first:
             return
         if self._keep is not None:
             for old in self._saved[: -self._keep]:

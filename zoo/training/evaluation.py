@@ -9,7 +9,7 @@ from typing import Any
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.specs import StartState, Task
 from zoo.config.run_config import RunConfig
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import own_block
 from zoo.evaluation.evaluator import Episode, Frame, choose_cells, evaluate
 from zoo.evaluation.video import VideoRecorder
@@ -28,14 +28,14 @@ class Evaluator:
         envs: VLAVectorEnv,
         policy: Any,
         checkpoints: CheckpointCallback,
-        ranks: Ranks,
+        process_group: ProcessGroup,
     ) -> None:
         tasks = envs.benchmark.tasks
         self._config = config
         self._policy = policy
         self._checkpoints = checkpoints
-        self._ranks = ranks
-        self._cells = own_cells(config, tasks, ranks)
+        self._process_group = process_group
+        self._cells = own_cells(config, tasks, process_group)
         self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
         self._envs: VLAVectorEnv | None = None
         self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
@@ -44,7 +44,7 @@ class Evaluator:
     def __call__(self) -> list[Episode]:
         """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
         self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
-        return of_all_ranks(self._evaluate_own, self._ranks)
+        return of_all_ranks(self._evaluate_own, self._process_group)
 
     def close(self) -> None:
         """End the evaluation's simulators."""
@@ -58,7 +58,7 @@ class Evaluator:
         if self._checkpoints.stopping:
             raise Stopped  # before simulators start, which takes long
         if self._envs is None:
-            self._envs = make_evaluation_envs(self._config, self._cells, self._ranks)
+            self._envs = make_evaluation_envs(self._config, self._cells, self._process_group)
 
         def on_frame(frame: Frame) -> None:
             if self._checkpoints.stopping:
@@ -68,15 +68,17 @@ class Evaluator:
         return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
 
 
-def own_cells(config: RunConfig, tasks: Sequence[Task], ranks: Ranks) -> list[StartState]:
+def own_cells(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
     """The start states that this rank evaluates; none where the run is not evaluated."""
     cells = choose_cells(tasks, config.eval_episodes) if config.eval_episodes else []
-    return cells[own_block(len(cells), ranks)]
+    return cells[own_block(len(cells), process_group)]
 
 
-def make_evaluation_envs(config: RunConfig, cells: Sequence[StartState], ranks: Ranks) -> VLAVectorEnv:
+def make_evaluation_envs(
+    config: RunConfig, cells: Sequence[StartState], process_group: ProcessGroup
+) -> VLAVectorEnv:
     """The simulators of one rank that evaluates `cells`: its share of `num_envs`, but no more than it needs."""
-    num_envs = max(1, min(config.num_envs // ranks.size, len(cells)))
+    num_envs = max(1, min(config.num_envs // process_group.size, len(cells)))
     # A lost episode is run again, so a restart leaves no hole in the evaluation.
     options = {"on_worker_error": "restart", **config.env_options, "group_size": 1}
     if "num_workers" in options:
@@ -84,7 +86,7 @@ def make_evaluation_envs(config: RunConfig, cells: Sequence[StartState], ranks: 
     return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
 
 
-def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], ranks: Ranks) -> list[Episode]:
+def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], process_group: ProcessGroup) -> list[Episode]:
     """The episodes of every rank, in the order of their start states; every rank must ask.
 
     Raises `Stopped` where `evaluate_own` did on some rank.
@@ -95,7 +97,7 @@ def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], ranks: Ranks) ->
         own = evaluate_own()
     except Stopped:
         stopped = True
-    if ranks.any(stopped):
+    if process_group.any(stopped):
         raise Stopped
-    told = ranks.everyones([asdict(episode) for episode in own])
+    told = process_group.all_gather_object([asdict(episode) for episode in own])
     return [Episode(**episode) for part in told for episode in part]

@@ -81,7 +81,7 @@ class Delivery:
     def _order(self, algorithm: VLAOnPolicyAlgorithm, version: int) -> None:
         """Send out the weights of `version` with orders for the rollouts that may be collected with them."""
         digest = weights_hash(trained(algorithm.policy))
-        if len(set(algorithm.ranks.everyones(digest))) > 1:
+        if len(set(algorithm.process_group.all_gather_object(digest))) > 1:
             raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
         self._ordered = max(self._ordered, version)
         numbers = range(self._ordered, version + self.max_staleness + 1)

@@ -21,7 +21,7 @@ from zoo.config.run_config import RunConfig
 from zoo.distributed.channel import Mail
 from zoo.distributed.env_server import EnvServers, meet_servers
 from zoo.distributed.placement import Placement
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import training_share
 from zoo.runs.folder import RunFolder
 from zoo.training.callbacks import StopSignals
@@ -44,16 +44,16 @@ def train_placed(
     request: TrainingRequest,
     placement: Placement,
     plan: BatchPlan,
-    ranks: Ranks,
+    process_group: ProcessGroup,
     device: torch.device,
     say: Callable[[str], None],
 ) -> RunFolder | None:
     """As `zoo.training.setup.train`; the first actor rank writes. Every rank of the run calls it."""
-    say = say if ranks.rank == placement.actor[0] else say_nothing
+    say = say if process_group.rank == placement.actor[0] else say_nothing
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
         say("\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)]))
-        rank = _PlacedRank(request, placement, plan, ranks, device, cleanup)
+        rank = _PlacedRank(request, placement, plan, process_group, device, cleanup)
         rank.build()
         run = None
         if rank.learner is not None:
@@ -72,7 +72,7 @@ class _PlacedRank:
         request: TrainingRequest,
         placement: Placement,
         plan: BatchPlan,
-        ranks: Ranks,
+        process_group: ProcessGroup,
         device: torch.device,
         cleanup: ExitStack,
     ) -> None:
@@ -80,13 +80,16 @@ class _PlacedRank:
         self._config: RunConfig = request.config
         self._placement = placement
         self._plan = plan
-        self._number = ranks.rank
+        self._number = process_group.rank
         self._device = device
         self._cleanup = cleanup
-        self._mail = Mail(ranks.host_group)
+        self._mail = Mail(process_group.host_group)
         # Groups are made by all ranks together, whoever is in them.
-        self._rollouts, self._actors = ranks.among(placement.rollout), ranks.among(placement.actor)
-        self.servers: EnvServers = meet_servers(placement, ranks)
+        self._rollouts, self._actors = (
+            process_group.subgroup(placement.rollout),
+            process_group.subgroup(placement.actor),
+        )
+        self.servers: EnvServers = meet_servers(placement, process_group)
         self.learner: VLAOnPolicyAlgorithm | None = None
         self._collector: Collector | None = None
 
@@ -95,7 +98,7 @@ class _PlacedRank:
         config, placement = self._config, self._placement
         self.servers.start(self._served_envs)
         if self._actors is not None:
-            with self._actors.taken_for_all():
+            with self._actors.as_current():
                 self.learner = self._model(
                     self._envs(pool=_absent_pool, **training_share(config, self._actors))
                 )
@@ -103,7 +106,7 @@ class _PlacedRank:
             share: dict[str, Any] = training_share(config, self._rollouts)
             if placement.remote_envs:
                 share["pool"] = self._remote_pool
-            with self._rollouts.taken_for_all():
+            with self._rollouts.as_current():
                 model = self._model(self._envs(pipeline_stages=self._plan.num_stages, **share))
             if self.learner is not None:
                 model.policy = self.learner.policy

@@ -25,7 +25,7 @@ from zoo.config.settings import ALGORITHM_SETTINGS, ALGORITHMS
 from zoo.distributed.devices import check_device
 from zoo.distributed.fsdp import sharding_asked
 from zoo.distributed.placement import parse_placement
-from zoo.distributed.process_group import Ranks, join
+from zoo.distributed.process_group import ProcessGroup, join
 from zoo.distributed.shares import training_share
 from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run
 from zoo.runs.run_lock import held
@@ -47,16 +47,16 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
         torch.set_num_threads(request.config.num_threads)
     # Processes that cannot share the work out say so before they meet.
     plan = plan_of(request.config, accelerator=check_device(request.config.device).type != "cpu")
-    ranks, device = join(request.config.device)
+    process_group, device = join(request.config.device)
     # Where the seed was drawn every rank has drawn its own.
-    config = replace(request.config, seed=ranks.firsts(request.config.seed))
+    config = replace(request.config, seed=process_group.broadcast_object(request.config.seed))
     request = replace(request, config=config)
-    placement = parse_placement(config.placement, ranks.size)
+    placement = parse_placement(config.placement, process_group.size)
     if not placement.everywhere:
         from zoo.training.roles import train_placed
 
-        return train_placed(request, placement, plan, ranks, device, say)
-    say = say if ranks.is_first else say_nothing
+        return train_placed(request, placement, plan, process_group, device, say)
+    say = say if process_group.is_first else say_nothing
     with ExitStack() as cleanup:
         cleanup.enter_context(warnings_as_lines(say))
         say("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
@@ -64,17 +64,17 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
             config.env,
             seed=config.seed,
             pipeline_stages=plan.num_stages,
-            **{**ENV_DEFAULTS, **config.env_options, **training_share(config, ranks)},
+            **{**ENV_DEFAULTS, **config.env_options, **training_share(config, process_group)},
         )
         cleanup.callback(envs.close)
         weights = request.resume.checkpoint if request.resume is not None else None
         model = make_model(config, envs, device, weights=weights)
         if weights is not None:
             load_checkpoint(model, weights)
-        run = open_run_folder(request, envs, ranks, cleanup)
+        run = open_run_folder(request, envs, process_group, cleanup)
         with removed_if_untrained(run, request, model):
             Session(request, model, envs, run, say).learn()
-    return run if ranks.is_first else None
+    return run if process_group.is_first else None
 
 
 def make_model(
@@ -124,14 +124,14 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
 
 
 def open_run_folder(
-    request: TrainingRequest, envs: VLAVectorEnv, ranks: Ranks, cleanup: ExitStack
+    request: TrainingRequest, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack
 ) -> RunFolder:
     """A new folder, or the resumed run's own; described either way, by rank 0 for all, and held until `cleanup`.
 
     Raises `BadValue` where another process trains in it.
     """
-    path = str(_describe_folder(request, envs, cleanup).path) if ranks.is_first else None
-    return RunFolder(Path(ranks.firsts(path)))
+    path = str(_describe_folder(request, envs, cleanup).path) if process_group.is_first else None
+    return RunFolder(Path(process_group.broadcast_object(path)))
 
 
 def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
@@ -162,7 +162,7 @@ def removed_if_untrained(
         raise
     except (VLAZooError, OSError):
         empty = model.num_timesteps == 0 and not run.best.exists() and not run.saved_steps()
-        if model.ranks.is_first and request.resume is None and empty:
+        if model.process_group.is_first and request.resume is None and empty:
             shutil.rmtree(run.path)
         raise
 

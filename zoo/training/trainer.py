@@ -70,7 +70,7 @@ class Session:
         self._envs = envs
         self._run = run
         self._say = say
-        self._ranks = model.ranks
+        self._process_group = model.process_group
         self._done = model.num_timesteps
         in_place = request.resume is not None and request.resume.in_place
         # Files of a run that goes on lose what its last checkpoint does not know.
@@ -81,7 +81,7 @@ class Session:
     def learn(self) -> None:
         """Train to the end or to a signal, save, and say what came of it; rank 0 alone writes and speaks."""
         with ExitStack() as cleanup:
-            shown = self._request.progress and self._ranks.is_first
+            shown = self._request.progress and self._process_group.is_first
             progress = Progress(self._config.n_timesteps, done=self._done, on=shown)
             cleanup.callback(progress.close)
             self._say = progress.wrap(self._say)
@@ -92,7 +92,7 @@ class Session:
             stop = StopSignals(checkpoints.stop)
             cleanup.enter_context(stop)
             evaluation = self._evaluation(checkpoints, cleanup) if self._config.eval_episodes else None
-            monitor = [self._monitor(progress, cleanup)] if self._ranks.is_first else []
+            monitor = [self._monitor(progress, cleanup)] if self._process_group.is_first else []
             # Saving first: a kill during an evaluation then loses nothing.
             callbacks = [*monitor, checkpoints, *([evaluation] if evaluation else [])]
             size = sum(parameter.numel() for parameter in self._model.policy.parameters())
@@ -101,7 +101,7 @@ class Session:
             ended_early = checkpoints.stopped and self._is_work_left()
             if ended_early:
                 self._say(f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
-        if not ended_early and self._ranks.is_first:
+        if not ended_early and self._process_group.is_first:
             self._close(len(self._model.news.tasks), evaluation)
         if stop.by_ctrl_c:
             raise KeyboardInterrupt
@@ -125,14 +125,14 @@ class Session:
             )
         except (KeyboardInterrupt, VLAZooError):
             boundary = self._model.boundary
-            alone = self._ranks.size == 1
+            alone = self._process_group.size == 1
             if alone and boundary is not None and boundary.num_timesteps > self._done:
                 save_checkpoint(self._model, self._run.checkpoints)
                 self._say(f"saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
             raise
 
     def _logger(self) -> Logger:
-        if not self._ranks.is_first:
+        if not self._process_group.is_first:
             return Logger(folder=None, output_formats=[])
         formats: list[KVWriter] = [
             ScreenTable(self._config.algo, self._say),
@@ -149,13 +149,21 @@ class Session:
         return MonitorCallback(file, progress)
 
     def _evaluation(self, checkpoints: CheckpointCallback, cleanup: ExitStack) -> EvaluationCallback:
-        self._evaluator = Evaluator(self._config, self._envs, self._model.policy, checkpoints, self._ranks)
+        self._evaluator = Evaluator(
+            self._config, self._envs, self._model.policy, checkpoints, self._process_group
+        )
         cleanup.callback(self._evaluator.close)
-        log = EvaluationFile(self._run.path, keep_until=self._keep_until) if self._ranks.is_first else None
+        log = (
+            EvaluationFile(self._run.path, keep_until=self._keep_until)
+            if self._process_group.is_first
+            else None
+        )
         fresh = 0 if self._keep_until is not None else self._done
         return EvaluationCallback(
             self._config.eval_freq,
-            acted_at=self._ranks.firsts(log.timesteps[-1] if log is not None and log.timesteps else fresh),
+            acted_at=self._process_group.broadcast_object(
+                log.timesteps[-1] if log is not None and log.timesteps else fresh
+            ),
             evaluate=self._evaluator,
             log=log,
             checkpoints=checkpoints,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo.algorithms.metrics import PhaseClock, advantage_range, episode_metrics, learning_rates, rank_means
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.types import Episode
 
 
@@ -52,9 +52,9 @@ def test_learning_rates_of_named_groups():
 
 def test_means_and_ranges_leave_out_what_has_no_entry():
     values = {"some": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "none": torch.zeros(0)}
-    assert rank_means(values, Ranks()) == {"some": 3.0}
-    assert advantage_range(torch.tensor([-1.0, 3.0]), Ranks()) == {
+    assert rank_means(values, ProcessGroup()) == {"some": 3.0}
+    assert advantage_range(torch.tensor([-1.0, 3.0]), ProcessGroup()) == {
         "rollout/advantages_max": 3.0,
         "rollout/advantages_min": -1.0,
     }
-    assert advantage_range(torch.zeros(0), Ranks()) == {}
+    assert advantage_range(torch.zeros(0), ProcessGroup()) == {}

@@ -10,7 +10,7 @@ import torch
 
 from zoo.algorithms.objective import Objective
 from zoo.algorithms.update_metrics import Tally, explained_variance
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.types import Minibatch, Part, Scored
 
 OBJECTIVE = Objective(
@@ -124,5 +124,5 @@ def test_a_stand_in_counts_for_nothing():
 def test_explained_variance_by_hand_and_without_any():
     # Targets 0 and 2 have variance 1 (biased), errors -1 and 0 have 1/4.
     value, target = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])
-    assert explained_variance(value, target, Ranks()) == pytest.approx(0.75)
-    assert math.isnan(explained_variance(value, torch.ones(2), Ranks()))
+    assert explained_variance(value, target, ProcessGroup()) == pytest.approx(0.75)
+    assert math.isnan(explained_variance(value, torch.ones(2), ProcessGroup()))

@@ -15,7 +15,7 @@ from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.distributed.env_server import EnvServers, meet_servers
 from zoo.distributed.placement import parse_placement
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 
 PLACEMENT = parse_placement("env=0,rollout=1,actor=2", 3)
 
@@ -61,7 +61,7 @@ def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
 
 
 def test_without_remote_simulators_nobody_listens():
-    found = meet_servers(parse_placement("all", 1), Ranks())
+    found = meet_servers(parse_placement("all", 1), ProcessGroup())
     assert found.addresses == [[]]
     assert found.listeners == []
     found.join()

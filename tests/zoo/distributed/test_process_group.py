@@ -6,36 +6,36 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue
-from zoo.distributed.process_group import Ranks, launched_processes
+from zoo.distributed.process_group import ProcessGroup, launched_processes
 
 
 def test_moments_are_mean_and_unbiased_deviation():
-    assert Ranks().moments(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1.0))
-    assert Ranks().moments(torch.tensor([5.0])) == (5.0, 0.0)
-    assert Ranks().moments(torch.zeros(0)) == (0.0, 0.0)
+    assert ProcessGroup().moments(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1.0))
+    assert ProcessGroup().moments(torch.tensor([5.0])) == (5.0, 0.0)
+    assert ProcessGroup().moments(torch.zeros(0)) == (0.0, 0.0)
 
 
 def test_moments_of_equal_numbers_have_no_spread():
-    mean, std = Ranks().moments(torch.full((1000,), 0.1))
+    mean, std = ProcessGroup().moments(torch.full((1000,), 0.1))
     assert mean == pytest.approx(0.1)
     assert std == pytest.approx(0.0, abs=1e-12)
 
 
 def test_one_rank_hears_itself():
-    ranks = Ranks()
-    assert ranks.is_first
-    assert ranks.total(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
-    assert ranks.any(flag=True)
-    assert not ranks.any(flag=False)
-    assert ranks.everyones({"a": [1]}) == [{"a": [1]}]
-    assert ranks.firsts("b") == "b"
-    assert ranks.side_by_side(torch.ones(2, 3)).shape == (2, 3)
-    assert not ranks.heard("anything")
+    process_group = ProcessGroup()
+    assert process_group.is_first
+    assert process_group.all_reduce_sum(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert process_group.any(flag=True)
+    assert not process_group.any(flag=False)
+    assert process_group.all_gather_object({"a": [1]}) == [{"a": [1]}]
+    assert process_group.broadcast_object("b") == "b"
+    assert process_group.all_gather(torch.ones(2, 3)).shape == (2, 3)
+    assert not process_group.has_flag("anything")
 
 
 def test_the_given_tensor_is_left_alone():
     values = torch.ones(2, dtype=torch.float64)
-    assert Ranks().total(values) is not values
+    assert ProcessGroup().total(values) is not values
 
 
 def test_a_launcher_that_starts_one_process_for_many_is_found_out():

@@ -6,7 +6,7 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo.config.run_config import RunConfig
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import own_block, training_share
 
 
@@ -23,16 +23,18 @@ def config(num_envs: int, group_size: int = 1) -> RunConfig:
 
 
 def test_groups_are_shared_out_in_order():
-    shares = [training_share(config(24, 4), Ranks(rank, 3)) for rank in range(3)]
+    shares = [training_share(config(24, 4), ProcessGroup(rank, 3)) for rank in range(3)]
     assert shares == [{"num_envs": 8, "group_offset": 2 * rank, "num_groups": 6} for rank in range(3)]
 
 
 def test_a_group_is_never_cut():
     with pytest.raises(BadValue, match="Nearest allowed: --num-envs 8 or 16"):
-        training_share(config(12, 4), Ranks(0, 2))
+        training_share(config(12, 4), ProcessGroup(0, 2))
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4)])
 def test_every_start_state_is_evaluated_once(count: int, size: int):
-    cells = [cell for rank in range(size) for cell in range(count)[own_block(count, Ranks(rank, size))]]
+    cells = [
+        cell for rank in range(size) for cell in range(count)[own_block(count, ProcessGroup(rank, size))]
+    ]
     assert cells == list(range(count))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.distributed.process_group import Ranks
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.group_collector import GroupOutcome, all_outcomes, check_shared_start, group_lines
 
 
 def test_one_line_shows_every_groups_start_state_and_successes():
     own = [GroupOutcome("0123456789abcdef", 3, 8), GroupOutcome("fedcba9876543210", 0, 8)]
-    outcomes = all_outcomes(own, torch.tensor([True, False]), Ranks())
+    outcomes = all_outcomes(own, torch.tensor([True, False]), ProcessGroup())
     assert group_lines(outcomes) == ["groups: 01234567 3/8 | fedcba98 0/8 dead"]
 
 
