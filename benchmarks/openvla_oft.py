@@ -28,7 +28,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 from torch.nn import functional
 
-from vla_gym import text
+from vla_gym.observation import encode_instruction
 from vla_policies import ActionSample, Conventions, VLAPolicy
 from vla_policies.modules.activation_checkpointing import keep_everything
 from vla_policies.modules.lora_linear import FusedLoraLinear
@@ -71,7 +71,7 @@ def observations(num: int = BATCH) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
         "image": rng.integers(0, 256, (num, 224, 224, 3), dtype=np.uint8),
-        "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
+        "instruction": np.stack([encode_instruction(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
     }
 
 

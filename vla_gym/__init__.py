@@ -9,8 +9,7 @@ from vla_gym.errors import (
     WorkerRestarted,
 )
 from vla_gym.make import make_vec
-from vla_gym.registration import gymnasium_id, register_all
-from vla_gym.registry import find_benchmark, list_envs, register_benchmark
+from vla_gym.registry import find_benchmark, gymnasium_id, list_envs, register_benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
 
 __all__ = [
@@ -27,5 +26,3 @@ __all__ = [
     "make_vec",
     "register_benchmark",
 ]
-
-register_all()

@@ -10,9 +10,8 @@ from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
 
-from vla_gym import text
 from vla_gym.errors import BadValue, check_integer, unknown_name
-from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout, check_instruction
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import Benchmark
@@ -183,7 +182,7 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     """Start whoever runs the slots on this machine."""
     check_installed(benchmark)
     for task in benchmark.tasks:
-        text.check_speakable(task.instruction)
+        check_instruction(task.instruction)
     setup = slot_setup(benchmark, config)
     if benchmark.batched or config.num_workers == 0:
         for name, value in simulator_environment(benchmark, os.environ).items():

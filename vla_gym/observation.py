@@ -1,4 +1,4 @@
-"""The one observation layout: which keys, which shapes, which Gymnasium spaces.
+"""The one observation layout: its keys, shapes and Gymnasium spaces, and the instruction's encoding as bytes.
 
 image        uint8   [H, W, 3]   main camera
 wrist_image  uint8   [H, W, 3]   only when asked for
@@ -9,20 +9,25 @@ instruction  text                always, never empty
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym import text
+from vla_gym.errors import BadValue
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
-"""Sides of an image that simulators are asked for, pixels."""
+"""Smallest and largest allowed side of an image, pixels."""
+MAX_INSTRUCTION_BYTES = 160
+"""Length of an encoded instruction."""
+INSTRUCTION_CHARSET = frozenset(string.ascii_letters + string.digits + string.punctuation + " \u2019")
+"""Printable ASCII plus the curly apostrophe (U+2019) that some benchmarks write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationLayout:
-    """Which observation a set of slots gives; parent and workers build their buffers from the same one."""
+    """Observation of one sub-environment; parent and workers build their buffers from the same layout."""
 
     cameras: tuple[str, ...]
     """Keys of the images, main camera first."""
@@ -34,7 +39,7 @@ class ObservationLayout:
     """P; 0 leaves the key `privileged` out."""
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each array of one slot's observation (everything but the instruction)."""
+        """Shape and dtype of each array of one observation (everything but the instruction)."""
         image = ((self.image_size, self.image_size, 3), np.dtype(np.uint8))
         fields: dict[str, tuple[tuple[int, ...], np.dtype]] = dict.fromkeys(self.cameras, image)
         if self.state_dim:
@@ -44,16 +49,14 @@ class ObservationLayout:
         return fields
 
     def space(self) -> spaces.Dict:
-        """Space of one slot's observation, the instruction as text."""
-        fields = self._array_spaces()
-        fields["instruction"] = spaces.Text(text.MAX_BYTES, min_length=1, charset=text.CHARSET)
-        return spaces.Dict(fields)
+        """Space of one observation, the instruction as text."""
+        text = spaces.Text(MAX_INSTRUCTION_BYTES, min_length=1, charset=INSTRUCTION_CHARSET)
+        return spaces.Dict({**self._array_spaces(), "instruction": text})
 
     def bytes_space(self) -> spaces.Dict:
-        """The same with the instruction as uint8 `[MAX_BYTES]`, for libraries that know arrays only."""
-        fields = self._array_spaces()
-        fields["instruction"] = spaces.Box(0, 255, (text.MAX_BYTES,), np.uint8)
-        return spaces.Dict(fields)
+        """The same with the instruction as uint8 `[MAX_INSTRUCTION_BYTES]`, for libraries that take arrays only."""
+        encoded = spaces.Box(0, 255, (MAX_INSTRUCTION_BYTES,), np.uint8)
+        return spaces.Dict({**self._array_spaces(), "instruction": encoded})
 
     def _array_spaces(self) -> dict[str, spaces.Space]:
         fields: dict[str, spaces.Space] = {}
@@ -61,3 +64,36 @@ class ObservationLayout:
             low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
             fields[key] = spaces.Box(low, high, shape, dtype.type)
         return fields
+
+
+def encode_instruction(text: str) -> np.ndarray:
+    """Text -> UTF-8 bytes, zero padded: uint8 `[MAX_INSTRUCTION_BYTES]`; `decode_instruction` inverts it.
+
+    Raises `BadValue` for a text that is empty, too long, or holds a zero byte.
+    """
+    data = text.encode("utf-8")
+    if not 1 <= len(data) <= MAX_INSTRUCTION_BYTES:
+        raise BadValue(
+            f"instruction {text!r} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}"
+        )
+    if 0 in data:
+        raise BadValue(f"instruction {text!r} holds a zero byte, which marks the padding")
+    out = np.zeros(MAX_INSTRUCTION_BYTES, dtype=np.uint8)
+    out[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    return out
+
+
+def decode_instruction(data: np.ndarray) -> str:
+    """Uint8 `[MAX_INSTRUCTION_BYTES]` (any integer dtype or float with whole values) -> text."""
+    raw = np.asarray(data)
+    if raw.ndim != 1:
+        raise BadValue(f"one encoded instruction is a vector of bytes, got shape {raw.shape}")
+    return raw.astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8")
+
+
+def check_instruction(text: str) -> None:
+    """Raise `BadValue` unless `text` fits the observation's text space and its encoded form."""
+    encode_instruction(text)
+    strange = sorted(set(text) - INSTRUCTION_CHARSET)
+    if strange:
+        raise BadValue(f"instruction {text!r} holds {strange}; allowed are printable ASCII and U+2019")

@@ -1,18 +1,20 @@
-"""The table of environment ids: which there are, and which function builds each one's `Benchmark`.
+"""The table of environment ids: the function that builds each one's `Benchmark`, and its name in Gymnasium.
 
 A new benchmark of this package is one `Family` here and its modules in `adapters/`; one from outside is a call
-of `register_benchmark`. No simulator is imported, and no family's function before an id of it is asked for.
+of `register_benchmark`. No simulator is imported, and a family's function only when one of its ids is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import gymnasium as gym
 
 from vla_gym.adapters.libero import pro_tasks as libero_pro_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
@@ -72,16 +74,16 @@ _ADDED: list[Family] = []
 def register_benchmark(
     build: str, num_tasks: Mapping[str, int], *, aliases: Mapping[str, str] | None = None
 ) -> None:
-    """Give environment ids of your own to everything that takes one: `make_vec`, Gymnasium, the commands.
+    """Add environment ids to everything that takes one: `make_vec`, Gymnasium, the commands.
 
     Args:
         build: entry point "module:function", called as `function(env_id, **options) -> Benchmark`; keyword-only
-            parameters are the benchmark's options (`split` at least: `make_vec` always hands it over).
+            parameters are the benchmark's options (at least `split`, which `make_vec` always passes).
         num_tasks: id -> number of tasks. With more than one, `<id>/<k>` is the benchmark of task k alone.
         aliases: other name -> id.
 
-    The same call once more changes nothing. Raises `BadValue` for an id that is taken, that Gymnasium could not
-    hold, or that has no task, and for an entry point that is none.
+    Repeating a call changes nothing. Raises `BadValue` for an id that is taken, that Gymnasium does not allow
+    or that has no task, and for a malformed entry point.
     """
     family = Family(build=build, num_tasks=dict(num_tasks), aliases=dict(aliases or {}))
     if family in _ADDED:
@@ -102,33 +104,49 @@ def register_benchmark(
         if listed not in family.num_tasks:
             raise unknown_name(f"id for the alias '{name}'", listed, family.num_tasks)
     _ADDED.append(family)
-
-    from vla_gym.registration import register_all
-
     register_all()
 
 
+def gymnasium_id(env_id: str) -> str:
+    """Gymnasium's name of an environment id; a slash becomes a dot: `vla_gym/LIBERO-Spatial.3-v0`."""
+    return f"vla_gym/{env_id.replace('/', '.')}-v0"
+
+
+def register_all() -> None:
+    """Register every listed id and every single task with Gymnasium, unless it is registered already."""
+    for env_id in list_envs():
+        count = num_tasks(env_id)
+        for name in (env_id, *(f"{env_id}/{task}" for task in range(count) if count > 1)):
+            if gymnasium_id(name) not in gym.registry:
+                gym.register(
+                    id=gymnasium_id(name),
+                    entry_point="vla_gym.single_env:VLAEnv",
+                    vector_entry_point="vla_gym.make:make_vec",
+                    kwargs={"env_id": name},
+                )
+
+
 def families() -> tuple[Family, ...]:
-    """This package's families and those registered."""
+    """This package's families and the registered ones."""
     return (*FAMILIES, *_ADDED)
 
 
 def list_envs() -> list[str]:
-    """Every environment id, single tasks (`LIBERO-Spatial/3`) left out."""
+    """Every environment id, without single tasks (`LIBERO-Spatial/3`)."""
     return sorted(name for family in families() for name in (*family.num_tasks, *family.aliases))
 
 
 def num_tasks(env_id: str) -> int:
-    """Number of tasks of a listed id, known without importing its adapter."""
+    """Number of tasks of a listed id; does not import its adapter."""
     family, listed = _family(env_id)
     return family.num_tasks[listed]
 
 
 def find_benchmark(env_id: str, **options: Any) -> Benchmark:
-    """Benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3".
+    """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3".
 
-    `options` go to the family's own function (`split`, a protocol ...). Raises `UnknownName` for an id,
-    a task or an option that does not exist.
+    `options` go to the family's function (`split`, a protocol ...). Raises `UnknownName` for an id, a task or an
+    option that does not exist.
     """
     suite, _, task = env_id.rpartition("/")
     if not suite or _is_listed(env_id):
@@ -159,8 +177,7 @@ def _family(env_id: str) -> tuple[Family, str]:
 
 def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     family, listed = _family(env_id)
-    module, _, name = family.build.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = pkgutil.resolve_name(family.build)
     parameters = inspect.signature(function).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for option in options:
@@ -168,3 +185,6 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
             raise unknown_name(f"option of {listed}", option, known)
     benchmark: Benchmark = function(listed, **options)
     return benchmark
+
+
+register_all()

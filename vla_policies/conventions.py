@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.errors import BadValue
+from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_gym.specs import ActionSpec
-from vla_gym.text import MAX_BYTES
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 
 CAMERA_KEYS = ("image", "wrist_image")
@@ -52,7 +52,7 @@ class Conventions:
         }
         if self.state_dim:
             parts["state"] = spaces.Box(-np.inf, np.inf, (self.state_dim,), np.float32)
-        parts["instruction"] = spaces.Box(0, 255, (MAX_BYTES,), np.uint8)
+        parts["instruction"] = spaces.Box(0, 255, (MAX_INSTRUCTION_BYTES,), np.uint8)
         return spaces.Dict(parts)
 
     def action_space(self) -> spaces.Box:

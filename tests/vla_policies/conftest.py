@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym import text
+from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 
 TINY = {"size": "tiny", "width": 32, "heads": 2}
@@ -54,7 +54,7 @@ def make_obs() -> Callable[..., dict[str, np.ndarray]]:
             "image": rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8),
             "wrist_image": rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8),
             "state": rng.normal(size=(num, 3)).astype(np.float32),
-            "instruction": np.stack([text.encode(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
+            "instruction": np.stack([encode_instruction(SENTENCES[i % len(SENTENCES)]) for i in range(num)]),
         }
 
     return build

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_gym.observation import check_instruction
 from vla_gym.specs import Benchmark, Task
-from vla_gym.text import check_speakable
 
 Instructions = Mapping[str, str] | Callable[[Task], str]
 """Task name -> text (tasks left out keep theirs), or a function that is asked for every task's text once."""
@@ -22,7 +22,7 @@ def retold(benchmark: Benchmark, instructions: Instructions) -> Benchmark:
     for name, text in texts.items():
         if not isinstance(text, str):
             raise BadValue(f"instruction of task '{name}' must be a text, got {type(text).__name__}")
-        check_speakable(text)
+        check_instruction(text)
     tasks = (
         dataclasses.replace(task, instruction=texts.get(task.name, task.instruction))
         for task in benchmark.tasks

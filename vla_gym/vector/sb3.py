@@ -14,15 +14,15 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from vla_gym import text
 from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
 from vla_gym.vector.infos import of_slot
 from vla_gym.vector.inputs import join_options
 from vla_gym.vector.vector_env import Observation, VLAVectorEnv
 
 
 class SB3VecEnv(VecEnv):
-    """Same-step resets, observations as arrays only (`instruction` uint8 `[N, MAX_BYTES]`, UTF-8).
+    """Same-step resets, observations as arrays only (`instruction` uint8 `[N, MAX_INSTRUCTION_BYTES]`, UTF-8).
 
     Each `infos[i]` holds what `VLAVectorEnv` reports for the slot, of the episode that was just stepped,
     and besides: `TimeLimit.truncated` always; on the last decision `is_success`, `terminal_observation`
@@ -133,7 +133,7 @@ class SB3VecEnv(VecEnv):
 
 
 def encode_instructions(obs: Observation) -> dict[str, np.ndarray]:
-    """The observation with its instructions as uint8 `[N, MAX_BYTES]`."""
+    """The observation with its instructions as uint8 `[N, MAX_INSTRUCTION_BYTES]`."""
     rows = [_encoded(instruction) for instruction in obs["instruction"]]
     return {**obs, "instruction": np.stack(rows)}
 
@@ -143,5 +143,5 @@ _cache: dict[str, np.ndarray] = {}
 
 def _encoded(instruction: str) -> np.ndarray:
     if instruction not in _cache:
-        _cache[instruction] = text.encode(instruction)
+        _cache[instruction] = encode_instruction(instruction)
     return _cache[instruction]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vla_gym import text
 from vla_gym.errors import BadValue
+from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_policies.conventions import Conventions
 from vla_policies.processing.word_hash import MAX_TOKENS, pad_tokens, tokenize
 from vla_policies.types import PolicyInputs
@@ -48,8 +48,10 @@ def _pixels(image: Tensor, size: int, key: str) -> Tensor:
 
 def _text(bytes_BL: Tensor) -> tuple[Tensor, Tensor]:
     """UTF-8 bytes `[B, 160]` to padded ids and mask, each row looked up once per distinct sentence."""
-    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != text.MAX_BYTES:
-        raise BadValue(f"'instruction' must be bytes [B, {text.MAX_BYTES}], got {tuple(bytes_BL.shape)}")
+    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != MAX_INSTRUCTION_BYTES:
+        raise BadValue(
+            f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}"
+        )
     rows = bytes_BL.to("cpu", torch.uint8).numpy()
     ids = [_sentence_ids(row.tobytes()) for row in rows]
     assert all(len(row) <= MAX_TOKENS for row in ids)

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_gym import text
 from vla_gym.errors import BadValue
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction
 
 BOS = 1
 BOS_PIECE = "<s>"
@@ -66,10 +66,12 @@ class PromptTokenizer:
 
 def decode_instructions(bytes_BL: Tensor) -> list[str]:
     """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
-    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != text.MAX_BYTES:
-        raise BadValue(f"'instruction' must be bytes [B, {text.MAX_BYTES}], got {tuple(bytes_BL.shape)}")
+    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != MAX_INSTRUCTION_BYTES:
+        raise BadValue(
+            f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}"
+        )
     try:
-        return [text.decode(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
+        return [decode_instruction(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
     except UnicodeDecodeError as error:
         raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym import text
 from vla_gym.errors import BadValue, unknown_name
+from vla_gym.observation import encode_instruction
 from vla_policies.conventions import Conventions
 
 
@@ -51,11 +51,11 @@ def batch_observation(
 
 def _instruction_bytes(value: Any) -> Any:
     if isinstance(value, str):
-        return text.encode(value)
+        return encode_instruction(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         value = value.tolist()
         if isinstance(value, str):
-            return text.encode(value)
+            return encode_instruction(value)
     if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-        return np.stack([text.encode(one) for one in value])
+        return np.stack([encode_instruction(one) for one in value])
     return value

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_gym.text import MAX_BYTES
+from vla_gym.observation import MAX_INSTRUCTION_BYTES
 
 HALF_BITS = 10
 """Bits of each half of an id."""
-MAX_TOKENS = MAX_BYTES // 2
+MAX_TOKENS = MAX_INSTRUCTION_BYTES // 2
 """L. No instruction that fits an observation has more words."""
 PAD = 0
 """Id of the padding; the mask, not the id, tells it from a word."""

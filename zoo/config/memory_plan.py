@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vla_gym import text
-from vla_gym.observation import ObservationLayout
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, ObservationLayout
 from vla_gym.specs import Benchmark
 from zoo.config.batch_plan import BatchPlan, benchmark_of
 from zoo.config.run_config import RunConfig
@@ -65,7 +64,7 @@ def observation_bytes(config: RunConfig, benchmark: Benchmark) -> int:
         state_dim=benchmark.state_dim if options.get("state", True) else 0,
     )
     arrays = layout.arrays().values()
-    return text.MAX_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
+    return MAX_INSTRUCTION_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
 
 
 def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> list[Need]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym import text
 from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
 from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
@@ -52,7 +52,7 @@ def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
     obs: dict[str, list[np.ndarray]] = {}
     actions, masks = [], []
     for one in demonstrations:
-        parts = {**one.images, "instruction": np.tile(text.encode(one.instruction), (one.length, 1))}
+        parts = {**one.images, "instruction": np.tile(encode_instruction(one.instruction), (one.length, 1))}
         if one.state_TS.shape[1]:
             parts["state"] = one.state_TS
         for key, value in parts.items():

@@ -12,7 +12,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from vla_gym import BadValue, VLAVectorEnv, text
+from vla_gym import BadValue, VLAVectorEnv
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction
 
 Make = Callable[..., VLAVectorEnv]
 ACTION = np.zeros((3, 5, 2), dtype=np.float32)
@@ -27,8 +28,12 @@ def test_spaces_hold_arrays_only(make: Make) -> None:
     assert isinstance(env, VecEnv)
     assert env.envs.autoreset_mode is AutoresetMode.DISABLED
     obs = env.reset()
-    assert obs["instruction"].shape == (3, text.MAX_BYTES)
-    assert [text.decode(row) for row in obs["instruction"]] == ["do thing 0", "do thing 1", "do thing 2"]
+    assert obs["instruction"].shape == (3, MAX_INSTRUCTION_BYTES)
+    assert [decode_instruction(row) for row in obs["instruction"]] == [
+        "do thing 0",
+        "do thing 1",
+        "do thing 2",
+    ]
     for slot in range(3):
         assert env.observation_space.contains({key: value[slot] for key, value in obs.items()})
     assert env.action_space.shape == (5, 2)
@@ -47,7 +52,7 @@ def test_an_ended_episode_resets_in_the_same_step(make: Make) -> None:
     assert (last["executed"], last["trial_id"], last["is_success"]) == (3, 0, True)
     assert last["step_rewards"].tolist() == [0, 0, 1, 0, 0]
     assert last["terminal_observation"]["state"].tolist() == [3]
-    assert text.decode(last["terminal_observation"]["instruction"]) == "do thing 0"
+    assert decode_instruction(last["terminal_observation"]["instruction"]) == "do thing 0"
     assert (last["episode"]["r"], last["episode"]["l"]) == (1.0, 3)
     assert last["episode"]["t"] > 0
     assert last["episode"]["success_once"] is True
@@ -155,7 +160,7 @@ class Expert:
 
         actions = []
         for image, state, data in zip(obs["image"], obs["state"], obs["instruction"]):
-            colour = COLOURS[text.decode(data).split()[2]]
+            colour = COLOURS[decode_instruction(data).split()[2]]
             rows, columns = np.nonzero((image == colour).all(axis=2))
             target = (np.array([columns.mean(), rows.mean()]) + 0.5) / len(image)
             actions.append(np.clip((target - (state + 1) / 2) / STEP, -1, 1)[None])

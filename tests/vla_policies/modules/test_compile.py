@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_gym import text
 from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.modules.compile import compile_blocks
 
@@ -44,7 +44,7 @@ def observations() -> dict[str, Tensor]:
         "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
         "state": torch.rand(2, 3, generator=generator),
         "instruction": torch.stack(
-            [torch.from_numpy(text.encode(one)) for one in ("reach the block", "open")]
+            [torch.from_numpy(encode_instruction(one)) for one in ("reach the block", "open")]
         ),
     }
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vla_gym import text
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.modules.device_map import dispatch, layer_devices, place
 from vla_policies.openvla.policy import OpenVLABackbone
@@ -60,7 +60,7 @@ def test_what_flows_between_layers_is_moved_for_them(folder: Path) -> None:
     dispatch(network, LAYERS, plan, force_hooks=True)
     assert hasattr(network.get_submodule(f"{LAYERS}.0"), "_hf_hook")
     obs = {key: space.sample()[None] for key, space in plain.observation_space.spaces.items()}  # type: ignore[attr-defined]
-    obs["instruction"] = text.encode("reach the red block")[None]
+    obs["instruction"] = encode_instruction("reach the red block")[None]
     first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
     assert torch.equal(first.action_BKA, second.action_BKA)
     assert torch.equal(first.logprob_BKA, second.logprob_BKA)
@@ -74,7 +74,7 @@ def test_layers_on_disk_are_read_when_they_run(folder: Path, tmp_path: Path) -> 
     assert {one.device.type for one in layers[0].parameters()} == {"meta"}
     assert {one.device.type for one in layers[1].parameters()} == {"cpu"}
     obs = {key: space.sample()[None] for key, space in plain.observation_space.spaces.items()}  # type: ignore[attr-defined]
-    obs["instruction"] = text.encode("reach the red block")[None]
+    obs["instruction"] = encode_instruction("reach the red block")[None]
     first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
     assert torch.equal(first.action_BKA, second.action_BKA)
     assert torch.equal(first.logprob_BKA, second.logprob_BKA)
@@ -110,7 +110,7 @@ def test_layers_on_the_cpu_beside_a_gpu_give_the_same_answers(folder: Path) -> N
     plain = VLAPolicy.from_pretrained(folder, device="cuda", dtype="float32")
     spread = VLAPolicy.from_pretrained(folder, dtype="float32", device_map={"": 0, f"{LAYERS}.0": "cpu"})
     obs = {key: space.sample()[None] for key, space in plain.observation_space.spaces.items()}  # type: ignore[attr-defined]
-    obs["instruction"] = text.encode("reach the red block")[None]
+    obs["instruction"] = encode_instruction("reach the red block")[None]
     first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
     torch.testing.assert_close(first.logprob_BKA, second.logprob_BKA, rtol=0.0, atol=1e-4)
 

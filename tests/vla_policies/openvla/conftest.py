@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_gym import text
+from vla_gym.observation import encode_instruction
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:
     def one(i: int) -> dict[str, Tensor]:
         return {
             "image": golden[f"s{i}.image_uint8"][None],
-            "instruction": torch.from_numpy(text.encode(samples[i]["instruction"]))[None],
+            "instruction": torch.from_numpy(encode_instruction(samples[i]["instruction"]))[None],
         }
 
     return one

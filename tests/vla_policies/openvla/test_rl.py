@@ -16,8 +16,8 @@ from torch import Tensor
 
 import vla_gym
 import zoo
-from vla_gym import text
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.openvla.distribution import GeneratedDistribution
 from vla_policies.openvla.vision import PATCH
@@ -51,7 +51,7 @@ def observations(chunk: int) -> dict[str, np.ndarray]:
     """Three sentences of different lengths."""
     obs: dict[str, np.ndarray] = toy(chunk).reset()  # type: ignore[assignment]
     sentences = ("reach the red block", "go", "reach the blue block, please", "go")
-    return obs | {"instruction": np.stack([text.encode(one) for one in sentences])}
+    return obs | {"instruction": np.stack([encode_instruction(one) for one in sentences])}
 
 
 @FAMILIES
@@ -213,7 +213,7 @@ def test_a_published_checkpoint_fits_libero_like_spaces(golden_root: Path, name:
         {
             "image": spaces.Box(0, 255, (256, 256, 3), np.uint8),
             "state": spaces.Box(-np.inf, np.inf, (8,), np.float32),
-            "instruction": spaces.Box(0, 255, (text.MAX_BYTES,), np.uint8),
+            "instruction": spaces.Box(0, 255, (MAX_INSTRUCTION_BYTES,), np.uint8),
         }
     )
     action_space = spaces.Box(-1.0, 1.0, (chunk, 7), np.float32)

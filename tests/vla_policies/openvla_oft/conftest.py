@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_gym import text
+from vla_gym.observation import encode_instruction
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:
             "image": golden[f"s{i}.image_uint8"][None],
             "wrist_image": golden[f"s{i}.wrist_uint8"][None],
             "state": golden[f"s{i}.proprio_raw"][None],
-            "instruction": torch.from_numpy(text.encode(samples[i]["instruction"]))[None],
+            "instruction": torch.from_numpy(encode_instruction(samples[i]["instruction"]))[None],
         }
 
     return one

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_gym import text
+from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.pi0.model import Pi0Backbone
 from vla_policies.registry import family_class
@@ -79,5 +79,5 @@ def obs() -> dict[str, Tensor]:
     return {
         "image": torch.from_numpy(rng.integers(0, 256, (3, 56, 56, 3), dtype=np.uint8)),
         "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
-        "instruction": torch.from_numpy(np.stack([text.encode(one) for one in sentences])),
+        "instruction": torch.from_numpy(np.stack([encode_instruction(one) for one in sentences])),
     }

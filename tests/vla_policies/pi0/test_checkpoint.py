@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_gym import text
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.checkpoint_io.weight_files import write_tensors
 from vla_policies.pi0.config import Statistics
@@ -214,7 +214,7 @@ def test_the_folder_says_how_it_is_normalised(
         {
             "image": torch.zeros(1, 56, 56, 3, dtype=torch.uint8),
             "state": torch.full((1, 8), 0.5),
-            "instruction": torch.from_numpy(text.encode("open"))[None],
+            "instruction": torch.from_numpy(encode_instruction("open"))[None],
         }
     )
     assert inputs.state_BS is not None

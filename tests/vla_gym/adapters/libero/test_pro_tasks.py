@@ -11,7 +11,7 @@ import pytest
 from vla_gym import find_benchmark, list_envs
 from vla_gym.adapters.libero.pro_tasks import BASES, PERTURBATIONS, pro_suites
 from vla_gym.errors import BadValue, UnknownName
-from vla_gym.text import check_speakable
+from vla_gym.observation import check_instruction
 
 pytestmark = pytest.mark.sim  # reads the installed package's files; starts no simulator
 
@@ -50,7 +50,7 @@ def test_each_suite_tells_what_upstream_s_environment_tells(env_id: str) -> None
     for task in benchmark.tasks:
         info = get_problem_info(str(bddl_file(task.suite, task.name)))
         assert task.instruction == info["language_instruction"]
-        check_speakable(task.instruction)
+        check_instruction(task.instruction)
         states = start_states(task.suite, task.name)
         old = start_states(BASES[base], task.name)
         assert states.shape == old.shape

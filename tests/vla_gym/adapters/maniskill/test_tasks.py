@@ -8,8 +8,8 @@ import pytest
 
 from vla_gym.adapters.maniskill.tasks import TASKS, maniskill_benchmark
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import check_instruction
 from vla_gym.registry import find_benchmark, list_envs
-from vla_gym.text import check_speakable
 
 
 def test_twelve_tasks_with_sentences_of_their_own() -> None:
@@ -18,7 +18,7 @@ def test_twelve_tasks_with_sentences_of_their_own() -> None:
     sentences = [task.instruction for task in TASKS.values()]
     assert len(set(sentences)) == 12
     for sentence in sentences:
-        check_speakable(sentence)
+        check_instruction(sentence)
 
 
 def test_horizons_are_upstreams() -> None:

@@ -16,8 +16,8 @@ from vla_gym.adapters.metaworld.tasks import (
     metaworld_ids,
 )
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import check_instruction
 from vla_gym.registry import find_benchmark, list_envs, num_tasks
-from vla_gym.text import check_speakable
 
 
 def test_fifty_names_forty_nine_sentences_and_the_published_buckets() -> None:
@@ -28,7 +28,7 @@ def test_fifty_names_forty_nine_sentences_and_the_published_buckets() -> None:
     buckets = Counter(bucket for bucket, _ in TASKS.values())
     assert buckets == {"easy": 28, "medium": 11, "hard": 6, "very_hard": 5}
     for sentence in sentences:
-        check_speakable(sentence)
+        check_instruction(sentence)
 
 
 def test_task_ids_are_positions_in_the_instruction_table() -> None:

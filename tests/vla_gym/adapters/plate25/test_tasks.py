@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vla_gym import find_benchmark, list_envs, text
+from vla_gym import find_benchmark, list_envs
 from vla_gym.adapters.plate25 import tasks as plate25_tasks
 from vla_gym.adapters.plate25.tasks import IDS, NUM_TASKS, plate25_benchmark
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
+from vla_gym.observation import check_instruction
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def test_every_id_is_described(env_id: str) -> None:
     assert len(benchmark.tasks) == NUM_TASKS[env_id]
     assert {task.horizon for task in benchmark.tasks} == {80}
     for task in benchmark.tasks:
-        text.check_speakable(task.instruction)
+        check_instruction(task.instruction)
     json.dumps([dict(benchmark.simulator_kwargs), dict(benchmark.protocol)])
     spec = benchmark.action_spec
     assert (spec.rotation, spec.gripper, spec.frame) == ("euler_xyz", "plus_one_opens", "delta_target")
