@@ -15,8 +15,8 @@ from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import Benchmark
-from vla_gym.vector.env_config import EnvConfig
 from vla_gym.vector.instructions import Instructions, changed_instructions, retold
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.vector.start_states import check_seed, make_schedule
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_gym.workers.batch_pool import BatchPool

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent."""
+"""Child processes: modules found as here, an end with their parent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import threading
 import time
 
 ORPHAN_CHECK = 1.0
-"""Seconds between looks at whether the parent still lives (a child busy with its work cannot hear it go)."""
+"""Seconds between two checks that the parent still lives (a busy child does not notice a closed connection)."""
+
+
+def python_path() -> str:
+    """PYTHONPATH with which a child finds the same modules as this process."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
@@ -21,8 +26,7 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
         arguments: the module's own.
         lock: descriptor of a lock file, inherited: the lock is held until both processes are done with it.
 
-    Raises:
-        RuntimeError: if the child fails; says its last lines.
+    Raises `RuntimeError` with the child's last lines if it fails.
     """
     result = subprocess.run(  # noqa: S603  our own modules
         [sys.executable, "-m", module, *arguments, str(os.getpid())],
@@ -37,7 +41,7 @@ def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process soon after the process `parent` that started it, however that ends."""
+    """End this process soon after its parent, the process `parent`, however that ends."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,7 +1,8 @@
-"""Which device SAPIEN (ManiSkill) draws on here, decided before any worker starts.
+"""How SAPIEN (ManiSkill) can use this machine: the device it draws on and, where asked, physics on the GPU.
 
-Without a Vulkan driver, or with one too old, SAPIEN ends the process with a segmentation fault. So one small
-picture is taken in a child process first, on the GPU and then in software; what worked is remembered.
+Without a Vulkan driver, or with one too old, SAPIEN ends the process with a segmentation fault; without a part of GPU
+physics it does the same, or downloads a library unasked. So child processes try first, before any worker starts: one
+small picture, on the GPU and then in software, and the versions of what physics need. Answers are remembered.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from vla_gym.errors import MissingDependency
-from vla_gym.system.rendering import nvidia_present
+from vla_gym.system.child import python_path
+from vla_gym.system.rendering import library_loads, nvidia_present
 from vla_gym.system.sapien_shaders import check_place
 
 MESA = "24.3"
@@ -22,11 +25,11 @@ MESA = "24.3"
 APT_LINE = "apt-get install mesa-vulkan-drivers libvulkan1"
 BACKPORTS_LINE = "apt-get install mesa-vulkan-drivers/bookworm-backports libvulkan1"
 DEVICE_VARIABLE = "VLA_ZOO_SAPIEN_DEVICE"
-"""Set for workers to what `sapien_device` found; a user may set it to `cpu` or `cuda` to choose."""
+"""Set for workers to the result of `sapien_device`; a user may set it to `cpu` or `cuda` to choose."""
 DEVICES = ("cuda", "cpu")
 PROBE_SECONDS = 120.0
 
-PROBE = """
+PICTURE_PROBE = """
 import sys
 import sapien
 from vla_gym.system.sapien_shaders import use_light_shaders
@@ -38,34 +41,37 @@ camera.take_picture()
 camera.get_picture("Color")
 """
 
+CUDA_DRIVER = "libcuda.so"
+"""NVIDIA's driver, by the name that SAPIEN 3.0.3 loads."""
+PHYSX_LIBRARY = "libPhysXGpu_64.so"
+PHYSX_RELEASES = "https://github.com/sapien-sim/physx-precompiled/releases/download"
+PHYSICS_PROBE = """
+import torch
+from sapien import physx
+print(physx.version(), torch.cuda.is_available())
+"""
+"""Prints "105.1-physx-5.3.1.patch0 True", for example."""
+
 
 def sapien_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables a worker that draws with SAPIEN must be started with; the user's own choice is kept.
-
-    Raises `MissingDependency` when no device here can draw.
-    """
+    """Variables of a worker that draws with SAPIEN; see `sapien_device`."""
     return {DEVICE_VARIABLE: sapien_device(environ)}
 
 
 def sapien_device(environ: Mapping[str, str]) -> str:
-    """ "cuda" or "cpu" (software); the first call in a process takes some seconds.
+    """Return "cuda" or "cpu" (software), the user's choice first; the first call in a process takes some seconds.
 
     Raises `MissingDependency` with the line that installs a driver, and `BadValue` for a cache folder that cannot be
-    written, which is no driver's fault.
+    written.
     """
     check_place(environ)
     asked = environ.get(DEVICE_VARIABLE, "")
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = DEVICES if nvidia_present() else ("cpu",)
     if asked in DEVICES:
         devices = (asked,)
-    elif nvidia_present():
-        devices = DEVICES
-    else:
-        devices = ("cpu",)
-    drivers = tuple(sorted((name, value) for name, value in environ.items() if name.startswith("VK_")))
     causes = []
     for device in devices:
-        cause = why_not(device, drivers)
+        cause = why_not(device, _vulkan_variables(environ))
         if not cause:
             return device
         causes.append(f"{device}: {cause}")
@@ -79,25 +85,84 @@ def sapien_device(environ: Mapping[str, str]) -> str:
 def why_not(device: str, drivers: tuple[tuple[str, str], ...]) -> str:
     """Why SAPIEN cannot draw on `device`, or "" when it can. `drivers`: the variables that choose drivers."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("VK_")}
-    command = [sys.executable, "-P", "-c", PROBE, device]
     try:
-        done = subprocess.run(  # noqa: S603  our own program
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            env={
-                **environ,
-                **dict(drivers),
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
-            timeout=PROBE_SECONDS,
-        )
+        done = _run_python(PICTURE_PROBE, device, environ={**environ, **dict(drivers)})
     except subprocess.TimeoutExpired:
         return f"no picture in {PROBE_SECONDS:.0f} s"
     if done.returncode == 0:
         return ""
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip() if lines else f"exit code {done.returncode}"
+    return _last_line(done)
+
+
+def gpu_physics_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for ManiSkill on GPU physics, which draws on the same GPU.
+
+    Raises `MissingDependency` with everything that is missing and how to get it, and `BadValue` for a cache folder
+    that cannot be written.
+    """
+    check_place(environ)
+    missing = gpu_physics_missing(environ)
+    if missing:
+        raise MissingDependency(
+            f"ManiSkill cannot run physics on a GPU here: {'; '.join(missing)}. Or leave out physics='gpu'"
+        )
+    return {DEVICE_VARIABLE: "cuda"}
+
+
+def gpu_physics_missing(environ: Mapping[str, str]) -> list[str]:
+    """Phrases, one for each thing that GPU physics lack on this machine."""
+    missing = []
+    driver = library_loads(CUDA_DRIVER)
+    if not driver:
+        missing.append(f"no NVIDIA driver ({CUDA_DRIVER} cannot be loaded; install the driver of your GPU)")
+    version, torch_sees_gpu = probe_physics()
+    if not torch_sees_gpu:
+        missing.append("PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
+    library = Path.home() / ".sapien" / "physx" / version / PHYSX_LIBRARY  # where SAPIEN looks
+    if not library.is_file():
+        missing.append(
+            f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)"
+        )
+    if environ.get(DEVICE_VARIABLE, "cuda") != "cuda":
+        missing.append(f"{DEVICE_VARIABLE}={environ[DEVICE_VARIABLE]}, but pictures must be drawn on 'cuda'")
+    elif driver:
+        cause = why_not("cuda", _vulkan_variables(environ))
+        if cause:
+            missing.append(
+                f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)"
+            )
+    return missing
+
+
+def probe_physics() -> tuple[str, bool]:
+    """PhysX's version as SAPIEN names it, and whether PyTorch sees a GPU; found out in a child process."""
+    done = _run_python(PHYSICS_PROBE, environ=os.environ)
+    answer = done.stdout.split()[-2:]
+    if done.returncode != 0 or len(answer) != 2:
+        raise MissingDependency(f"SAPIEN or PyTorch cannot be loaded here: {_last_line(done)}")
+    return answer[0], answer[1] == "True"
+
+
+def _vulkan_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in environ.items() if name.startswith("VK_")))
+
+
+def _run_python(
+    program: str, *arguments: str, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  our own programs
+        [sys.executable, "-P", "-c", program, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env={**environ, "PYTHONPATH": python_path()},
+        timeout=PROBE_SECONDS,
+        text=True,
+        errors="replace",
+    )
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].strip()

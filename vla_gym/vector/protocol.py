@@ -1,23 +1,72 @@
-"""What a result must be read with: suite, tasks, horizons, cameras, renderer, versions (`protocol.json`)."""
+"""`EnvConfig`, the settings of an environment, and `protocol.json`, everything a success rate depends on."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from gymnasium.vector import AutoresetMode
+
+from vla_gym.rewards import RewardRule
 from vla_gym.specs import Benchmark
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import sapien_environment
-from vla_gym.vector.env_config import EnvConfig
+from vla_gym.workers.pool import OnWorkerError
 
 CORE_PACKAGES = ("vla-zoo", "gymnasium", "numpy")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Checked arguments of `make_vec`."""
+
+    num_envs: int
+    """N."""
+    chunk: int
+    """K."""
+    group_size: int
+    """G."""
+    group_offset: int
+    """Global number of the first local group."""
+    num_groups: int
+    """Groups over all ranks."""
+    split: str
+    """Which start states (and, for some benchmarks, tasks)."""
+    schedule: str
+    """`random` or `grid`."""
+    image_size: int
+    """H = W, pixels."""
+    cameras: tuple[str, ...]
+    """Observation keys of the images."""
+    seed: int
+    """First seed of the schedule."""
+    num_workers: int
+    """Worker processes; 0 runs the sub-environments in this process."""
+    pipeline_stages: int
+    """Equal parts of the sub-environments that can be stepped separately."""
+    autoreset_mode: AutoresetMode
+    """Mode with which the environment was made."""
+    reward: RewardRule
+    """Reward of a simulator step."""
+    on_worker_error: OnWorkerError
+    """Raise, or restart the worker and count its episodes as lost."""
+    step_timeout: float
+    """Seconds a worker may take for one chunk."""
+    reset_timeout: float
+    """Seconds a worker may take to start, to reset or to replay."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The benchmark's own options."""
+    own_instructions: Mapping[str, str] = field(default_factory=dict)
+    """Task name -> the benchmark's own instruction, where `instructions` changed it."""
+
+
 def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
-    """JSON values that name everything a success rate of this environment depends on."""
+    """Suite, tasks, horizons, cameras, renderer, versions ... as JSON values."""
     return {
         "env_id": benchmark.id,
         "simulator": benchmark.simulator,
@@ -45,7 +94,7 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
 
 
 def renderer(benchmark: Benchmark) -> dict[str, str]:
-    """What draws the pictures: MuJoCo's GL backend, SAPIEN's device, or NumPy for benchmarks without either."""
+    """MuJoCo's GL backend, SAPIEN's device, or NumPy for benchmarks without either."""
     if "mani_skill" in benchmark.requires:
         return {"name": "sapien", **sapien_environment(os.environ)}
     if "mujoco" not in benchmark.requires:
@@ -54,7 +103,7 @@ def renderer(benchmark: Benchmark) -> dict[str, str]:
 
 
 def versions(modules: tuple[str, ...]) -> dict[str, str]:
-    """Version of Python, of the core packages, and of each distribution that brings one of `modules`."""
+    """Versions of Python, of the core packages, and of each distribution that provides one of `modules`."""
     owners = metadata.packages_distributions()
     names = {*CORE_PACKAGES, *(name for module in modules for name in owners.get(module, ()))}
     found = {"python": platform.python_version()}

@@ -16,9 +16,9 @@ from gymnasium.vector.utils import batch_space
 from vla_gym.observation import ObservationLayout
 from vla_gym.specs import Benchmark
 from vla_gym.vector import state as vector_state
-from vla_gym.vector.env_config import EnvConfig
 from vla_gym.vector.infos import Decision
 from vla_gym.vector.inputs import read_actions, read_reset_options
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.vector.runner import SlotRunner
 from vla_gym.vector.stage import Stage
 from vla_gym.vector.start_states import Schedule, check_seed

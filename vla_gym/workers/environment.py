@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 
 from vla_gym.errors import MissingDependency
 from vla_gym.specs import Benchmark
 from vla_gym.system.cache import library_caches
-from vla_gym.system.gpu_physics import gpu_physics_environment
+from vla_gym.system.child import python_path
 from vla_gym.system.rendering import rendering_environment
-from vla_gym.system.vulkan import sapien_environment
+from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 RENDER_THREADS = ("LP_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -59,7 +58,7 @@ def worker_environment(
         **dict.fromkeys(RENDER_THREADS, share),
         **own,
         **simulator_environment(benchmark, environ, worker=worker),
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "PYTHONPATH": python_path(),
     }
 
 

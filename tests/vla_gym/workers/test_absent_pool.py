@@ -11,7 +11,7 @@ from scripted_simulator import scripted_benchmark
 from vla_gym import VLAVectorEnv
 from vla_gym.make import slot_setup
 from vla_gym.specs import Benchmark
-from vla_gym.vector.env_config import EnvConfig
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.absent_pool import AbsentPool
 from vla_gym.workers.pool import Pool
 

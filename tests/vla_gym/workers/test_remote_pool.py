@@ -15,7 +15,7 @@ from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, make_vec
 from vla_gym.errors import LostRank
 from vla_gym.make import slot_setup
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.env_config import EnvConfig
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool, SlotCommand
 from vla_gym.workers.remote_pool import RemotePool, read_remote_commands, serve, write_remote_commands
 

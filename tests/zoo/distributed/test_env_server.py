@@ -10,7 +10,7 @@ import pytest
 from vla_gym import VLAVectorEnv, WorkerFailed, make_vec
 from vla_gym.make import slot_setup
 from vla_gym.specs import Benchmark
-from vla_gym.vector.env_config import EnvConfig
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.distributed.env_server import EnvServers, meet_servers

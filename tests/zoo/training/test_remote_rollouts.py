@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_gym import BadValue, VLAVectorEnv, make_vec
 from vla_gym.make import slot_setup
 from vla_gym.specs import Benchmark
-from vla_gym.vector.env_config import EnvConfig
+from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.absent_pool import AbsentPool
 from vla_gym.workers.pool import Pool
 from zoo import PPO
