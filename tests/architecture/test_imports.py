@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from import_graph import PACKAGES, imports, module_files
 
 ROOT = Path(__file__).parents[2]
-OURS = ("vla_gym", "vla_policies", "zoo")
 SIMULATORS = ("libero", "robosuite", "mujoco", "metaworld", "mani_skill", "sapien")
 
 ALLOWED_OURS = {
@@ -58,28 +57,9 @@ LATE = {
 """Modules that only a function (or another module of this table) imports -> what they may then import."""
 
 
-def imports(source: str, *, module_level: bool) -> set[str]:
-    """Dotted names that `source` imports: `a.b` for `import a.b` and for `from a import b`.
-
-    With `module_level`, only what runs on import: function bodies and `if TYPE_CHECKING` are left out.
-    """
-    names: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "absolute imports only"
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        if module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return
-        if module_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(source))
-    return names
+def imported(source: str, *when: str) -> set[str]:
+    """Return the dotted names that a file's text imports, or of them those that it imports `when`."""
+    return {found.name for found in imports(source) if not when or found.when in when}
 
 
 def within(name: str, prefixes: set[str]) -> bool:
@@ -87,38 +67,36 @@ def within(name: str, prefixes: set[str]) -> bool:
 
 
 def wrong_arrows(package: str, source: str) -> set[str]:
-    ours = {name for name in imports(source, module_level=False) if name.split(".")[0] in OURS}
-    return {name for name in ours if not within(name, ALLOWED_OURS[package])}
+    names = {name for name in imported(source) if name.split(".")[0] in PACKAGES}
+    return {name for name in names if not within(name, ALLOWED_OURS[package])}
 
 
 def heavy_imports(package: str, source: str) -> set[str]:
-    tops = {name.split(".")[0] for name in imports(source, module_level=True)}
+    tops = {name.split(".")[0] for name in imported(source, "load")}
     return tops & BANNED_AT_MODULE_LEVEL[package]
 
 
 def too_early(package: str, source: str) -> set[str]:
     """Modules of `LATE` imported at module level by a package that may not load what they load."""
-    names = imports(source, module_level=True)
+    names = imported(source, "load")
     barred = {late for late, loads in LATE.items() if loads & BANNED_AT_MODULE_LEVEL[package]}
-    return {one for one in names if within(one, barred)}
+    return {name for name in names if within(name, barred)}
 
 
-FILES = [path for package in OURS for path in sorted((ROOT / package).rglob("*.py"))]
+MODULES = module_files(ROOT)
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path: Path) -> None:
-    name, source = module_name(path), path.read_text(encoding="utf-8")
-    package = name.split(".", maxsplit=1)[0]
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_follow_the_arrows(name: str) -> None:
+    source, package = MODULES[name].read_text(encoding="utf-8"), name.split(".", maxsplit=1)[0]
     assert not wrong_arrows(package, source)
     assert heavy_imports(package, source) <= LATE.get(name, set())
     if name not in LATE:
         assert not too_early(package, source)
+
+
+def test_modules_of_the_table_exist() -> None:
+    assert set(LATE) <= set(MODULES)
 
 
 def test_the_guard_can_fail() -> None:
@@ -144,17 +122,30 @@ def loaded_by(statement: str, *packages: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import vla_gym",
-        "import vla_policies",
-        "import zoo",
-        "import zoo.cli.main, zoo.train, zoo.evaluate, zoo.record_video",
-    ],
-)
-def test_importing_stays_light(statement: str) -> None:
-    assert loaded_by(statement, "torch", "transformers", "stable_baselines3", *SIMULATORS) == set()
+STILL_HEAVY = {"zoo.report"}
+"""Commands that still load torch with their flags."""
+
+HEAVY = ("torch", "transformers", "stable_baselines3", "matplotlib", "pandas", *SIMULATORS)
+
+
+def test_importing_stays_light() -> None:
+    folders = [name for name, path in MODULES.items() if path.name == "__init__.py"]
+    assert loaded_by(f"import {', '.join(folders)}", *HEAVY) == set()
+
+
+def test_a_command_reads_its_flags_before_it_loads_torch() -> None:
+    commands = [
+        name
+        for name, path in MODULES.items()
+        if path.parent == ROOT / "zoo" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ]
+    assert {"zoo.train", "zoo.evaluate", "zoo.sft"} <= set(commands)
+    light = set(commands) - STILL_HEAVY
+    assert loaded_by(f"import zoo.cli.main, {', '.join(light)}", *HEAVY) == set()
+
+
+def test_the_guard_of_heavy_imports_can_fail() -> None:
+    assert loaded_by("import vla_policies.policy", *HEAVY) >= {"torch"}
 
 
 def test_using_a_policy_loads_no_simulator() -> None:

@@ -1,0 +1,8 @@
+"""`import_graph` of `scripts/` must be importable here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

@@ -1,0 +1,149 @@
+"""The rooms of each package in order: every import goes downwards, at the top, in a function or for types alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from import_graph import PACKAGES, Arrow, arrows, circles, module_files, room
+
+ROOT = Path(__file__).parents[2]
+
+ROOMS = {
+    "vla_gym": (
+        *("errors", "text", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
+        *("adapters", "registry", "registration", "vector", "make", "single_env", "checks", "video"),
+    ),
+    "vla_policies": (
+        *("types", "registry", "checkpoint_io", "conventions", "actions", "processing", "modules"),
+        *("backbone", "flow_backbone", "nano", "openvla", "openvla_oft", "pi0"),
+        *("pretrained", "loading", "policy"),
+    ),
+    "zoo": (
+        *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),
+        *("demonstrations", "training", "imitation", "diagnostics", "cli"),
+    ),
+}
+"""Package -> its folders and files, lowest first: a room imports what stands before it. `zoo`'s command modules and
+each package's `__init__` stand above all of these."""
+
+FAMILIES = ("nano", "openvla", "openvla_oft", "pi0")
+"""Folders of `vla_policies` that do not import each other, `openvla_oft` from `openvla` excepted."""
+
+MOST_ENTRIES_OF_ZOO = 16
+"""Folders and files beside the command modules, so that the folder is read at a glance."""
+
+STILL_UPWARD = {
+    ("vla_gym.registry", "vla_gym.registration"),
+    ("vla_policies.modules", "vla_policies.pi0"),
+    ("vla_policies.nano", "vla_policies.pi0"),
+    ("vla_policies.openvla", "vla_policies.openvla_oft"),
+    ("vla_policies.openvla", "vla_policies.pretrained"),
+    ("vla_policies.pi0", "vla_policies.openvla"),
+    ("vla_policies.registry", "vla_policies.backbone"),
+    ("zoo.config", "zoo.cli"),
+    ("zoo.config", "zoo.packaged"),
+    ("zoo.evaluation", "zoo.config"),
+    ("zoo.evaluation", "zoo.runs"),
+    ("zoo.imitation", "zoo.cli"),
+    ("zoo.rollout", "zoo.algorithms"),
+    ("zoo.rollout", "zoo.training"),
+    ("zoo.runs", "zoo.cli"),
+    ("zoo.runs", "zoo.packaged"),
+}
+"""Arrows that go up and are to be turned round; the test holds the list to what is there, so it can only shrink."""
+
+STILL_IN_CIRCLES = {
+    *("vla_gym.adapters.libero.osc", "vla_gym.adapters.libero.scene", "vla_gym.adapters.libero.tasks"),
+    *("vla_gym.registration", "vla_gym.registry"),
+    *("vla_gym.vector.sb3", "vla_gym.vector.vector_env"),
+    *("zoo.algorithms.collecting", "zoo.algorithms.on_policy", "zoo.algorithms.plain_experience"),
+    *("zoo.algorithms.train_state", "zoo.algorithms.update", "zoo.rollout.collector", "zoo.rollout.env_loop"),
+    *("zoo.rollout.group_collector", "zoo.training.remote_rollouts", "zoo.training.rollout_worker"),
+    *("zoo.cli.agent", "zoo.cli.run_flags", "zoo.hub.sharing", "zoo.runs.films"),
+    *("zoo.training.roles", "zoo.training.setup"),
+}
+"""Modules that still import themselves in a circle; held to what is there, too."""
+
+STILL_ENTRIES = {"zoo.packaged"}
+"""Entries that are to go."""
+
+MODULES = module_files(ROOT)
+ARROWS = arrows({name: path.read_text(encoding="utf-8") for name, path in MODULES.items()})
+
+
+def is_command(path: Path) -> bool:
+    """Whether the file is run with `python -m zoo.NAME`."""
+    return path.parent == ROOT / "zoo" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+
+
+COMMANDS = {name for name, path in MODULES.items() if is_command(path)}
+
+
+def upward(found: list[Arrow], rooms: dict[str, tuple[str, ...]]) -> set[tuple[str, str]]:
+    """Return the arrows between rooms of one package that go up, or between families: (room, room)."""
+    places = {
+        f"{package}.{name}": place for package, names in rooms.items() for place, name in enumerate(names)
+    }
+    wrong = set()
+    for arrow in found:
+        source, target = room(arrow.source), room(arrow.target)
+        package, _, family = source.partition(".")
+        if source == target or target.split(".")[0] != package:
+            continue
+        between = package == "vla_policies" and {family, target.partition(".")[2]} <= set(FAMILIES)
+        allowed_family = (family, target) == ("openvla_oft", "vla_policies.openvla")
+        above = places.get(target, len(places)) >= places.get(source, len(places) + 1)
+        if above or (between and not allowed_family):
+            wrong.add((source, target))
+    return wrong
+
+
+def test_every_import_goes_downwards() -> None:
+    assert upward(ARROWS, ROOMS) == STILL_UPWARD
+
+
+def test_no_module_of_a_room_imports_a_command() -> None:
+    commands_of_commands = {("zoo.plan", "zoo.train"), ("zoo.optimize", "zoo.train")}
+    found = {(arrow.source, arrow.target) for arrow in ARROWS if arrow.target in COMMANDS}
+    assert found <= commands_of_commands
+
+
+def test_no_module_reaches_itself() -> None:
+    found = circles((arrow.source, arrow.target) for arrow in ARROWS)
+    assert {name for circle in found for name in circle} == STILL_IN_CIRCLES
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_has_every_room(package: str) -> None:
+    inside = {room(name) for name in MODULES if name.startswith(f"{package}.")}
+    assert {f"{package}.{name}" for name in ROOMS[package]} == inside - COMMANDS - STILL_ENTRIES
+
+
+def test_zoo_is_read_at_a_glance() -> None:
+    assert len(ROOMS["zoo"]) <= MOST_ENTRIES_OF_ZOO
+
+
+def test_the_guards_can_fail() -> None:
+    rooms = {"zoo": ("files", "runs", "cli"), "vla_policies": ("types", *FAMILIES, "policy")}
+
+    def wrong(source: str, text: str, *others: str) -> set[tuple[str, str]]:
+        return upward(arrows({source: text, **dict.fromkeys(others, "")}), rooms)
+
+    up = {("zoo.runs", "zoo.cli")}
+    for text in (
+        "from zoo.cli import agent",
+        "def f():\n    from zoo.cli.agent import Agent",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import zoo.cli.agent",
+    ):
+        assert wrong("zoo.runs.folder", text, "zoo.cli.agent") == up
+    assert not wrong("zoo.cli.agent", "from zoo.runs import folder", "zoo.runs.folder")
+    assert not wrong("zoo.train", "from zoo.cli import agent", "zoo.cli.agent")
+    assert wrong("zoo.cli.agent", "from zoo.train import run", "zoo.train") == {("zoo.cli", "zoo.train")}
+    assert not wrong("vla_policies.openvla_oft.a", "import vla_policies.openvla.b", "vla_policies.openvla.b")
+    families = ("vla_policies.pi0", "vla_policies.nano")
+    assert wrong("vla_policies.pi0.a", "import vla_policies.nano.b", "vla_policies.nano.b") == {families}
+
+    both = {"a": "import b", "b": "def f():\n    import c", "c": "from a import x", "d": "import a"}
+    assert circles((arrow.source, arrow.target) for arrow in arrows(both)) == [["a", "b", "c"]]
+    assert circles([("a", "b"), ("b", "c")]) == []
