@@ -132,7 +132,7 @@ def run(argv: Sequence[str]) -> int:
         command=("python", "-m", "zoo.sft", *argv),
         args=vars(args),
     )
-    finetune(request, say=lambda text: print(text, flush=True))
+    finetune(request)
     return 0
 
 

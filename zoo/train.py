@@ -165,7 +165,7 @@ def _train(
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )
-    run = train(request, say=lambda text: print(text, flush=True))
+    run = train(request)
     if args.push_to_hub and run is not None:
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0

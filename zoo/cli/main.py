@@ -14,6 +14,7 @@ from importlib import import_module
 
 from vla_gym.errors import LostRank, VLAZooError, unknown_name
 from zoo.cli.failures import leave_for_launcher, tell, wait_for_the_launcher
+from zoo.runs.progress import log_to_screen
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("zoo.doctor", "is all here that training needs, and does an expert solve its tasks"),
@@ -35,7 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
-    """Call `run`; a user's mistake becomes one line on stderr and exit code 2."""
+    """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
+    log_to_screen()
     try:
         code = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,11 +33,14 @@ from zoo.imitation.finetuning_loop import FinetuningLoop
 from zoo.imitation.objective import Frames, frames_of
 from zoo.runs.folder import ARGS_FILE, ResumePoint, RunFolder, create_run_folder, describe_run
 from zoo.runs.loggers import JsonLines, TensorBoard
+from zoo.runs.progress import silent
 from zoo.runs.run_lock import held
 from zoo.training.best_keeper import BestKeeper
 from zoo.training.callbacks import Stopped, StopSignals
 from zoo.training.evaluation import make_evaluation_envs, own_cells
-from zoo.training.setup import policy_arguments, say_nothing, warnings_as_lines
+from zoo.training.setup import policy_arguments, warnings_as_lines
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +69,12 @@ class FinetuningRequest:
         return None if self.resume is None else self.resume.step
 
 
-def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolder | None:
-    """Run it; `say` gets each line for the screen.
+def finetune(request: FinetuningRequest) -> RunFolder | None:
+    """Run it.
 
-    Returns the run folder, its policy in `best/`, to the rank that writes, None to others. Raises `BadValue` for a
-    dataset that does not fit the environment or the policy, and for frames that ranks cannot share evenly. SIGTERM,
-    SIGUSR1 and Ctrl-C, which raises `KeyboardInterrupt`, leave a checkpoint to go on from.
+    Returns the run folder, its policy in `best/`, to the rank that writes (and alone logs), None to others. Raises
+    `BadValue` for a dataset that does not fit the environment or the policy, and for frames that ranks cannot share
+    evenly. SIGTERM, SIGUSR1 and Ctrl-C, which raises `KeyboardInterrupt`, leave a checkpoint to go on from.
     """
     settings = request.settings
     check_dealing(settings.batch_size, launched_processes())
@@ -80,12 +84,12 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
     # Where the seed was drawn every rank has drawn its own.
     config = replace(request.config, seed=process_group.broadcast_object(request.config.seed))
     request = replace(request, config=config)
-    say = say if process_group.is_first else say_nothing
     groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
     check_alike(groups)
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
-        cleanup.enter_context(warnings_as_lines(say))
+        cleanup.enter_context(silent(on=not process_group.is_first))
+        cleanup.enter_context(warnings_as_lines())
         benchmark = benchmark_of(config)
         for folder in groups:
             check_rate(folder, benchmark)
@@ -101,10 +105,10 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
         groups.clear()  # the frames hold all of it, which may be large
         if request.resume is not None:
             load_finetuning(policy, request.resume.checkpoint, frames)
-        keeper = _keeper(request, policy, envs, cells, process_group, say, cleanup)
+        keeper = _keeper(request, policy, envs, cells, process_group, cleanup)
         cleanup.callback(keeper.logger.close)
         run = keeper.run
-        say(_headline(request, run, num_episodes, frames))
+        _logger.info(_headline(request, run, num_episodes, frames))
         checkpoints = FinetuningCheckpoints(run, policy, process_group, frames)
         _learn(FinetuningLoop(frames, keeper, checkpoints, done=request.done or 0))
     return run if process_group.is_first else None
@@ -113,19 +117,19 @@ def finetune(request: FinetuningRequest, say: Callable[[str], None]) -> RunFolde
 def _learn(loop: FinetuningLoop) -> None:
     """To the end or to a signal, and say what came of it."""
     keeper = loop.keeper
-    run, env, say = keeper.run, keeper.config.env, keeper.say
+    run, env = keeper.run, keeper.config.env
     with StopSignals(loop.stop) as stop:
         try:
             loop.learn()
         except Stopped:
-            say(f"stopped and saved; go on with: python -m zoo.sft -i {quoted(run.path)}")
+            _logger.info(f"stopped and saved; go on with: python -m zoo.sft -i {quoted(run.path)}")
             if stop.by_ctrl_c:
                 raise KeyboardInterrupt from None
             return
     if keeper.config.eval_episodes and keeper.process_group.is_first:
-        say(keeper.table())
+        _logger.info(keeper.table())
     flag = packages_flag(packages_of(run.path / ARGS_FILE)) if keeper.process_group.is_first else ""
-    say(
+    _logger.info(
         f"policy      {run.best}\nnext:\n"
         f"  python -m zoo.train{flag} --algo ppo --env {env} --policy {quoted(run.best)}\n"
         f"  python -m zoo.evaluate -i {quoted(run.path)}"
@@ -200,7 +204,6 @@ def _keeper(
     envs: VLAVectorEnv,
     cells: Sequence[StartState],
     process_group: ProcessGroup,
-    say: Callable[[str], None],
     cleanup: ExitStack,
 ) -> BestKeeper:
     """What evaluates and writes, with its run folder."""
@@ -216,7 +219,6 @@ def _keeper(
         process_group=process_group,
         run=run,
         logger=Logger(folder=None, output_formats=formats),
-        say=say,
         keep_until=request.done,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,6 +23,8 @@ from zoo.imitation.checkpoint import FinetuningCheckpoints
 from zoo.imitation.objective import Frames, ImitationScorer, batches
 from zoo.training.best_keeper import BestKeeper
 from zoo.training.callbacks import Stopped
+
+_logger = logging.getLogger(__name__)
 
 _LINES = 20
 """Losses shown on the screen."""
@@ -77,7 +80,7 @@ class FinetuningLoop:
             # With several ranks it would take all of them to save, and they are on their way out.
             if self._done and self._process_group.size == 1:
                 self._save()
-                self.keeper.say(f"saved; go on with: python -m zoo.sft -i {quoted(self.keeper.run.path)}")
+                _logger.info(f"saved; go on with: python -m zoo.sft -i {quoted(self.keeper.run.path)}")
             raise
         self._checkpoints.clear()
 
@@ -97,7 +100,7 @@ class FinetuningLoop:
         logger.dump(self._done)
         if self._done % max(1, total // _LINES) == 0 or self._done == total:
             seconds = time.perf_counter() - self._began
-            self.keeper.say(f"{self._done:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
+            _logger.info(f"{self._done:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
 
     def _pass_boundary(self) -> None:
         if self._process_group.any(self._stopping):

@@ -6,8 +6,9 @@ Each is a `KVWriter` of Stable-Baselines3's logger, so callbacks and algorithms 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from zoo.files import write_whole
 from zoo.runs.folder import damaged
+
+_logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -49,8 +52,7 @@ _ROWS_PER_HEADING = 20
 class ScreenTable(KVWriter, SeqWriter):
     """One row per update, headings every 20 rows; a number that an update does not have stays blank."""
 
-    def __init__(self, algo: str, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, algo: str) -> None:
         self._columns = COLUMNS[algo]
         self._rows = 0
 
@@ -61,14 +63,14 @@ class ScreenTable(KVWriter, SeqWriter):
         if not any(key.startswith("train/") for key in key_values):
             return
         if self._rows % _ROWS_PER_HEADING == 0:
-            self._say(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
+            _logger.info(" ".join([f"{'steps':>10}", *(f"{name:>{_WIDTH}}" for name, _, _ in self._columns)]))
         self._rows += 1
         cells = [f"{_cell(key_values.get(key), form):>{_WIDTH}}" for _, key, form in self._columns]
-        self._say(" ".join([f"{step:>10}", *cells]).rstrip())
+        _logger.info(" ".join([f"{step:>10}", *cells]).rstrip())
 
     def write_sequence(self, sequence: Sequence[str]) -> None:
         """Print a line of `logger.info`."""
-        self._say(" ".join(sequence))
+        _logger.info(" ".join(sequence))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -1,16 +1,55 @@
-"""The progress bar of `-P`: simulator steps done, time left, latest success."""
+"""The screen: lines of the `zoo` loggers on stdout, and the progress bar of `-P` on stderr, below them."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from tqdm import tqdm
 
+LOGGER = logging.getLogger("zoo")
+"""Parent of every module's logger."""
+
+
+class Screen(logging.Handler):
+    """Prints each record as it is, above the progress bar that is shown."""
+
+    bar: tqdm[None] | None = None
+    """The bar that is shown; one screen shows one at most."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record; an error (nobody reads the output any more) is the caller's, as `print`'s is."""
+        with nullcontext() if self.bar is None else self.bar.external_write_mode(file=self.bar.fp):
+            sys.stdout.write(f"{self.format(record)}\n")
+            sys.stdout.flush()
+
+
+def log_to_screen() -> None:
+    """Show what the `zoo` loggers report, from level INFO; a second call changes nothing."""
+    if not any(isinstance(handler, Screen) for handler in LOGGER.handlers):
+        LOGGER.addHandler(Screen())
+    LOGGER.setLevel(logging.INFO)
+    # Other libraries' handlers of the root logger would print every line twice.
+    LOGGER.propagate = False
+
+
+@contextmanager
+def silent(*, on: bool = True) -> Iterator[None]:
+    """Context manager that drops what the `zoo` loggers report: one rank of a run writes for all."""
+    former = LOGGER.level
+    if on:
+        LOGGER.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        LOGGER.setLevel(former)
+
 
 class Progress:
-    """A bar on stderr; prints lines above itself. Does nothing when switched off."""
+    """A bar on stderr: simulator steps done, time left, latest success. Does nothing when switched off."""
 
     def __init__(
         self, total: int, *, done: int = 0, on: bool, unit: str = "step", stream: TextIO | None = None
@@ -19,7 +58,7 @@ class Progress:
         self._bar: tqdm[None] | None = None
         if on:
             file = stream or sys.stderr
-            self._bar = tqdm(
+            self._bar = Screen.bar = tqdm(
                 total=total,
                 initial=min(done, total),
                 unit=unit,
@@ -40,19 +79,8 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
 
-    def wrap(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """`say`, with the bar taken away while it prints."""
-
-        def said(text: str) -> None:
-            if self._bar is None:
-                say(text)
-                return
-            with tqdm.external_write_mode(file=self._bar.fp):
-                say(text)
-
-        return said
-
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
+            Screen.bar = None

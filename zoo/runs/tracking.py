@@ -6,6 +6,7 @@ ends a run. Projects, teams and modes are set by its own environment variables (
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,16 +20,17 @@ from zoo.runs.folder import RunFolder
 from zoo.runs.loggers import plain_numbers
 from zoo.runs.trackers import TRACKERS
 
+_logger = logging.getLogger(__name__)
+
 PROJECT = "vla-zoo"
 _ID_FILE = "tracker_id.txt"
 
 
 class TrackerWriter(KVWriter):
-    """Hands every dump of the logger to a tracker; the first failure is said, and ends only the tracking."""
+    """Hands every dump of the logger to a tracker; the first failure is logged, and ends only the tracking."""
 
-    def __init__(self, tracker: Any, say: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Any) -> None:
         self._tracker: Any | None = tracker
-        self._say = say
 
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
@@ -48,11 +50,13 @@ class TrackerWriter(KVWriter):
         try:
             call(self._tracker)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
-            self._say(f"warning: {self._tracker.name} is given up, the run goes on: {one_line(error)}")
+            _logger.warning(
+                "warning: %s is given up, the run goes on: %s", self._tracker.name, one_line(error)
+            )
             self._tracker = None
 
 
-def start_tracker(name: str, run: RunFolder, config: RunConfig, say: Callable[[str], None]) -> TrackerWriter:
+def start_tracker(name: str, run: RunFolder, config: RunConfig) -> TrackerWriter:
     """Begin (or, for a run folder that goes on, resume) the tracker's run; files of it lie in the run folder.
 
     Raises `BadValue` when the tracker refuses, for instance without a login.
@@ -77,7 +81,7 @@ def start_tracker(name: str, run: RunFolder, config: RunConfig, say: Callable[[s
             f"--track {name}: it does not start: {one_line(error)}. Log in ({name} login), set its "
             f"offline mode ({name.upper()}_MODE=offline), or leave --track away"
         ) from error
-    return TrackerWriter(tracker, say)
+    return TrackerWriter(tracker)
 
 
 def one_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from zoo.training.callbacks import Stopped, untouched_generators
 from zoo.training.checkpoint import best_success, save_best
 from zoo.training.evaluation import of_all_ranks
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True)
 class BestKeeper:
@@ -52,8 +55,6 @@ class BestKeeper:
     """Where rank 0 writes."""
     logger: Logger
     """Gets `eval/*`."""
-    say: Callable[[str], None]
-    """Gets each line for the screen."""
     keep_until: int | None = None
     """Updates that a run which goes on had made: evaluations after more are forgotten, but not what is in `best/`."""
 
@@ -100,7 +101,7 @@ class BestKeeper:
         for name, value in evaluation_metrics(episodes).items():
             self.logger.record(name, value)
         self.logger.dump(updates)
-        self.say(evaluated_line(updates, episodes, kept=kept))
+        _logger.info(evaluated_line(updates, episodes, kept=kept))
 
     def table(self) -> str:
         """The evaluation of the policy in `best/`."""

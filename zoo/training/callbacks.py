@@ -6,6 +6,7 @@ update; they leave every random generator of the run as they found it.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import time
@@ -23,6 +24,8 @@ from zoo.evaluation.results import evaluated_line, evaluation_metrics
 from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
 from zoo.runs.progress import Progress
 from zoo.training.checkpoint_callback import CheckpointCallback
+
+_logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -43,7 +46,6 @@ class EvaluationCallback(BaseCallback):
         evaluate: Callable[[], list[Episode]],
         log: EvaluationFile | None,
         checkpoints: CheckpointCallback,
-        say: Callable[[str], None],
     ) -> None:
         """`every` 0 evaluates at the end only; `acted_at` is where the run was evaluated last, 0 for never.
 
@@ -58,7 +60,6 @@ class EvaluationCallback(BaseCallback):
         self._evaluate = evaluate
         self._file = log
         self._checkpoints = checkpoints
-        self._say = say
 
     def _on_rollout_start(self) -> None:
         now = self.model.num_timesteps
@@ -91,7 +92,7 @@ class EvaluationCallback(BaseCallback):
             self.logger.record(name, value)
         self.logger.dump(now)
         best = self._checkpoints.offer_best(overall_rate(episodes).mean)
-        self._say(evaluated_line(now, episodes, kept=best))
+        _logger.info(evaluated_line(now, episodes, kept=best))
 
 
 class MonitorCallback(BaseCallback):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +24,7 @@ from zoo.distributed.placement import Placement
 from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import training_share
 from zoo.runs.folder import RunFolder
+from zoo.runs.progress import silent
 from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import Delivery
@@ -34,10 +35,11 @@ from zoo.training.setup import (
     make_model,
     open_run_folder,
     removed_if_untrained,
-    say_nothing,
     warnings_as_lines,
 )
 from zoo.training.trainer import Session, TrainingRequest
+
+_logger = logging.getLogger(__name__)
 
 
 def train_placed(
@@ -46,18 +48,19 @@ def train_placed(
     plan: BatchPlan,
     process_group: ProcessGroup,
     device: torch.device,
-    say: Callable[[str], None],
 ) -> RunFolder | None:
     """As `zoo.training.setup.train`; the first actor rank writes. Every rank of the run calls it."""
-    say = say if process_group.rank == placement.actor[0] else say_nothing
     with ExitStack() as cleanup:
-        cleanup.enter_context(warnings_as_lines(say))
-        say("\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)]))
+        cleanup.enter_context(silent(on=process_group.rank != placement.actor[0]))
+        cleanup.enter_context(warnings_as_lines())
+        _logger.info(
+            "\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)])
+        )
         rank = _PlacedRank(request, placement, plan, process_group, device, cleanup)
         rank.build()
         run = None
         if rank.learner is not None:
-            run = rank.learn(say)
+            run = rank.learn()
         else:
             rank.collect()
     rank.servers.join()
@@ -112,7 +115,7 @@ class _PlacedRank:
                 model.policy = self.learner.policy
             self._collector = Collector(model, placement, self._number, self._mail, config.num_envs)
 
-    def learn(self, say: Callable[[str], None]) -> RunFolder | None:
+    def learn(self) -> RunFolder | None:
         """Train, as an actor rank."""
         request, learner = self._request, self.learner
         assert learner is not None
@@ -135,7 +138,7 @@ class _PlacedRank:
         run = open_run_folder(request, envs.unwrapped.envs, self._actors, self._cleanup)
         try:
             with removed_if_untrained(run, request, learner):
-                Session(request, learner, envs.unwrapped.envs, run, say).learn()
+                Session(request, learner, envs.unwrapped.envs, run).learn()
         except KeyboardInterrupt:
             delivery.close()
             raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -28,17 +29,20 @@ from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup, join
 from zoo.distributed.shares import training_share
 from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run
+from zoo.runs.progress import silent
 from zoo.runs.run_lock import held
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of
 from zoo.training.trainer import Session, TrainingRequest
 
+_logger = logging.getLogger(__name__)
+
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 """What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
 
 
-def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | None:
-    """Run it; `say` gets each line for the screen. Returns the run folder to the rank that writes, None to others.
+def train(request: TrainingRequest) -> RunFolder | None:
+    """Run it. Returns the run folder to the rank that writes (and alone logs), None to others.
 
     A user's mistake that shows only while starting leaves no run folder behind. SIGTERM, Ctrl-C and the
     loss of a simulator leave a checkpoint to resume from.
@@ -55,11 +59,11 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
     if not placement.everywhere:
         from zoo.training.roles import train_placed
 
-        return train_placed(request, placement, plan, process_group, device, say)
-    say = say if process_group.is_first else say_nothing
+        return train_placed(request, placement, plan, process_group, device)
     with ExitStack() as cleanup:
-        cleanup.enter_context(warnings_as_lines(say))
-        say("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
+        cleanup.enter_context(silent(on=not process_group.is_first))
+        cleanup.enter_context(warnings_as_lines())
+        _logger.info("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
         envs = make_vec(
             config.env,
             seed=config.seed,
@@ -73,7 +77,7 @@ def train(request: TrainingRequest, say: Callable[[str], None]) -> RunFolder | N
             load_checkpoint(model, weights)
         run = open_run_folder(request, envs, process_group, cleanup)
         with removed_if_untrained(run, request, model):
-            Session(request, model, envs, run, say).learn()
+            Session(request, model, envs, run).learn()
     return run if process_group.is_first else None
 
 
@@ -167,13 +171,9 @@ def removed_if_untrained(
         raise
 
 
-def say_nothing(text: str) -> None:
-    """What a rank other than 0 has to say."""
-
-
 @contextmanager
-def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
-    """Show a training warning, or a worker's restart, as one line instead of a source position."""
+def warnings_as_lines() -> Iterator[None]:
+    """Context manager that logs a training warning, or a worker's restart, as one line without a source position."""
     former = warnings.showwarning
 
     def show(
@@ -185,7 +185,7 @@ def warnings_as_lines(say: Callable[[str], None]) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, TrainingWarning | WorkerRestarted):
-            say(f"warning: {message}")
+            _logger.warning("warning: %s", message)
         else:
             former(message, category, filename, lineno, file, line)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from zoo.training.checkpoint import save_checkpoint
 from zoo.training.checkpoint_callback import CheckpointCallback
 from zoo.training.evaluation import Evaluator
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
@@ -54,7 +57,7 @@ class TrainingRequest:
 
 
 class Session:
-    """Trains `model` into `run`; `say` gets each line for the screen."""
+    """Trains `model` into `run`."""
 
     def __init__(
         self,
@@ -62,14 +65,12 @@ class Session:
         model: VLAOnPolicyAlgorithm,
         envs: VLAVectorEnv,
         run: RunFolder,
-        say: Callable[[str], None],
     ) -> None:
         self._request = request
         self._config = request.config
         self._model = model
         self._envs = envs
         self._run = run
-        self._say = say
         self._process_group = model.process_group
         self._done = model.num_timesteps
         in_place = request.resume is not None and request.resume.in_place
@@ -79,12 +80,11 @@ class Session:
         self._events = run.path if parent is None else parent / request.config.algo / run.path.name
 
     def learn(self) -> None:
-        """Train to the end or to a signal, save, and say what came of it; rank 0 alone writes and speaks."""
+        """Train to the end or to a signal, save, and log what came of it; rank 0 alone writes and logs."""
         with ExitStack() as cleanup:
             shown = self._request.progress and self._process_group.is_first
             progress = Progress(self._config.n_timesteps, done=self._done, on=shown)
             cleanup.callback(progress.close)
-            self._say = progress.wrap(self._say)
             logger = self._logger()
             cleanup.callback(logger.close)
             self._model.set_logger(logger)
@@ -96,11 +96,13 @@ class Session:
             # Saving first: a kill during an evaluation then loses nothing.
             callbacks = [*monitor, checkpoints, *([evaluation] if evaluation else [])]
             size = sum(parameter.numel() for parameter in self._model.policy.parameters())
-            self._say(headline(self._config, self._run.path, size, self._done))
+            _logger.info(headline(self._config, self._run.path, size, self._done))
             self._learn_guarded(CallbackList(callbacks))
             ended_early = checkpoints.stopped and self._is_work_left()
             if ended_early:
-                self._say(f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
+                _logger.info(
+                    f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}"
+                )
         if not ended_early and self._process_group.is_first:
             self._close(len(self._model.news.tasks), evaluation)
         if stop.by_ctrl_c:
@@ -128,19 +130,19 @@ class Session:
             alone = self._process_group.size == 1
             if alone and boundary is not None and boundary.num_timesteps > self._done:
                 save_checkpoint(self._model, self._run.checkpoints)
-                self._say(f"saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
+                _logger.info(f"saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
             raise
 
     def _logger(self) -> Logger:
         if not self._process_group.is_first:
             return Logger(folder=None, output_formats=[])
         formats: list[KVWriter] = [
-            ScreenTable(self._config.algo, self._say),
+            ScreenTable(self._config.algo),
             JsonLines(self._run.path, keep_until=self._keep_until),
             TensorBoard(self._events, keep_until=self._keep_until),
         ]
         if self._request.track is not None:
-            formats.append(start_tracker(self._request.track, self._run, self._config, self._say))
+            formats.append(start_tracker(self._request.track, self._run, self._config))
         return Logger(folder=str(self._run.path), output_formats=formats)
 
     def _monitor(self, progress: Progress, cleanup: ExitStack) -> MonitorCallback:
@@ -167,7 +169,6 @@ class Session:
             evaluate=self._evaluator,
             log=log,
             checkpoints=checkpoints,
-            say=self._say,
         )
 
     def _close(self, tasks_seen: int, evaluation: EvaluationCallback | None) -> None:
@@ -175,7 +176,7 @@ class Session:
         tasks = self._envs.benchmark.tasks
         # A run that only made up for its last evaluation has seen none.
         if self._model.num_timesteps > self._done:
-            self._say(
+            _logger.info(
                 f"trained for {self._model.num_timesteps} simulator steps on {tasks_seen} of {len(tasks)} tasks"
             )
         video = None
@@ -190,7 +191,7 @@ class Session:
                 actions=policy.manner(deterministic=True),
                 start_kind=self._envs.benchmark.start_kind,
             )
-            self._say(evaluation_table(episodes, tasks, line))
+            _logger.info(evaluation_table(episodes, tasks, line))
             record = evaluation_record(
                 episodes,
                 tasks,
@@ -214,4 +215,4 @@ class Session:
             done=self._model.num_timesteps,
             num_starts=starts,
         )
-        self._say(lines)
+        _logger.info(lines)

@@ -4,44 +4,46 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard
 
 
-def test_the_screen_shows_success_first_and_blanks_for_what_is_missing() -> None:
-    said: list[str] = []
-    logger = Logger(None, [ScreenTable("ppo", said.append)])
+def test_the_screen_shows_success_first_and_blanks_for_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = Logger(None, [ScreenTable("ppo")])
     logger.record("train/actor/approx_kl", 0.0123)
     logger.record("rollout/success_once", 0.25)
     logger.dump(512)
     logger.record("train/actor/approx_kl", float("nan"))
     logger.dump(1024)
-    assert said[0].split()[:3] == ["steps", "success", "return"]
-    assert said[1].split() == ["512", "25.0%", "1.2e-02"]
-    assert said[2].split() == ["1024"]
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["steps", "success", "return"]
+    assert first.split() == ["512", "25.0%", "1.2e-02"]
+    assert second.split() == ["1024"]
 
 
-def test_the_headings_come_again_and_fit_the_algorithm() -> None:
-    said: list[str] = []
-    table = ScreenTable("grpo", said.append)
+def test_the_headings_come_again_and_fit_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ScreenTable("grpo")
     for step in range(21):
         table.write({"train/loss": 0.0}, {}, step)
-    headings = [line for line in said if "steps" in line]
+    headings = [line for line in capsys.readouterr().out.splitlines() if "steps" in line]
     assert len(headings) == 2
     assert "groups" in headings[0]
     assert "value" not in headings[0]
 
 
-def test_what_is_no_update_makes_no_row_but_messages_are_shown() -> None:
-    said: list[str] = []
-    logger = Logger(None, [ScreenTable("ppo", said.append)])
+def test_what_is_no_update_makes_no_row_but_messages_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = Logger(None, [ScreenTable("ppo")])
     logger.record("eval/success_once", 1.0)
     logger.dump(1)
-    assert said == []
     logger.info("groups: abc 1/4")
-    assert said == ["groups: abc 1/4"]
+    assert capsys.readouterr().out == "groups: abc 1/4\n"
 
 
 def test_metrics_are_json_and_a_resume_drops_what_came_after(tmp_path: Path) -> None:
