@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from vla_gym.errors import BadValue
@@ -31,6 +33,28 @@ def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
         raise BadValue(
             f"cannot write to {folder} ({error.strerror}): set {variable} to a folder that can be written to"
         ) from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Context manager that holds the lock file `path`; its descriptor holds the lock too where a child inherits it."""
+    check_writable(path.parent)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield stream.fileno()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file that is either whole or absent, also when the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,24 +1,32 @@
 """LIBERO's goal predicates as data: extracted once from upstream objects, checked on bare MuJoCo.
 
-A goal is a conjunction of `Condition`s; each is plain numbers (ids, sizes, thresholds) that can be written as
-JSON beside the compiled model. Source of each formula: LIBERO 8f1084e3 envs/object_states/base_object_states.py
-and envs/objects/{site_object,articulated_objects}.py.
+A goal is a conjunction of `Condition`s, plain numbers (ids, sizes, thresholds) that are stored as JSON beside the
+compiled model: renaming a field makes stored ones unreadable. Source of each
+formula: LIBERO 8f1084e3 envs/object_states/base_object_states.py and envs/objects/{site_object,articulated_objects}.py.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from vla_gym.adapters.libero.osc import ArmIndex
+from vla_gym.adapters.libero.scene import Scene, Solid
+from vla_gym.rotations import axes_of
+
 ON_DISTANCE = 0.03
 """Metres between centres in the plane for one object on another (check_ontop)."""
 UNDER_HEIGHT = 0.10
 """Metres above a region's top that still count as on it (SiteObject.under)."""
+PLACING = ("on_object", "on_region", "in_region")
+"""Kinds of `Condition` that want one object to be somewhere."""
+CORNERS_83 = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
+"""Corners of a box, in half extents."""
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -34,34 +42,29 @@ class Condition:
     kind: str
     """"on_object", "on_region", "in_region" or "joint"."""
     body: int = -1
-    """The object that must be somewhere."""
+    """Object that must be somewhere."""
     target: int = -1
     """Body (on_object) or site (regions) it must be at."""
     size: tuple[float, ...] = ()
     """Half extents of the region."""
     contact: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Geoms of both parties that must touch; None when no contact is asked for."""
+    """Geoms of both parties that must touch; None: no contact is needed."""
     qpos: tuple[int, ...] = ()
     """Joint position addresses (joint)."""
     compare: str = ""
     """Comparison of a joint position with `threshold`."""
     threshold: float = 0.0
     every: bool = False
-    """Must all joints satisfy it (close, turn off), or any (open, turn on)?"""
-
-    def to_json(self) -> dict[str, Any]:
-        """Values JSON can hold; `from_json` reverses it."""
-        return asdict(self)
+    """Whether all joints must satisfy it (close, turn off) or any (open, turn on)."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Condition:
-        """Rebuild from `to_json` after a trip through JSON (lists become tuples again)."""
-        tuples = {key: _tuples(value) for key, value in data.items()}
-        return cls(**tuples)
+        """Rebuild from `dataclasses.asdict` after a trip through JSON (lists become tuples again)."""
+        return cls(**{key: _tuples(value) for key, value in data.items()})
 
 
 def as_comparison(predicate: Callable[[float], bool], candidates: list[float]) -> tuple[str, float]:
-    """Write a one-dimensional threshold test as (comparison, threshold), found by asking it around each candidate."""
+    """Return a one-dimensional threshold test as (comparison, threshold), found by trying it around each candidate."""
     around = [(x + step) for x in candidates for step in (-1e-9, 0.0, 1e-9)] + [-10.0, 10.0]
     for threshold in candidates:
         for name, compare in COMPARE.items():
@@ -70,9 +73,53 @@ def as_comparison(predicate: Callable[[float], bool], candidates: list[float]) -
     raise NotImplementedError(f"not a threshold test on any of {candidates}")
 
 
-def holds(conditions: Sequence[Condition], model: mujoco.MjModel, data: mujoco.MjData) -> bool:
-    """Is the whole conjunction true in `data`?"""
-    return all(CHECKS[condition.kind](condition, model, data) for condition in conditions)
+def goal_satisfied(goal: Sequence[Condition], model: mujoco.MjModel, data: mujoco.MjData) -> bool:
+    """Whether the whole conjunction is true in `data`."""
+    return all(CHECKS[condition.kind](condition, model, data) for condition in goal)
+
+
+def read_scene(
+    model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: tuple[Condition, ...]
+) -> Scene:
+    """Return the scene of a goal that is one placing, copied from `data`; raise `ValueError` for any other goal."""
+    if len(goal) != 1 or goal[0].kind not in PLACING:
+        raise ValueError(f"a goal of {[condition.kind for condition in goal]} is no single placing")
+    (condition,) = goal
+    onto_body = condition.kind == "on_object"
+    return Scene(
+        hand_3=data.site_xpos[arm.site].copy(),
+        hand_quat_4=data.xquat[arm.hand_body].copy(),
+        thing=_body(model, data, condition.body),
+        target=_body(model, data, condition.target) if onto_body else _region(data, condition),
+    )
+
+
+def _body(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Solid:
+    """A body, with the box around its colliding geometries."""
+    geoms = np.flatnonzero((model.geom_bodyid == body) & (model.geom_contype != 0))
+    middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
+    own_G83 = middle_G3[:, None] + half_G3[:, None] * CORNERS_83
+    axes_G33 = np.array([axes_of(quat) for quat in model.geom_quat[geoms]])
+    corners_G83 = model.geom_pos[geoms][:, None] + own_G83 @ axes_G33.swapaxes(1, 2)
+    low_3, high_3 = corners_G83.min(axis=(0, 1)), corners_G83.max(axis=(0, 1))
+    return Solid(
+        origin_3=data.xpos[body].copy(),
+        quat_4=data.xquat[body].copy(),
+        middle_3=(low_3 + high_3) / 2,
+        half_3=(high_3 - low_3) / 2,
+    )
+
+
+def _region(data: mujoco.MjData, condition: Condition) -> Solid:
+    """A region; it turns with the body it is fixed to."""
+    quat_4 = np.zeros(4)
+    mujoco.mju_mat2Quat(quat_4, data.site_xmat[condition.target])
+    return Solid(
+        origin_3=data.site_xpos[condition.target].copy(),
+        quat_4=quat_4,
+        middle_3=np.zeros(3),
+        half_3=np.asarray(condition.size),
+    )
 
 
 def _on_object(c: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> bool:

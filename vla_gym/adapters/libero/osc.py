@@ -36,7 +36,7 @@ GRIPPER_SIGNS = np.array([-1.0, 1.0])
 
 @dataclass(frozen=True)
 class ArmIndex:
-    """Where the Panda sits in a compiled model; plain integers, stored beside the model."""
+    """Where the Panda sits in a compiled model; plain integers, stored beside the model under these names."""
 
     site: int
     """Grip site the controller tracks."""
@@ -55,8 +55,8 @@ class ArmIndex:
         return cls(**fields)
 
 
-class Reading(NamedTuple):
-    """What the controller knows of the arm at one instant (world frame; n = 7 joints)."""
+class ArmState(NamedTuple):
+    """The arm at one instant (world frame; n = 7 joints)."""
 
     ee_pos: np.ndarray
     ee_ori: np.ndarray
@@ -71,8 +71,8 @@ class Reading(NamedTuple):
     """`[n, n]` joint-space inertia."""
 
 
-class Memory(NamedTuple):
-    """What outlives a policy step besides MuJoCo's own state."""
+class ControllerState(NamedTuple):
+    """The part of the controller's state that outlives a policy step; arrays are never changed in place."""
 
     gripper: np.ndarray
     """Commanded finger positions `[2]` in [-1, 1]."""
@@ -83,8 +83,8 @@ class Memory(NamedTuple):
 class OscPose:
     """Operational-space pose control of one arm: `begin(action)` once per policy step, `apply()` per substep.
 
-    The arm must be at its home pose, and nothing else moved yet, when this is created: robosuite reads the
-    simulator here and, in the first substep of an episode, does *not* read it again.
+    Create it with the arm at its home pose and nothing else moved: robosuite reads the simulator here and, in the
+    first substep of an episode, does *not* read it again.
     """
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, index: ArmIndex) -> None:
@@ -92,35 +92,31 @@ class OscPose:
         self._qpos, self._qvel = list(index.qpos), list(index.qvel)
         self._actuators, self._fingers = list(index.actuators), list(index.gripper_actuators)
         self._torque_low, self._torque_high = model.actuator_ctrlrange[self._actuators].T.copy()
-        finger_low, finger_high = model.actuator_ctrlrange[self._fingers].T
-        self._finger_bias, self._finger_weight = (
-            0.5 * (finger_high + finger_low),
-            0.5 * (finger_high - finger_low),
-        )
+        low, high = model.actuator_ctrlrange[self._fingers].T
+        self._finger_bias, self._finger_weight = 0.5 * (high + low), 0.5 * (high - low)
         self._jac_pos, self._jac_rot = np.zeros((3, model.nv)), np.zeros((3, model.nv))
         self._mass = np.zeros((model.nv, model.nv))
         mujoco.mj_forward(model, data)
         self._at_home = self._read()
-        self.rewind()
+        self.reset()
 
-    def rewind(self) -> None:
-        """Return to the moment of creation, whatever was controlled since."""
+    def reset(self) -> None:
+        """Return to the moment of creation."""
         self._now = self._at_home
-        self._memory = Memory(np.zeros(2), self._at_home.ee_pos, self._at_home.ee_ori)
+        self._state = ControllerState(np.zeros(2), self._at_home.ee_pos, self._at_home.ee_ori)
         self._finger_step = np.zeros(2)
         self._stale = self._fresh = True
 
-    @property
-    def memory(self) -> Memory:
-        """What `recall` needs to continue from here; arrays are never changed in place."""
-        return self._memory
+    def snapshot(self) -> ControllerState:
+        """Return the state at a policy step's end."""
+        return self._state
 
-    def recall(self, memory: Memory) -> None:
+    def restore(self, state: ControllerState) -> None:
         """Continue from a policy step's end; the next substep reads the simulator."""
-        self._memory, self._stale = memory, False
+        self._state, self._stale = state, False
 
     def extra_solves(self) -> int:
-        """How often upstream solves for accelerations before the coming substep's own solve.
+        """Return how often upstream solves for accelerations before the coming substep's own solve.
 
         Once for its step loop and once more when the controller reads the simulator. Each solve starts
         from the last one's answer, so leaving them out changes results by 1e-17.
@@ -133,10 +129,10 @@ class OscPose:
             self._now = self._read()
         self._stale, self._fresh = False, True
         delta = np.clip(action_A[:6], -1.0, 1.0) * np.array(ACTION_SCALE)
-        goal_ori = self._memory.goal_ori
+        goal_ori = self._state.goal_ori
         if delta[3:].any():  # robosuite keeps the old goal orientation when no rotation is asked for
             goal_ori = set_goal_orientation(delta[3:], self._now.ee_ori)
-        self._memory = self._memory._replace(goal_pos=self._now.ee_pos + delta[:3], goal_ori=goal_ori)
+        self._state = self._state._replace(goal_pos=self._now.ee_pos + delta[:3], goal_ori=goal_ori)
         self._finger_step = GRIPPER_SIGNS * GRIPPER_SPEED * np.sign(action_A[6:])
 
     def apply(self) -> None:
@@ -144,16 +140,16 @@ class OscPose:
         if not self._fresh:
             self._now = self._read()
         self._fresh = False
-        gripper = np.clip(self._memory.gripper + self._finger_step, -1.0, 1.0)
-        self._memory = self._memory._replace(gripper=gripper)
+        gripper = np.clip(self._state.gripper + self._finger_step, -1.0, 1.0)
+        self._state = self._state._replace(gripper=gripper)
         self._data.ctrl[self._fingers] = self._finger_bias + self._finger_weight * gripper
         self._data.ctrl[self._actuators] = np.clip(self._torques(), self._torque_low, self._torque_high)
 
-    def _read(self) -> Reading:
+    def _read(self) -> ArmState:
         model, data = self._model, self._data
         mujoco.mj_jacSite(model, data, self._jac_pos, self._jac_rot, self._site)
         mujoco.mj_fullM(model, self._mass, data.qM)
-        return Reading(
+        return ArmState(
             ee_pos=data.site_xpos[self._site].copy(),
             ee_ori=data.site_xmat[self._site].reshape(3, 3).copy(),
             ee_vel=np.dot(self._jac_pos, data.qvel),
@@ -167,7 +163,7 @@ class OscPose:
         )
 
     def _torques(self) -> np.ndarray:
-        now, goal = self._now, self._memory
+        now, goal = self._now, self._state
         ori_error = orientation_error(goal.goal_ori, now.ee_ori)
         force = (goal.goal_pos - now.ee_pos) * KP[:3] + -now.ee_vel * KD[:3]
         moment = ori_error * KP[3:] + -now.ee_omega * KD[3:]
@@ -175,7 +171,6 @@ class OscPose:
         _, lambda_pos, lambda_ori, nullspace = opspace_matrices(now.mass, jac, now.jac_pos, now.jac_ori)
         wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, moment)])
         torques = np.dot(jac.T, wrench) + self._data.qfrc_bias[self._qvel]
-        torques += nullspace_torques(
-            now.mass, nullspace, self._at_home.joint_pos, now.joint_pos, now.joint_vel
-        )
+        home = self._at_home.joint_pos
+        torques += nullspace_torques(now.mass, nullspace, home, now.joint_pos, now.joint_vel)
         return torques

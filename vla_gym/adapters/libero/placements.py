@@ -1,7 +1,8 @@
 """Start states of LIBERO's tasks drawn from the regions of their task files, as upstream's samplers draw them.
 
-What upstream knows of a task is kept as plain numbers (`libero_samplers` reads them); drawing is pure. World frame,
-metres, radians. Source: LIBERO 8f1084e3 envs/regions/*.py and envs/bddl_base_domain.py:_reset_internal.
+Upstream's ranges are kept as plain numbers (`upstream.read_start_regions`) and stored as JSON under the names of these
+fields; drawing is pure. World frame, metres, radians. Source: LIBERO 8f1084e3 envs/regions/*.py and
+envs/bddl_base_domain.py:_reset_internal.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ MOST_SCENES = 100
 
 
 class Uniform(Protocol):
-    """What draws: `numpy.random.Generator`, and `numpy.random.RandomState` where upstream's own stream is wanted."""
+    """`numpy.random.Generator`, or `numpy.random.RandomState` for upstream's own stream."""
 
     def random(self) -> float:
         """Uniform in [0, 1)."""
@@ -44,36 +45,36 @@ class JointSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Ride:
-    """How the place that something is put into moves with a drawn joint."""
+    """The motion of a place with a drawn joint."""
 
     span: int
-    """Which `JointSpan`."""
+    """Index of the `JointSpan`."""
     way_3: tuple[float, float, float]
-    """From its place with the joint at `low` to that with the joint at `high`."""
+    """From the place with the joint at `low` to that with the joint at `high`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
-    """One object, and where it may start; fixtures stay where they are and are only in the way."""
+    """One object and the range it may start in; a fixture is an obstacle that stays in its place."""
 
     name: str
     qpos: int | None
     """Address of its free joint's position and quaternion; None for a fixture."""
     base_3: tuple[float, float, float]
-    """What the ranges are relative to; its height is that of the object's origin."""
+    """Origin of the ranges; its height is that of the object's origin."""
     on: str | None = None
-    """Name of the object, placed before, whose origin `base_3` is relative to; None: the world's."""
+    """Name of an object placed before, whose origin `base_3` is relative to; None: the world's."""
     ride: Ride | None = None
     x_range: tuple[float, float] = (0.0, 0.0)
-    """As drawn from, the object's radius taken off both ends where upstream does. The first may be the larger: LIBERO's
-    regions are often narrower than the objects."""
+    """The object's radius is taken off both ends where upstream does so. The first may be the larger: LIBERO's regions
+    are often narrower than the objects."""
     y_range: tuple[float, float] = (0.0, 0.0)
     turns: tuple[tuple[str, float, float], ...] = ()
     """(axis, low, high) of rotations that follow each other."""
     keeps_clear: bool = False
-    """May it not overlap what is placed already?"""
+    """Whether it must not overlap an object placed before."""
     radius: float
-    """Of the upright cylinder that stands for it."""
+    """Of the object's upright cylinder."""
     bottom: float
     """Lower end of that cylinder, from the object's origin."""
     top: float
@@ -81,10 +82,10 @@ class Placing:
 
 @dataclass(frozen=True, kw_only=True)
 class StartRegions:
-    """All that the start states of a task are drawn from."""
+    """The ranges that the start states of a task are drawn from."""
 
     qpos: tuple[float, ...]
-    """Positions after upstream's reset `[nq]`: what is not drawn stays so."""
+    """Positions after upstream's reset `[nq]`; those that are not drawn stay."""
     num_velocities: int
     arm: tuple[int, ...]
     """Addresses of the arm's joint positions."""
@@ -92,13 +93,9 @@ class StartRegions:
     placings: tuple[Placing, ...]
     """In upstream's order."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Values JSON can hold; `from_json` reverses it."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StartRegions:
-        """Rebuild from `to_json` after a trip through JSON (lists become tuples again)."""
+        """Rebuild from `dataclasses.asdict` after a trip through JSON (lists become tuples again)."""
         return cls(
             qpos=tuple(data["qpos"]),
             num_velocities=data["num_velocities"],
@@ -109,14 +106,14 @@ class StartRegions:
 
 
 def start_generator(suite: str, task: str, split: str, trial: int) -> np.random.Generator:
-    """The stream of one start state: the same everywhere, another one for any other arguments."""
+    """Return the stream of one start state: the same everywhere, another one for any other arguments."""
     words = "\0".join((suite, task, split, str(trial)))
     digest = hashlib.blake2b(words.encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 def draw_start(regions: StartRegions, rng: np.random.Generator) -> np.ndarray:
-    """A start state in the form of a published one, float64 `[1 + nq + nv]`: time 0, positions, velocities 0.
+    """Return a start state in the form of a published one, float64 `[1 + nq + nv]`: time 0, positions, velocities 0.
 
     Raises `RuntimeError` where no scene was found in which nothing overlaps.
     """
@@ -131,11 +128,11 @@ def draw_start(regions: StartRegions, rng: np.random.Generator) -> np.ndarray:
 
 
 def draw_poses(placings: Sequence[Placing], shares: Sequence[float], rng: Uniform) -> dict[int, np.ndarray]:
-    """Address -> position and quaternion `[7]` of every object that is no fixture.
+    """Draw address -> position and quaternion `[7]` of every object that is no fixture.
 
     Args:
         placings: in the order in which they are placed.
-        shares: where each `JointSpan` stands, 0 at its low end and 1 at its high end.
+        shares: position of each `JointSpan`, 0 at its low end and 1 at its high end.
         rng: gives, for every place tried, x and y; then one angle for each turn.
     """
     for _ in range(MOST_SCENES):
@@ -159,7 +156,7 @@ def _find_place(
     shares: Sequence[float],
     rng: Uniform,
 ) -> np.ndarray | None:
-    """A position `[3]` clear of what is placed; None where none was found."""
+    """A position `[3]` clear of the placed objects; None where none was found."""
     base_3 = np.array(placing.base_3)
     if placing.on is not None:
         base_3 += placed[placing.on][1]
@@ -178,7 +175,7 @@ def _find_place(
 
 
 def _overlap(placing: Placing, position_3: np.ndarray, other: Placing, other_3: np.ndarray) -> bool:
-    """Upstream's test; it looks at the height of the one placed later only, and so takes it for the higher one."""
+    """Upstream's test, which takes the object placed later for the higher one."""
     apart_3 = position_3 - other_3
     near = math.hypot(apart_3[0], apart_3[1]) <= other.radius + placing.radius
     return near and bool(apart_3[2] <= other.top - placing.bottom)

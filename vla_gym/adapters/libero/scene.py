@@ -1,27 +1,15 @@
-"""What scripted experts read of a LIBERO scene, as one vector: hand, object to be moved, place it must go to.
+"""The part of a LIBERO scene that scripted experts read, as one vector: hand, object to be moved, its target.
 
-World frame, metres, quaternions (w, x, y, z). Reading copies numbers that MuJoCo has computed; nothing changes.
+World frame, metres, quaternions (w, x, y, z). `goals.read_scene` fills it; nothing here loads a simulator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_gym.rotations import axes_of
-
-if TYPE_CHECKING:
-    import mujoco
-
-    from vla_gym.adapters.libero.goals import Condition
-    from vla_gym.adapters.libero.osc import ArmIndex
-
-PLACING = ("on_object", "on_region", "in_region")
-"""Kinds of `Condition` that ask for one object to be somewhere."""
-SIDES_83 = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
-"""The eight corners of a box, in half extents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +19,7 @@ class Solid:
     SIZE = 13
 
     origin_3: np.ndarray
-    """The point that goals measure."""
+    """Point that goals measure."""
     quat_4: np.ndarray
     middle_3: np.ndarray
     """Middle of the box from the origin, in its own frame."""
@@ -71,7 +59,7 @@ class Solid:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The part of a scene that picking and placing is about."""
+    """The part of a scene that picking and placing is about; a goal that is one placing is described whole."""
 
     SIZE = 3 + 4 + 2 * Solid.SIZE
 
@@ -82,7 +70,7 @@ class Scene:
     thing: Solid
     """The object to be moved."""
     target: Solid
-    """Where the goal wants it: another object, or a region."""
+    """Another object or a region, where the goal wants it."""
 
     def to_vector(self) -> np.ndarray:
         """Float64 `[33]`; `from_vector` reverses it."""
@@ -100,49 +88,3 @@ class Scene:
             thing=Solid.from_vector(thing),
             target=Solid.from_vector(target),
         )
-
-
-def read_scene(
-    model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: tuple[Condition, ...]
-) -> Scene:
-    """The scene of a goal that is one placing; `ValueError` for any other goal."""
-    if len(goal) != 1 or goal[0].kind not in PLACING:
-        raise ValueError(f"a goal of {[condition.kind for condition in goal]} is no single placing")
-    (condition,) = goal
-    onto_body = condition.kind == "on_object"
-    return Scene(
-        hand_3=data.site_xpos[arm.site].copy(),
-        hand_quat_4=data.xquat[arm.hand_body].copy(),
-        thing=_body(model, data, condition.body),
-        target=_body(model, data, condition.target) if onto_body else _region(model, data, condition),
-    )
-
-
-def _body(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Solid:
-    """A body, with the box around its colliding geometries."""
-    geoms = np.flatnonzero((model.geom_bodyid == body) & (model.geom_contype != 0))
-    middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
-    own_G83 = middle_G3[:, None] + half_G3[:, None] * SIDES_83
-    axes_G33 = np.array([axes_of(quat) for quat in model.geom_quat[geoms]])
-    corners_G83 = model.geom_pos[geoms][:, None] + own_G83 @ axes_G33.swapaxes(1, 2)
-    low_3, high_3 = corners_G83.min(axis=(0, 1)), corners_G83.max(axis=(0, 1))
-    return Solid(
-        origin_3=data.xpos[body].copy(),
-        quat_4=data.xquat[body].copy(),
-        middle_3=(low_3 + high_3) / 2,
-        half_3=(high_3 - low_3) / 2,
-    )
-
-
-def _region(model: mujoco.MjModel, data: mujoco.MjData, condition: Condition) -> Solid:
-    """A region; it turns with the body it is fixed to."""
-    import mujoco
-
-    quat_4 = np.zeros(4)
-    mujoco.mju_mat2Quat(quat_4, data.site_xmat[condition.target])
-    return Solid(
-        origin_3=data.site_xpos[condition.target].copy(),
-        quat_4=quat_4,
-        middle_3=np.zeros(3),
-        half_3=np.asarray(condition.size),
-    )

@@ -1,8 +1,8 @@
 """LIBERO on bare MuJoCo: the same bytes as upstream's OffScreenRenderEnv, without its costs.
 
 Upstream renders every camera at every step, runs three forward passes a substep and rebuilds the scene
-from XML at every reset. Here a task is compiled once per machine (`libero_compile`), a reset writes a
-remembered state and replays one settle step, and a picture is drawn only when the policy will see it.
+from XML at every reset. Here a task is compiled once per machine (`compile`), a reset restores a snapshot and
+replays one settle step, and a picture is drawn only when the policy will see it.
 `tests/vla_gym/adapters/libero/test_identity.py` holds positions, velocities, rewards, state and images to
 upstream's bit for bit.
 """
@@ -14,10 +14,9 @@ import hashlib
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.libero.goals import holds
+from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
+from vla_gym.adapters.libero.loaded_task import TASKS, Snapshot, Start
 from vla_gym.adapters.libero.osc import SUBSTEPS, OscPose
-from vla_gym.adapters.libero.scene import read_scene
-from vla_gym.adapters.libero.task_cache import SHELF, Settled, Start
 from vla_gym.adapters.libero.tasks import PUBLISHED
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
@@ -27,7 +26,7 @@ INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 class SampleClock:
-    """When inside a policy step robosuite's observables take their value.
+    """The substeps of a policy step at which robosuite's observables take their value.
 
     They sample at the first substep after a 0.05 s timer wraps, and two forced samples at the reset set the
     timer's phase, so an observation is two substeps older than the state. The float arithmetic is kept as it
@@ -41,7 +40,7 @@ class SampleClock:
         self.elapsed, self.sampled = 0.0, False
 
     def tick(self, *, force: bool = False) -> bool:
-        """Advance one substep; True when the observables sample now."""
+        """Advance one substep and return whether the observables sample now."""
         self.elapsed += self.TICK
         sample = force or (not self.sampled and self.elapsed <= self.PERIOD)
         self.sampled = self.sampled or sample
@@ -53,7 +52,7 @@ class SampleClock:
 
 
 class LiberoSimulator:
-    """One LIBERO slot; see `vla_gym.simulator.Simulator`.
+    """One sub-environment of LIBERO; see `vla_gym.simulator.Simulator`.
 
     Args:
         tasks: the benchmark's tasks.
@@ -82,21 +81,21 @@ class LiberoSimulator:
     def reset(self, start: StartState) -> str:
         """Restore a start state and let it settle without drawing anything."""
         self._switch_to(self._tasks[start.task_id])
-        wanted = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
-        self._restore(self._loaded.settled.get(wanted, lambda: self._settle(wanted)))
+        begin = Start(self._starts, start.trial_id, self._settle_steps, self._settle_gripper)
+        self._restore(self._loaded.snapshots.get(begin, lambda: self._settle(begin)))
         self._advance(self._settle_action)
-        self._untouched: Start | None = wanted
+        self._untouched: Start | None = begin
         return self._fingerprint()
 
     def step(self, action_A: np.ndarray) -> SimStep:
         """Advance 0.05 s; the reward is 1.0 when the goal holds afterwards."""
         self._untouched = None
         self._advance(np.asarray(action_A, dtype=np.float64))
-        success = holds(self._compiled.goal, self._model, self._data)
+        success = goal_satisfied(self._compiled.goal, self._model, self._data)
         return SimStep(reward=float(success), success=success, terminated=success)
 
     def observe(self) -> dict[str, np.ndarray]:
-        """Draw what the cameras saw when the observables last sampled; rotated 180 degrees as every VLA expects."""
+        """Draw the view of the last observable sample, rotated 180 degrees as every VLA expects."""
         pictures = self._pictures()
         observation = {
             camera: np.ascontiguousarray(picture[::-1, ::-1])
@@ -106,40 +105,43 @@ class LiberoSimulator:
         return observation
 
     def privileged(self) -> np.ndarray:
-        """What `zoo.experts.libero` reads, now: a `Scene` as a vector; only for goals that are one placing."""
+        """Return the present `Scene` as a vector, for `zoo.experts.libero`; only for goals that are one placing."""
         return read_scene(self._model, self._data, self._compiled.arm, self._compiled.goal).to_vector()
 
     def _pictures(self) -> list[np.ndarray]:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
-            return self._loaded.camera.develop(self._film)
+            return self._loaded.camera.render(self._scenes)
         return self._loaded.first_pictures.get(
-            self._untouched, lambda: self._loaded.camera.develop(self._film)
+            self._untouched, lambda: self._loaded.camera.render(self._scenes)
         )
 
     def close(self) -> None:
-        """Let go of the task."""
+        """Release the task."""
         if self._task is not None:
-            SHELF.give_back(self._task, self._image_size, self._cameras)
+            TASKS.release(*self._key(self._task))
             self._task = None
+
+    def _key(self, task: Task) -> tuple[str, str, int, tuple[str, ...]]:
+        return task.suite, task.name, self._image_size, self._cameras
 
     def _switch_to(self, task: Task) -> None:
         if self._task == task:
             return
         self.close()
-        self._loaded = SHELF.take(task, self._image_size, self._cameras)
+        self._loaded = TASKS.acquire(*self._key(task))
         self._task = task
         self._compiled, self._model = self._loaded.compiled, self._loaded.model
         self._data = mujoco.MjData(self._model)
-        self._film = self._loaded.camera.blank()
+        self._scenes = self._loaded.camera.new_scenes()
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
         self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
-    def _settle(self, start: Start) -> Settled:
-        """From a start state's row to one step before the first observation."""
+    def _settle(self, start: Start) -> Snapshot:
+        """Advance from a start state's row to one step before the first observation."""
         mujoco.mj_resetData(self._model, self._data)
         mujoco.mj_setState(self._model, self._data, self._compiled.reset_state, INTEGRATION)
-        self._arm.rewind()
+        self._arm.reset()
         self._set_row(self._loaded.row(start))
         self._clock = SampleClock()
         self._lit = self._glowing()
@@ -147,7 +149,7 @@ class LiberoSimulator:
             self._clock.tick(force=True)
         for _ in range(start.settle_steps - 1):
             self._advance(self._settle_action)
-        return self._memory()
+        return self._snapshot()
 
     def _set_row(self, row: np.ndarray) -> None:
         nq = self._model.nq
@@ -156,18 +158,18 @@ class LiberoSimulator:
         self._data.qvel[:] = row[1 + nq :]
         mujoco.mj_forward(self._model, self._data)
 
-    def _memory(self) -> Settled:
+    def _snapshot(self) -> Snapshot:
         state = np.zeros(mujoco.mj_stateSize(self._model, INTEGRATION))
         mujoco.mj_getState(self._model, self._data, state, INTEGRATION)
-        return Settled(state, self._arm.memory, (self._clock.elapsed, self._clock.sampled), self._lit)
+        return Snapshot(state, self._arm.snapshot(), (self._clock.elapsed, self._clock.sampled), self._lit)
 
-    def _restore(self, settled: Settled) -> None:
+    def _restore(self, snapshot: Snapshot) -> None:
         mujoco.mj_resetData(self._model, self._data)
-        mujoco.mj_setState(self._model, self._data, settled.state, INTEGRATION)
-        self._arm.recall(settled.memory)
+        mujoco.mj_setState(self._model, self._data, snapshot.state, INTEGRATION)
+        self._arm.restore(snapshot.controller)
         self._clock = SampleClock()
-        self._clock.elapsed, self._clock.sampled = settled.clock
-        self._lit = settled.lit
+        self._clock.elapsed, self._clock.sampled = snapshot.clock
+        self._lit = snapshot.lit
 
     def _advance(self, action_A: np.ndarray) -> None:
         """One policy step of 25 substeps, sampling the observation where upstream does."""
@@ -188,7 +190,7 @@ class LiberoSimulator:
         data, arm = self._data, self._compiled.arm
         for lamp, lit, unlit in zip(self._compiled.lamps, self._lit, self._loaded.unlit, strict=True):
             self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
-        self._loaded.camera.snap(data, self._film)
+        self._loaded.camera.update_scenes(data, self._scenes)
         self._hand = (
             data.site_xpos[arm.site].copy(),
             data.xquat[arm.hand_body].copy(),
@@ -204,9 +206,8 @@ class LiberoSimulator:
         return np.concatenate([position, rotation, fingers]).astype(np.float32)
 
     def _fingerprint(self) -> str:
-        memory = self._memory()
+        snapshot = self._snapshot()
         digest = hashlib.blake2b(self._loaded.fingerprint, digest_size=8)
-        digest.update(memory.state.tobytes())
-        for part in memory.memory:
+        for part in (snapshot.state, *snapshot.controller):
             digest.update(part.tobytes())
         return digest.hexdigest()

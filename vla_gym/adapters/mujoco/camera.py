@@ -1,8 +1,8 @@
 """Off-screen pictures of MuJoCo scenes: one GL context a process, one set of GL resources a model.
 
-Taking a picture has two halves. `snap` copies what is visible (geometry poses, lights, cameras) and costs
-0.1 ms; `develop` draws it and costs 50-100 ms in software. A simulator snaps at every step that may turn
-out to be the last of a decision and develops only the one the policy will see.
+A picture is taken in two steps, as by `mujoco.Renderer`. `update_scenes` copies the visible things (geometry poses,
+lights, cameras) and costs 0.1 ms; `render` draws them and costs 50-100 ms in software. A simulator updates at every
+step that may turn out to be the last of a decision and renders only the one the policy will see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTEXT_SIZE = 64
 
 @functools.cache
 def _gl_context() -> mujoco.GLContext:
-    """The one context of this process: GL's numbers of textures and buffers mean something only in their own."""
+    """Return the one context of this process: GL's numbers of textures and buffers are valid in their own only."""
     return mujoco.GLContext(CONTEXT_SIZE, CONTEXT_SIZE)
 
 
@@ -37,7 +37,7 @@ class Camera:
 
     Args:
         model: compiled model; its off-screen buffer size is set to `size`, its textures and meshes uploaded.
-        names: camera names of the model, in the order `develop` returns them.
+        names: camera names of the model, in the order `render` returns them.
         size: side of each picture, pixels.
         hidden_groups: geom groups not drawn (robosuite hides group 0, the collision shapes).
         textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
@@ -57,7 +57,7 @@ class Camera:
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         self._model = model
         self._names = tuple(names)
-        self._resources, self._borrowed = TEXTURES.upload(model, textures or {})
+        self._resources, self._shared = TEXTURES.upload(model, textures or {})
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._size = size
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
@@ -66,36 +66,29 @@ class Camera:
         self._frustum = Frustum(model, self._option.geomgroup)
         self._views = {name: _view(model.camera(name).id) for name in self._names}
 
-    def blank(self) -> dict[str, mujoco.MjvScene]:
-        """Undeveloped film for one slot: one scene per camera, filled by `snap`."""
+    def new_scenes(self) -> dict[str, mujoco.MjvScene]:
+        """Return an empty scene per camera, for one slot."""
         return {name: mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS) for name in self._names}
 
-    def snap(self, data: mujoco.MjData, film: Mapping[str, mujoco.MjvScene]) -> None:
-        """Copy what `data` shows into `film`; nothing is drawn."""
-        groups = self._model.geom_group
-        for name, scene in film.items():
-            unseen = self._frustum.unseen(data, self._views[name].fixedcamid)
+    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, mujoco.MjvScene]) -> None:
+        """Copy the visible part of `data` into each camera's scene; nothing is drawn."""
+        groups, everything = self._model.geom_group, mujoco.mjtCatBit.mjCAT_ALL
+        for name, scene in scenes.items():
+            view = self._views[name]
+            unseen = self._frustum.unseen(data, view.fixedcamid)
             kept = groups[unseen]
             groups[unseen] = HIDDEN_GROUP
-            mujoco.mjv_updateScene(
-                self._model,
-                data,
-                self._option,
-                self._perturb,
-                self._views[name],
-                mujoco.mjtCatBit.mjCAT_ALL,
-                scene,
-            )
+            mujoco.mjv_updateScene(self._model, data, self._option, self._perturb, view, everything, scene)
             groups[unseen] = kept
 
-    def develop(self, film: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
-        """Draw each camera of `film`: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
+    def render(self, scenes: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
+        """Draw each scene: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
         _gl_context().make_current()
         # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
         # models in a process each would get the other's picture.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         pictures = []
-        for scene in film.values():
+        for scene in scenes.values():
             picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
             mujoco.mjr_render(self._viewport, scene, self._resources)
             mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
@@ -105,30 +98,30 @@ class Camera:
     def close(self) -> None:
         """Free the GL resources."""
         _gl_context().make_current()
-        TEXTURES.give_back(self._resources, self._borrowed)
+        TEXTURES.release(self._resources, self._shared)
         self._resources.free()
 
 
 class NoCamera:
-    """In place of a `Camera` where nobody wants a picture: no GL context, no GL resources."""
+    """A `Camera` for no pictures: no GL context, no GL resources."""
 
-    def blank(self) -> dict[str, mujoco.MjvScene]:
-        """No film."""
+    def new_scenes(self) -> dict[str, mujoco.MjvScene]:
+        """Return no scene."""
         return {}
 
-    def snap(self, data: mujoco.MjData, film: Mapping[str, mujoco.MjvScene]) -> None:
-        """Nothing."""
+    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, mujoco.MjvScene]) -> None:
+        """Do nothing."""
 
-    def develop(self, film: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
-        """No pictures."""
+    def render(self, scenes: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
+        """Return no pictures."""
         return []
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
 
 class Frustum:
-    """Which geometries cannot reach a picture: leaving them out is exact and saves a third of the drawing.
+    """Finds geometries that cannot reach a picture: leaving them out is exact and saves a third of the drawing.
 
     A geometry is out when its bounding sphere lies beyond one side of the view, and so does its image in
     every mirror (MuJoCo mirrors in planes and in the upper faces of boxes). With lights that cast shadows
@@ -150,7 +143,7 @@ class Frustum:
         self._mirror_height = np.where(box, model.geom_size[self._mirrors, 2], 0.0)
 
     def unseen(self, data: mujoco.MjData, camera: int) -> np.ndarray:
-        """Ids of the geometries that camera id `camera` cannot see."""
+        """Return the ids of the geometries that camera id `camera` cannot see."""
         if not self._applies[camera]:
             return np.empty(0, dtype=int)
         out = self._outside(data, camera, data.geom_xpos)

@@ -1,8 +1,8 @@
 """GL textures that several MuJoCo scenes of a process share.
 
 Scenes of a benchmark are dressed in the same few large textures (4096 px floors and bowls), and uploading them
-with their mipmaps is most of what opening a scene costs: 0.3-0.5 s, and 90 MB each in GL. They are known
-by the file of their pixels, uploaded once, and freed with the last scene that shows them.
+with their mipmaps is most of the cost of opening a scene: 0.3-0.5 s, and 90 MB each in GL. They are known by the
+file of their pixels, uploaded once, and freed with the last scene that shows them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Key = tuple[Path, int, int, int]
 
 
 @dataclass
-class _Shared:
+class _Texture:
     name: int
     """GL's number of the texture."""
-    users: int = 0
+    num_users: int = 0
 
 
 class SharedTextures:
     """The large textures of one process's GL context."""
 
     def __init__(self) -> None:
-        self._shared: dict[Key, _Shared] = {}
+        self._shared: dict[Key, _Texture] = {}
 
     def upload(
         self, model: mujoco.MjModel, files: Mapping[int, Path]
     ) -> tuple[mujoco.MjrContext, dict[int, Key]]:
-        """GL resources of `model`, and which of its textures they borrow; a GL context must be current.
+        """Return GL resources of `model`, and its textures that are shared; a GL context must be current.
 
         Args:
             model: textures named in `files` may be black in it; those uploaded now are painted in place.
@@ -56,19 +56,19 @@ class SharedTextures:
         model.tex_width[:], model.tex_height[:] = width, height
         for tex, key in keys.items():
             own = int(resources.texture[tex])
-            shared = self._shared.setdefault(key, _Shared(own))
+            shared = self._shared.setdefault(key, _Texture(own))
             if shared.name != own:
                 _delete(own)
             resources.texture[tex] = shared.name
-            shared.users += 1
+            shared.num_users += 1
         return resources, keys
 
-    def give_back(self, resources: mujoco.MjrContext, borrowed: Mapping[int, Key]) -> None:
-        """Take the borrowed textures out of `resources` before they are freed."""
-        for tex, key in borrowed.items():
+    def release(self, resources: mujoco.MjrContext, keys: Mapping[int, Key]) -> None:
+        """Take the shared textures, as of `upload`, out of `resources` before these are freed."""
+        for tex, key in keys.items():
             resources.texture[tex] = 0  # freeing texture 0 does nothing
-            self._shared[key].users -= 1
-            if not self._shared[key].users:
+            self._shared[key].num_users -= 1
+            if not self._shared[key].num_users:
                 _delete(self._shared.pop(key).name)
 
     def __len__(self) -> int:

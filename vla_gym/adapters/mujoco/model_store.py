@@ -3,12 +3,11 @@
 A compiled LIBERO task is 200-290 MB, nearly all of it textures and meshes that tasks share, so a plain
 `.mjb` per task would take tens of gigabytes. `save` cuts the binary image of a model at the borders of
 its textures and meshes and files each large piece under its hash; `load` puts the image together again.
-Nothing about MuJoCo's file format is assumed: pieces are located by content and the whole is compared.
+MuJoCo's file format is not assumed: pieces are located by content and the whole is compared.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -23,7 +22,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from vla_gym.system.cache import check_writable
+from vla_gym.system.cache import write_atomic
 
 MIN_BLOB = 1 << 14
 """Pieces smaller than this (bytes) stay in the model's own file."""
@@ -82,7 +81,7 @@ class Piece:
     """The texture whose pixels these are, -1 for other data."""
 
     def file(self, blobs: Path) -> Path:
-        """Where the bytes are."""
+        """Return the path of the bytes."""
         return blobs / self.blob[:2] / self.blob
 
 
@@ -141,28 +140,6 @@ def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int,
         if not _has_size(piece.file(blobs), piece.stop - piece.start):
             raise FileNotFoundError(f"cached texture {piece.file(blobs)} is gone or cut short")
     return model, {texture: piece.file(blobs) for texture, piece in painted.items()}
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Hold the lock file `path` (made if need be); its descriptor holds the lock too where a child inherits it."""
-    check_writable(path.parent)
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield stream.fileno()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or absent, also when the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _layout(folder: Path) -> tuple[int, list[Piece]]:

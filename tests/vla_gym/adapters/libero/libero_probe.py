@@ -1,4 +1,4 @@
-"""Run by test_libero.py in a process of its own, for it looks into simulators that live in one process.
+"""Run by test_simulator.py in a process of its own, for it looks into simulators that live in one process.
 
 `protocols NAME ...` plays one start state by each protocol in turn and prints what each begins with, as JSON;
 `group SIZE` prints what the simulators of a group hold after they have settled.
@@ -30,12 +30,12 @@ def simulators(envs: VLAVectorEnv) -> list[Any]:
 
 def protocols(names: list[str]) -> list[dict[str, Any]]:
     """What trial 3 is like after each protocol's settling; `time` is how long it took, simulated seconds."""
-    told = []
+    reports = []
     for name in names:
         envs = make_vec(ENV_ID, 1, num_workers=0, image_size=64, wrist_camera=True, protocol=name, chunk=2)
         obs, infos = envs.reset(options={"task_id": 0, "trial_id": 3})
         (simulator,) = simulators(envs)
-        told.append(
+        reports.append(
             {
                 "finger": float(obs["state"][0, 6]),
                 "time": simulator._data.time,
@@ -44,7 +44,7 @@ def protocols(names: list[str]) -> list[dict[str, Any]]:
             }
         )
         envs.close()
-    return told
+    return reports
 
 
 def group(size: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def group(size: str) -> dict[str, Any]:
 
 def arrays(envs: VLAVectorEnv) -> dict[str, list[str]]:
     """Digests of what the simulators of the slots hold, per slot."""
-    models, datas = zip(*((one._model, one._data) for one in simulators(envs)), strict=True)
+    models, datas = zip(*((simulator._model, simulator._data) for simulator in simulators(envs)), strict=True)
     return {
         **{key: [digest(getattr(data, key)) for data in datas] for key in ("qpos", "qvel")},
         **{key: [digest(getattr(model, key)) for model in models] for key in ("body_pos", "body_quat")},

@@ -1,4 +1,4 @@
-"""Run by test_libero_starts.py in processes of its own: what start states are like after they have settled, as JSON.
+"""Run by test_start_states.py in processes of its own: what start states are like after they have settled, as JSON.
 
 `ENV_ID ORIGIN:TRIAL ...` resets to each in turn; `ENV_ID upstream SEED` compares our drawing with upstream's samplers.
 """
@@ -20,7 +20,7 @@ from vla_gym.specs import StartState
 
 def settled(env_id: str, names: list[str]) -> dict[str, Any]:
     """Name -> what a `LiberoSimulator` makes of the start state `origin:trial`."""
-    from vla_gym.adapters.libero.goals import holds
+    from vla_gym.adapters.libero.goals import goal_satisfied
     from vla_gym.adapters.libero.simulator import LiberoSimulator
 
     benchmark = find_benchmark(env_id)
@@ -41,7 +41,7 @@ def settled(env_id: str, names: list[str]) -> dict[str, Any]:
             "row": row.tolist(),
             "slid": float(np.linalg.norm((ended_O3 - began_O3)[:, :2], axis=1).max()),
             "heights": ended_O3[:, 2].tolist(),
-            "solved": holds(sim._compiled.goal, sim._model, sim._data),
+            "solved": goal_satisfied(sim._compiled.goal, sim._model, sim._data),
         }
         sim.close()
     return seen
@@ -49,21 +49,21 @@ def settled(env_id: str, names: list[str]) -> dict[str, Any]:
 
 def upstream(env_id: str, seed: int) -> dict[str, Any]:
     """Largest difference of a pose between upstream's samplers and ours on one stream of numbers."""
-    from vla_gym.adapters.libero.compile import _upstream_domain, bddl_file
-    from vla_gym.adapters.libero.samplers import read_start_regions
+    from vla_gym.adapters.libero.compile import bddl_file
+    from vla_gym.adapters.libero.upstream import make_domain, read_start_regions
 
     (task,) = find_benchmark(env_id).tasks
-    domain = _upstream_domain(bddl_file(task.suite, task.name))
+    domain = make_domain(bddl_file(task.suite, task.name))
     np.random.seed(seed)
-    theirs = domain.placement_initializer.sample()
+    expected = domain.placement_initializer.sample()
     placings = read_start_regions(domain).placings
-    ours = draw_poses(placings, [], np.random.RandomState(seed))
+    poses = draw_poses(placings, [], np.random.RandomState(seed))
     apart = [
-        np.abs(ours[placing.qpos] - np.concatenate(theirs[placing.name][:2])).max()
+        np.abs(poses[placing.qpos] - np.concatenate(expected[placing.name][:2])).max()
         for placing in placings
         if placing.qpos is not None
     ]
-    return {"apart": float(max(apart)), "objects": len(apart), "theirs": len(theirs)}
+    return {"apart": float(max(apart)), "objects": len(apart), "expected": len(expected)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A task's folder: its start regions, and its repair; compiling is held to upstream in `test_libero_identity`."""
+"""A task's folder: its start regions, and its repair; compiling is held to upstream in `test_identity`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_sampler_without_counterpart_leaves_the_published_start_states(
     folder.mkdir()
     (folder / libero_compile.SCENE).write_text("{}")
     monkeypatch.setattr(libero_compile, "bddl_file", lambda suite, task: tmp_path / "task.bddl")
-    monkeypatch.setattr(libero_compile, "_upstream_domain", lambda bddl: None)
+    monkeypatch.setattr(libero_compile, "make_domain", lambda bddl: None)
     monkeypatch.setattr(libero_compile, "read_start_regions", refuse)
     libero_compile.compile_to("libero_90", "cup", folder)
     assert "odd sampler" in json.loads((folder / libero_compile.REGIONS).read_text())["refused"]
@@ -48,7 +48,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tasks compiled so far, in order; the compiler is a stand-in that does what `compile_to` does to a folder."""
     done: list[str] = []
 
-    def compile_task(suite: str, task: str, folder: Path, *_: object) -> None:
+    def compile_task(purpose: str, module: str, suite: str, task: str, path: str, **_: object) -> None:
+        folder = Path(path)
         done.append(task)
         if not (folder / libero_compile.SCENE).is_file():
             model_store.save(mujoco.MjModel.from_xml_string(XML), folder, tmp_path / "libero" / "pieces")
@@ -57,7 +58,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
     monkeypatch.setattr(libero_compile, "task_key", lambda suite, task: task)
-    monkeypatch.setattr(libero_compile, "_compile_in_child", compile_task)
+    monkeypatch.setattr(libero_compile, "run_child", compile_task)
     monkeypatch.setattr(libero_compile.ArmIndex, "from_json", lambda record: None)
     return done
 
@@ -95,14 +96,14 @@ def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     rest = tmp_path / "libero" / "cup" / "model.rest"
     whole = rest.read_bytes()
     rest.unlink()
-    locked = model_store.locked
+    locked = libero_compile.locked
     waits = iter([lambda: None, lambda: rest.write_bytes(whole)])
 
     def lock_after_another(path: Path) -> object:
         next(waits)()
         return locked(path)
 
-    monkeypatch.setattr(model_store, "locked", lock_after_another)
+    monkeypatch.setattr(libero_compile, "locked", lock_after_another)
     libero_compile.compiled_task("libero_90", "cup")
     assert compiled == ["cup"]
 

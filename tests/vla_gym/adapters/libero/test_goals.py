@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-from vla_gym.adapters.libero.goals import Condition, holds  # noqa: E402
+from vla_gym.adapters.libero.goals import Condition, goal_satisfied  # noqa: E402
 
 pytestmark = pytest.mark.sim
 
@@ -42,7 +44,7 @@ def check(
     model, data = scene
     data.qpos[:3], data.qpos[7] = bowl, slide
     mujoco.mj_forward(model, data)
-    return holds([condition], model, data)
+    return goal_satisfied([condition], model, data)
 
 
 def test_on_an_object_wants_above_within_three_centimetres_and_touching(scene) -> None:
@@ -102,28 +104,27 @@ def test_every_decides_between_all_joints_and_any(scene) -> None:
     mujoco.mj_forward(model, data)
     either = Condition(kind="joint", qpos=(7, 0), compare=">", threshold=0.0)
     both = Condition(kind="joint", qpos=(7, 0), compare=">", threshold=0.0, every=True)
-    assert holds([either], model, data)
-    assert not holds([both], model, data)
-    assert not holds([either, both], model, data)  # a goal is a conjunction
+    assert goal_satisfied([either], model, data)
+    assert not goal_satisfied([both], model, data)
+    assert not goal_satisfied([either, both], model, data)  # a goal is a conjunction
 
 
 def test_a_condition_survives_json() -> None:
-    import json
-
     condition = Condition(kind="on_object", body=3, target=4, contact=((1, 2), (5,)), size=(0.1, 0.2))
-    assert Condition.from_json(json.loads(json.dumps(condition.to_json()))) == condition
+    assert Condition.from_json(json.loads(json.dumps(asdict(condition)))) == condition
 
 
 COMPARE_WITH_UPSTREAM = """
 import sys
 import mujoco, numpy as np
-from vla_gym.adapters.libero.compile import _condition, _upstream_domain, bddl_file
-from vla_gym.adapters.libero.goals import holds
+from vla_gym.adapters.libero.compile import bddl_file
+from vla_gym.adapters.libero.goals import goal_satisfied
 from vla_gym.adapters.libero.tasks import libero_benchmark
+from vla_gym.adapters.libero.upstream import make_domain, read_goal
 task = libero_benchmark(sys.argv[1]).tasks[0]
-domain = _upstream_domain(bddl_file(task.suite, task.name))
+domain = make_domain(bddl_file(task.suite, task.name))
 model, data = domain.sim.model._model, domain.sim.data._data
-goal = [_condition(domain, predicate) for predicate in domain.parsed_problem["goal_state"]]
+goal = read_goal(domain)
 rng, seen = np.random.default_rng(0), []
 home = data.qpos.copy()
 for _ in range(300):
@@ -138,9 +139,9 @@ for _ in range(300):
         address = model.jnt_qposadr[joint]
         data.qpos[address : address + 3] = place[condition.target] + rng.uniform(-spread, spread, 3)
     mujoco.mj_forward(model, data)
-    theirs = bool(domain._check_success())
-    assert holds(goal, model, data) == theirs, (task.name, data.qpos)
-    seen.append(theirs)
+    solved = bool(domain._check_success())
+    assert goal_satisfied(goal, model, data) == solved, (task.name, data.qpos)
+    seen.append(solved)
 print(sum(seen), "of", len(seen), "solved")
 assert 5 <= sum(seen) <= 295
 """

@@ -147,4 +147,4 @@ def test_regions_survive_json() -> None:
     full = dataclasses.replace(
         REGIONS, placings=(CUP, dataclasses.replace(CUP, on="cup", ride=Ride(span=0, way_3=(1.0, 0.0, 0.0))))
     )
-    assert StartRegions.from_json(json.loads(json.dumps(full.to_json()))) == full
+    assert StartRegions.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full

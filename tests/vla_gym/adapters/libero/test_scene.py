@@ -58,9 +58,8 @@ SCENE = """
 @pytest.mark.sim
 def test_it_reads_boxes_around_what_collides() -> None:
     mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-    from vla_gym.adapters.libero.goals import Condition
+    from vla_gym.adapters.libero.goals import Condition, read_scene
     from vla_gym.adapters.libero.osc import ArmIndex
-    from vla_gym.adapters.libero.scene import read_scene
 
     model = mujoco.MjModel.from_xml_string(SCENE)
     data = mujoco.MjData(model)

@@ -30,20 +30,20 @@ def probe(*words: str) -> Any:
 def test_a_protocol_begins_where_it_settles_not_where_another_did() -> None:
     oft, rlinf, libero, again = probe("protocols", "openvla-oft", "rlinf", "libero", "openvla-oft")
     # 10, 15 and 5 policy steps of 0.05 s, from a published state at time 0.
-    assert [one["time"] for one in (oft, rlinf, libero)] == pytest.approx([0.5, 0.75, 0.25])
+    assert [start["time"] for start in (oft, rlinf, libero)] == pytest.approx([0.5, 0.75, 0.25])
     # OpenVLA-OFT opens the gripper while things settle (0.0387), the others hold it as it was (0.0208).
-    assert [one["finger"] for one in (oft, rlinf, libero)] == pytest.approx(
+    assert [start["finger"] for start in (oft, rlinf, libero)] == pytest.approx(
         [0.0387, 0.0208, 0.0208], abs=1e-3
     )
-    assert len({one["start_state"] for one in (oft, rlinf, libero)}) == 3
+    assert len({start["start_state"] for start in (oft, rlinf, libero)}) == 3
     assert oft["wrist_image"] != rlinf["wrist_image"]
     assert again == oft
 
 
 def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
-    told = probe("group", "8")
-    assert len(set(told["apart"]["qpos"])) == 8  # each slot had gone its own way
+    group = probe("group", "8")
+    assert len(set(group["apart"]["qpos"])) == 8  # each slot had gone its own way
     for key in ("qpos", "qvel", "body_pos", "body_quat"):
-        assert told["together"][key] == told["alone"][key] * 8, key
+        assert group["together"][key] == group["alone"][key] * 8, key
     for key in ("qpos", "qvel"):
-        assert told["another trial"][key] != told["alone"][key]
+        assert group["another trial"][key] != group["alone"][key]

@@ -1,24 +1,148 @@
-"""Read LIBERO's placement samplers into plain numbers; runs where tasks are compiled, on LIBERO's own objects."""
+"""LIBERO's own objects read into plain numbers, where tasks are compiled: arm, goal, lamps, placement samplers.
+
+`domain` is LIBERO's environment, reset, as `make_domain` returns it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from vla_gym.adapters.libero.goals import Condition, as_comparison
+from vla_gym.adapters.libero.osc import ArmIndex
 from vla_gym.adapters.libero.placements import JointSpan, Placing, Ride, StartRegions
+from vla_gym.adapters.libero.tasks import LAYOUT_SEED
 
 FIXTURES, IN_REGIONS = "MultiRegionRandomSampler", ("TableRegionSampler", "Libero100TableRegionSampler")
-"""Upstream's classes of samplers in the workspace: whatever is fixed, and the things on a table or floor."""
+"""Upstream's classes of samplers in the workspace: of fixtures, and of objects on a table or floor."""
 ON_SITES, IN_SITES, ON_OBJECTS = "SiteRegionRandomSampler", "InSiteRegionRandomSampler", "ObjectBasedSampler"
 STRAIGHT = 1e-9
 """Metres by which a place that rides on a drawn joint may leave its straight way."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lamp:
+    """A burner whose glow follows its knob (FlatStove.turn_on and set_visualization upstream)."""
+
+    site: int
+    qpos: int
+    threshold: float
+    """Knob position at and above which it glows."""
+
+
+def make_domain(bddl: Path) -> Any:
+    """Return LIBERO's environment after `seed(LAYOUT_SEED); reset()`, without cameras or a GL context."""
+    from libero.libero.envs.env_wrapper import ControlEnv
+    from robosuite.environments.base import MujocoEnv
+
+    reset_internal = MujocoEnv._reset_internal
+
+    def reset_as_with_cameras(env: Any) -> None:
+        env.sim.forward()  # opening a render context does this, and it moves the solver's warm start
+        reset_internal(env)
+
+    MujocoEnv._reset_internal = reset_as_with_cameras
+    control = ControlEnv(bddl_file_name=str(bddl), use_camera_obs=False, has_offscreen_renderer=False)
+    control.seed(LAYOUT_SEED)
+    control.reset()
+    return control.env
+
+
+def read_arm(domain: Any) -> ArmIndex:
+    """Return where the Panda sits in the model."""
+    robot, model = domain.robots[0], domain.sim.model
+    return ArmIndex(
+        site=int(model.site_name2id(robot.controller.eef_name)),
+        hand_body=int(model.body_name2id(robot.robot_model.eef_name)),
+        qpos=_ints(robot._ref_joint_pos_indexes),
+        qvel=_ints(robot._ref_joint_vel_indexes),
+        actuators=_ints(robot._ref_joint_actuator_indexes),
+        gripper_qpos=_ints(robot._ref_gripper_joint_pos_indexes),
+        gripper_actuators=_ints(robot._ref_joint_gripper_actuator_indexes),
+    )
+
+
+def read_goal(domain: Any) -> tuple[Condition, ...]:
+    """Return the goal's predicates; raise `NotImplementedError` for one that has no counterpart here."""
+    return tuple(_condition(domain, predicate) for predicate in domain.parsed_problem["goal_state"])
+
+
+def _condition(domain: Any, predicate: list[str]) -> Condition:
+    kind, *names = predicate
+    states = [domain.object_states_dict[name] for name in names]
+    if kind in ("open", "close", "turnon", "turnoff"):
+        return _joint_condition(domain, kind, states[0])
+    moved, target = states
+    body = int(domain.obj_body_id[moved.object_name])
+    if target.object_state_type == "object" and kind == "on":
+        return Condition(
+            kind="on_object",
+            body=body,
+            target=int(domain.obj_body_id[target.object_name]),
+            contact=(_geoms(domain, target.object_name), _geoms(domain, moved.object_name)),
+        )
+    if target.object_state_type == "site" and kind in ("on", "in"):
+        contact = None
+        if kind == "on" and domain.get_object(target.parent_name) is not None:
+            contact = (_geoms(domain, target.parent_name), _geoms(domain, moved.object_name))
+        return Condition(
+            kind=f"{kind}_region",
+            body=body,
+            target=int(domain.sim.model.site_name2id(target.object_name)),
+            size=tuple(float(extent) for extent in domain.object_sites_dict[target.object_name].size),
+            contact=contact,
+        )
+    raise NotImplementedError(f"LIBERO goal predicate {predicate} has no counterpart here")
+
+
+def _joint_condition(domain: Any, kind: str, state: Any) -> Condition:
+    if state.object_state_type == "site":
+        joints = domain.object_sites_dict[state.object_name].joints
+        owner = domain.get_object(state.parent_name)
+    else:
+        owner = domain.get_object(state.object_name)
+        joints = owner.joints
+    method = {"open": "is_open", "close": "is_close", "turnon": "turn_on", "turnoff": "turn_off"}[kind]
+    ranges = owner.object_properties["articulation"]
+    compare, threshold = as_comparison(getattr(owner, method), [x for span in ranges.values() for x in span])
+    return Condition(
+        kind="joint",
+        qpos=_ints(domain.sim.model.get_joint_qpos_addr(joint) for joint in joints),
+        compare=compare,
+        threshold=threshold,
+        every=kind in ("close", "turnoff"),
+    )
+
+
+def read_lamps(domain: Any) -> Iterator[Lamp]:
+    """Yield the burners that glow."""
+    for name in domain.visualization_sites_list:
+        owner = domain.get_object(name)
+        threshold = min(owner.object_properties["articulation"]["default_turnon_ranges"])
+        for site, _ in owner.object_properties["vis_site_names"].values():
+            (joint,) = owner.joints
+            yield Lamp(
+                site=int(domain.sim.model.site_name2id(site)),
+                qpos=int(domain.sim.model.get_joint_qpos_addr(joint)),
+                threshold=float(threshold),
+            )
+
+
+def _geoms(domain: Any, name: str) -> tuple[int, ...]:
+    return _ints(domain.sim.model.geom_name2id(geom) for geom in domain.get_object(name).contact_geoms)
+
+
+def _ints(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
 def read_start_regions(domain: Any) -> StartRegions:
-    """What the start states of a task are drawn from; `domain` is LIBERO's environment, reset.
+    """Return the ranges that start states are drawn from.
 
     Raises `NotImplementedError` for a sampler that has no counterpart here.
     """
@@ -27,7 +151,7 @@ def read_start_regions(domain: Any) -> StartRegions:
     return StartRegions(
         qpos=tuple(data.qpos.tolist()),
         num_velocities=int(model.nv),
-        arm=tuple(int(address) for address in domain.robots[0]._ref_joint_pos_indexes),
+        arm=_ints(domain.robots[0]._ref_joint_pos_indexes),
         spans=spans,
         placings=(
             *(_in_workspace(domain, sampler) for sampler in domain.placement_initializer.samplers.values()),
@@ -39,12 +163,12 @@ def read_start_regions(domain: Any) -> StartRegions:
 
 def _spans(domain: Any) -> Iterator[JointSpan]:
     """Upstream's list grows with every reset; the last sampler of a name decides."""
-    for name, sampler in {one.name: one for one in domain.object_property_initializers}.items():
+    for name, sampler in {sampler.name: sampler for sampler in domain.object_property_initializers}.items():
         in_site = domain.object_states_dict[name].object_state_type == "site"
         owner = domain.object_sites_dict[name] if in_site else domain.get_object(name)
         low, high, *_ = sampler.joint_ranges
         yield JointSpan(
-            qpos=tuple(int(domain.sim.model.get_joint_qpos_addr(joint)) for joint in owner.joints),
+            qpos=_ints(domain.sim.model.get_joint_qpos_addr(joint) for joint in owner.joints),
             low=float(low),
             high=float(high),
         )
@@ -63,7 +187,7 @@ def _in_workspace(domain: Any, sampler: Any) -> Placing:
 
 
 def _on_places(domain: Any, samplers: Any, spans: tuple[JointSpan, ...]) -> Iterator[Placing]:
-    """Things on or in a part of a fixture, and things on other things."""
+    """Objects on or in a part of a fixture, and objects on other objects."""
     for name, sampler in samplers.samplers.items():
         arguments = samplers.sample_args[name]
         kind, support = type(sampler).__name__, domain.get_object(arguments["reference"])
@@ -87,7 +211,7 @@ def _movable(
     ride: Ride | None = None,
     shrink: bool = True,
 ) -> Placing:
-    """`shrink`: does this kind of sampler heed `ensure_object_boundary_in_range`?"""
+    """`shrink`: whether this kind of sampler heeds `ensure_object_boundary_in_range`."""
     (thing,) = sampler.mujoco_objects
     cylinder = _cylinder(thing)
     margin = cylinder["radius"] if shrink and sampler.ensure_object_boundary_in_range else 0.0
@@ -128,7 +252,7 @@ def _turns(sampler: Any) -> Iterator[tuple[str, float, float]]:
 
 
 def _site(domain: Any, name: str, spans: tuple[JointSpan, ...]) -> tuple[np.ndarray, Ride | None]:
-    """Where a part of a fixture is with all drawn joints at their low ends `[3]`, and which one carries it along."""
+    """The place `[3]` of a part of a fixture with all drawn joints at their low ends, and the one that carries it."""
     model, site = domain.sim.model._model, int(domain.sim.model.site_name2id(name))
     lows = [span.low for span in spans]
 
