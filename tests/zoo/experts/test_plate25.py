@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_gym import find_benchmark, make_vec
-from vla_gym.adapters.plate25.protocols import PRIVILEGED_DIM
+from vla_gym.adapters.plate25.tasks import PRIVILEGED_DIM
 from vla_gym.specs import StartState
 from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class

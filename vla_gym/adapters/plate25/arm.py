@@ -19,14 +19,8 @@ ARM_JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wris
 FINGER_JOINTS = ("left_finger", "right_finger")
 JOINTS = (*ARM_JOINTS, *FINGER_JOINTS)
 STIFFNESS = (
-    *(
-        1169.7891719504198,
-        730.0,
-        808.4601346394447,
-        1229.1299089624076,
-        1272.2760456418862,
-        1056.3326605132252,
-    ),
+    *(1169.7891719504198, 730.0, 808.4601346394447),
+    *(1229.1299089624076, 1272.2760456418862, 1056.3326605132252),
     *(1000.0, 1000.0),
 )
 DAMPING = (
@@ -63,9 +57,10 @@ class Arm:
         if tuple(joints) != JOINTS:
             raise RuntimeError(f"{urdf} has joints {list(joints)}, expected {list(JOINTS)}")
         self._joints = [joints[name] for name in JOINTS]
-        for joint, *drive in zip(self._joints, STIFFNESS, DAMPING, FORCE_LIMIT, strict=True):
-            stiffness, damping, force_limit = drive
-            joint.set_drive_properties(stiffness, damping, force_limit=force_limit, mode="force")
+        for joint, stiffness, damping, force in zip(
+            self._joints, STIFFNESS, DAMPING, FORCE_LIMIT, strict=True
+        ):
+            joint.set_drive_properties(stiffness, damping, force_limit=force, mode="force")
             joint.set_friction(0.0)
         for link in self.body.links:
             link.disable_gravity = True
@@ -88,7 +83,7 @@ class Arm:
         self.body.set_root_pose(BASE_AWAY)
 
     def set_action(self, action_A: np.ndarray) -> None:
-        """Take in dx, dy, dz (metres), Euler XYZ angles (radians), gripper (-1 closed .. +1 open).
+        """Set the target from dx, dy, dz (metres), Euler XYZ angles (radians), gripper (-1 closed .. +1 open).
 
         Both are along the axes of the base and relative to the previous target. A target that the solver cannot
         reach stays the target, and the arm holds where it is.
@@ -112,21 +107,21 @@ class Arm:
         self._drive_to(goal)
 
     def qpos(self) -> np.ndarray:
-        """Joint positions, float32 `[8]`, fresh."""
+        """Return joint positions, float32 `[8]`, fresh."""
         return np.array(self.body.qpos, dtype=np.float32)
 
     @property
     def target(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the hand was told to go, in the base's frame: position `[3]` and quaternion (w, x, y, z)."""
+        """Commanded pose of the hand, in the base's frame: position `[3]` and quaternion (w, x, y, z)."""
         return self._target
 
-    def memory(self) -> np.ndarray:
-        """What the controller remembers: its target pose and the drive targets, float64."""
+    def controller_state(self) -> np.ndarray:
+        """Return the controller's target pose and the drive targets, float64."""
         targets = [np.ravel(joint.drive_target) for joint in self._joints]
         return np.concatenate([*self._target, *targets])
 
     def finger_openings(self) -> tuple[np.ndarray, np.ndarray]:
-        """Unit vectors along which the left and the right finger open, world frame."""
+        """Return unit vectors along which the left and the right finger open, world frame."""
         left, right = (self.links[f"{side}_finger_link"].entity for side in ("left", "right"))
         return rotation(left)[:, 1], -rotation(right)[:, 1]
 
@@ -136,13 +131,13 @@ class Arm:
 
 
 def rotation(body: sapien.Entity) -> np.ndarray:
-    """Rotation matrix of a body, float64 `[3, 3]`."""
-    turned: np.ndarray = np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
-    return turned
+    """Return the rotation matrix of a body, float64 `[3, 3]`."""
+    matrix: np.ndarray = np.asarray(body.pose.to_transformation_matrix(), dtype=np.float64)[:3, :3]
+    return matrix
 
 
 def euler_quaternion(angles: np.ndarray) -> np.ndarray:
-    """Rotation by angles about x, then the turned y, then the turned z, as (w, x, y, z), float64."""
+    """Return a rotation by angles about x, then the turned y, then the turned z, as (w, x, y, z), float64."""
     turn = np.array([1.0, 0.0, 0.0, 0.0])
     for axis, angle in enumerate(np.asarray(angles, dtype=np.float64)):
         about = np.zeros(4)

@@ -1,4 +1,4 @@
-"""Where the published meshes and pictures lie on this machine, and which of them are missing.
+"""The published meshes and pictures on this machine, and which of them are missing.
 
 Looked for in `$MANISKILL_ASSET_DIR` (RLinf's variable; the folder that holds `carrot/`), else in
 `$VLA_ZOO_CACHE/plate25`, where `python -m vla_gym.adapters.plate25.download` puts them. The robot and the table mesh
@@ -22,7 +22,7 @@ DOWNLOAD = "python -m vla_gym.adapters.plate25.download"
 ROBOT_FILE = "wx250s.urdf"
 TABLE_FILE = "bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb"
 VISUALS = ("textured.obj", "textured.dae", "textured.glb")
-"""Published file names of what an object looks like; the first that exists is taken, as upstream does."""
+"""Published file names of an object's look; the first that exists is taken, as upstream does."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Assets:
     """The table's mesh."""
 
     def model(self, kind: str, folder: str) -> Model | None:
-        """Files of one object ("carrot") or plate ("plate"), or None."""
+        """Return the files of one object ("carrot") or plate ("plate"), or None."""
         if self.pack is None:
             return None
         place = Path(self.pack) / f"more_{kind}" / folder
@@ -55,7 +55,7 @@ class Assets:
         return Model(collision, visual) if visual is not None and collision.is_file() else None
 
     def picture(self, kind: str, name: str) -> Path | None:
-        """One of the tables' "imgs" or "textures", or None."""
+        """Return one of the tables' "imgs" or "textures", or None."""
         if self.pack is None:
             return None
         file = Path(self.pack) / "more_table" / kind / name
@@ -63,7 +63,7 @@ class Assets:
 
 
 def find_assets(environ: Mapping[str, str] | None = None) -> Assets:
-    """What lies on this machine. Raises `MissingDependency` when `$MANISKILL_ASSET_DIR` is no folder."""
+    """Return the files on this machine; raise `MissingDependency` when `$MANISKILL_ASSET_DIR` is no folder."""
     environ = os.environ if environ is None else environ
     asked = environ.get(VARIABLE)
     root = Path(asked).expanduser().absolute() if asked else cache_dir(environ) / "plate25"
@@ -81,26 +81,22 @@ def find_assets(environ: Mapping[str, str] | None = None) -> Assets:
 
 
 def missing(assets: Assets, run: Run) -> tuple[str, ...]:
-    """Names of what the run shows or touches and has no published file here, stand-ins that is."""
-    names = [] if assets.robot else ["robot widowx250s"]
-    names += [] if assets.table else ["table mesh"]
-    for index in _ids(run, "object"):
-        if assets.model("carrot", OBJECTS[index].folder) is None:
-            names.append(f"object {OBJECTS[index].name}")
-    for index in _ids(run, "plate"):
-        if assets.model("plate", PLATES[index].folder) is None:
-            names.append(f"plate {PLATES[index].name}")
-    for index in _ids(run, "table"):
-        if assets.picture("imgs", TABLES[index].image) is None:
-            names.append(f"picture {TABLES[index].image}")
-    for index in _ids(run, "texture"):
-        if assets.picture("textures", TABLES[index].texture) is None:
-            names.append(f"texture {TABLES[index].texture}")
-    return tuple(names)
+    """Return the names of the run's stand-ins: things shown or touched that have no published file here."""
+    objects, plates = [OBJECTS[i] for i in _ids(run, "object")], [PLATES[i] for i in _ids(run, "plate")]
+    tables, textures = ([TABLES[i] for i in _ids(run, digit)] for digit in ("table", "texture"))
+    found = {
+        "robot widowx250s": assets.robot,
+        "table mesh": assets.table,
+        **{f"object {thing.name}": assets.model("carrot", thing.folder) for thing in objects},
+        **{f"plate {thing.name}": assets.model("plate", thing.folder) for thing in plates},
+        **{f"picture {table.image}": assets.picture("imgs", table.image) for table in tables},
+        **{f"texture {table.texture}": assets.picture("textures", table.texture) for table in textures},
+    }
+    return tuple(name for name, file in found.items() if file is None)
 
 
 def _ids(run: Run, digit: str) -> Iterable[int]:
-    """Ids of the things that a digit chooses among, and the second ones of their kind."""
+    """Ids that a digit counts, and the second ones of their kind."""
     if digit == run.second == "plate":
         first = next(start for name, _, start in run.digits if name == "plate")
         return range(first, len(PLATES))
@@ -108,4 +104,4 @@ def _ids(run: Run, digit: str) -> Iterable[int]:
 
 
 def _first(candidates: list[Path]) -> str | None:
-    return next((str(one) for one in candidates if one.exists()), None)
+    return next((str(path) for path in candidates if path.exists()), None)

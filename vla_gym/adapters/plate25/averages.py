@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_gym.adapters.plate25.runs import Category
-from vla_gym.adapters.plate25.suite import RUNS
+from vla_gym.adapters.plate25.runs import RUNS, Category
 from vla_gym.errors import BadValue
 
 PREFIX = "ManiSkill-Plate25-"
 _RULES = ("protocol", "render_quality", "action_units", "stand_ins", "success")
-"""What the evaluations of one average have in common."""
+"""Constants of the protocol that the evaluations of one average have in common."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,15 @@ class Averages:
     in_distribution: float
     """The control run."""
     published: float
-    """(5 vision + 7 semantic + 3 execution + in_distribution) / 16: what papers print as "average of OOD"."""
+    """(5 vision + 7 semantic + 3 execution + in_distribution) / 16: the "average of OOD" of papers."""
     unseen: float
     """Mean of the 15 runs that do differ from training."""
 
 
 def averages(rates: Mapping[str, float]) -> Averages:
-    """Averages of all 16 runs; `rates` maps run names ("VisionImage" or "ManiSkill-Plate25-VisionImage").
+    """Return the averages of all 16 runs; `rates` maps run names ("VisionImage" or "ManiSkill-Plate25-VisionImage").
 
-    Raises `BadValue` naming what is missing or unknown.
+    Raises `BadValue` naming missing and unknown runs.
     """
     short = {name.removeprefix(PREFIX): rate for name, rate in rates.items()}
     missing, unknown = sorted(set(RUNS) - set(short)), sorted(set(short) - set(RUNS))
@@ -69,9 +68,9 @@ def _mean(rates: Mapping[str, float], category: Category | str) -> float:
 
 
 def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
-    """Run -> success rate from the results of `zoo.evaluate`, one file a run.
+    """Return run -> success rate from the results of `zoo.evaluate`, one file a run.
 
-    Raises `BadValue` for what is no such file, for two of one run, and for rates that do not belong together
+    Raises `BadValue` for another kind of file, for two of one run, and for rates that do not belong together
     because protocol, picture or action units differ.
     """
     rates: dict[str, float] = {}
@@ -80,7 +79,9 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             name = record["env"].removeprefix(PREFIX)
-            wins = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
+            solved = [
+                episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]
+            ]
             constants = record["protocol"]["constants"]
             rule = {key: constants[key] for key in _RULES}
             ends = record["protocol"].get("options", {}).get("success_ends", False)
@@ -93,15 +94,15 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "
                 'repeat it with -params "env_kwargs:{success_ends: false}"'
             )
-        if name in rates or not wins:
-            raise BadValue(f"{file} is a second result of {name}" if wins else f"{file} holds no episode")
+        if name in rates or not solved:
+            raise BadValue(f"{file} is a second result of {name}" if solved else f"{file} holds no episode")
         # Which files are missing differs from run to run; whether any is missing must not.
         rule["stand_ins"] = bool(rule["stand_ins"])
         if rules and rules != rule:
             raise BadValue(
                 f"{file} was evaluated by other rules than the files before it: {rule}, not {rules}"
             )
-        rates[name], rules = sum(wins) / len(wins), rule
+        rates[name], rules = sum(solved) / len(solved), rule
     return rates
 
 

@@ -54,15 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def default_folder() -> Path:
-    """Where the files are looked for."""
+    """Return the folder that files are looked for in."""
     asked = os.environ.get(VARIABLE)
     return Path(asked).expanduser().absolute() if asked else cache_dir() / "plate25"
 
 
 def download(root: Path, *, robot_url: str = ROBOT_URL, table_sha256: str = TABLE_SHA256) -> None:
-    """Fetch everything into `root`. What is there already and right is not fetched again.
+    """Fetch everything into `root`, but not again the files that are there and right.
 
-    Raises `BadValue` when a source cannot be reached or a checksum is wrong; nothing wrong is left behind.
+    Raises `BadValue` when a source cannot be reached or a checksum is wrong; no wrong file is left behind.
     """
     root.mkdir(parents=True, exist_ok=True)
     fetch_pack(root)
@@ -72,12 +72,12 @@ def download(root: Path, *, robot_url: str = ROBOT_URL, table_sha256: str = TABL
 
 
 def fetch_pack(root: Path) -> None:
-    """Objects, plates and tables, each file compared with the Hub's own checksum."""
+    """Fetch objects, plates and tables, each file compared with the Hub's own checksum."""
     from huggingface_hub import HfApi, snapshot_download
 
     log.info("%s -> %s", PACK_REPO, root / PACK_FOLDER)
-    info = _ask(lambda: HfApi().dataset_info(PACK_REPO, files_metadata=True), PACK_REPO)
-    _ask(
+    info = _request(lambda: HfApi().dataset_info(PACK_REPO, files_metadata=True), PACK_REPO)
+    _request(
         lambda: snapshot_download(
             PACK_REPO,
             repo_type="dataset",
@@ -93,12 +93,14 @@ def fetch_pack(root: Path) -> None:
 
 
 def fetch_table(root: Path, *, sha256: str) -> None:
-    """The table's mesh, out of ManiSkill's archive."""
+    """Fetch the table's mesh, out of ManiSkill's archive."""
     from huggingface_hub import hf_hub_download
 
     log.info("%s -> %s", TABLE_REPO, root / TABLE_MEMBERS)
     archive = Path(
-        _ask(lambda: hf_hub_download(TABLE_REPO, TABLE_ZIP, repo_type="dataset"), f"{TABLE_REPO}/{TABLE_ZIP}")
+        _request(
+            lambda: hf_hub_download(TABLE_REPO, TABLE_ZIP, repo_type="dataset"), f"{TABLE_REPO}/{TABLE_ZIP}"
+        )
     )
     if _sha256(archive) != sha256:
         raise BadValue(
@@ -108,7 +110,7 @@ def fetch_table(root: Path, *, sha256: str) -> None:
 
 
 def fetch_robot(root: Path, *, url: str) -> None:
-    """The robot description and its meshes."""
+    """Fetch the robot description and its meshes."""
     log.info("%s -> %s", url, root / "widowx")
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         archive = Path(scratch) / "robot.zip"
@@ -162,12 +164,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _ask(ask: Callable[[], Any], what: str) -> Any:
+def _request(call: Callable[[], Any], source: str) -> Any:
     try:
-        return ask()
+        return call()
     except Exception as error:  # the client's errors have no common base
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadValue(f"could not fetch {what} from the Hugging Face Hub: {first}") from error
+        raise BadValue(f"could not fetch {source} from the Hugging Face Hub: {first}") from error
 
 
 if __name__ == "__main__":

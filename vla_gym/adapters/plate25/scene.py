@@ -19,8 +19,7 @@ from vla_gym.adapters.plate25 import stand_ins
 from vla_gym.adapters.plate25.arm import Arm
 from vla_gym.adapters.plate25.assets import Assets
 from vla_gym.adapters.plate25.catalogue import OBJECTS
-from vla_gym.adapters.plate25.laying import Place, Placed
-from vla_gym.adapters.plate25.protocols import LONG_SETTLE, SETTLE, STILL
+from vla_gym.adapters.plate25.layouts import Place, Placed
 from vla_gym.system.sapien_shaders import use_light_shaders
 from vla_gym.system.vulkan import DEVICE_VARIABLE
 
@@ -28,6 +27,10 @@ TIMESTEP = 1 / 500
 """Seconds of physics per substep."""
 SUBSTEPS = 100
 """Per policy step: 5 Hz."""
+SETTLE, LONG_SETTLE = 50, 600
+"""Substeps, and how many more when something still moves."""
+STILL = (1e-3, 1e-2)
+"""Summed linear (m/s) and angular (rad/s) speeds below which things lie still."""
 FRICTION = 1.0
 """Static and dynamic, of objects and plates."""
 FRAME = (480, 640)
@@ -48,7 +51,7 @@ class Scene:
     """Bodies of one episode.
 
     Args:
-        assets: files that were found; what is missing is replaced by stand-ins.
+        assets: files that were found; stand-ins replace the others.
         robot: robot description.
         placed: objects and plates, in the order in which they are built.
         frame: rows and columns of the picture; other than `FRAME`, the view is squeezed into it.
@@ -57,14 +60,14 @@ class Scene:
     def __init__(
         self, assets: Assets, robot: Path, placed: Sequence[Placed], frame: tuple[int, int] = FRAME
     ) -> None:
-        _process_settings()
+        set_process_settings()
         self.physics = physx.PhysxCpuSystem()
         self.physics.timestep = TIMESTEP
         drawing = sapien.render.RenderSystem(sapien.Device(os.environ.get(DEVICE_VARIABLE) or "cpu"))
         self.scene = sapien.Scene([self.physics, drawing])
         self.arm = Arm(self.scene, robot)
         self._add_table(assets)
-        self.bodies = [self._add(assets, one) for one in placed]
+        self.bodies = [self._add(assets, thing) for thing in placed]
         self._add_lights()
         self._camera = self._add_camera(frame)
         shown = [*(link.entity for link in self.arm.body.links), *self.bodies]
@@ -84,7 +87,7 @@ class Scene:
             self.physics.step()
 
     def draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Draw now: the picture, uint8 `[H, W, 3]`, and which pixels show robot, objects or plates, bool `[H, W]`."""
+        """Draw now: the picture, uint8 `[H, W, 3]`, and its pixels of robot, objects or plates, bool `[H, W]`."""
         self.scene.update_render()
         self._camera.take_picture()
         colour = self._camera.get_picture("Color")[..., :3]
@@ -92,18 +95,18 @@ class Scene:
         return np.ascontiguousarray(colour), np.isin(owner, self._foreground)
 
     def force(self, first: sapien.Entity, second: sapien.Entity) -> np.ndarray:
-        """Contact force on `first` from `second` in the last substep, newtons, float64 `[3]`."""
+        """Return the contact force on `first` from `second` in the last substep, newtons, float64 `[3]`."""
         total = np.zeros(3)
         for contact in self.physics.get_contacts():
-            one, other = (body.entity for body in contact.bodies)
-            if {one, other} == {first, second}:
+            pair = [body.entity for body in contact.bodies]
+            if set(pair) == {first, second}:
                 impulse = np.sum([point.impulse for point in contact.points], axis=0, initial=0.0)
-                total += impulse if one == first else -impulse
+                total += impulse if pair[0] == first else -impulse
         return total / TIMESTEP
 
     def speeds(self) -> tuple[float, float]:
-        """Sums over objects and plates of linear (m/s) and angular (rad/s) speed."""
-        moving = [_dynamic(body) for body in self.bodies]
+        """Return the sums over objects and plates of linear (m/s) and angular (rad/s) speed."""
+        moving = [dynamic_body(body) for body in self.bodies]
         linear = sum(float(np.linalg.norm(body.linear_velocity)) for body in moving)
         angular = sum(float(np.linalg.norm(body.angular_velocity)) for body in moving)
         return linear, angular
@@ -112,14 +115,14 @@ class Scene:
         """Put an object elsewhere; with `stop` it also loses its speed."""
         body.set_pose(sapien.Pose(place.position, place.rotation))
         if stop:
-            _dynamic(body).set_linear_velocity(np.zeros(3))
-            _dynamic(body).set_angular_velocity(np.zeros(3))
+            dynamic_body(body).set_linear_velocity(np.zeros(3))
+            dynamic_body(body).set_angular_velocity(np.zeros(3))
 
     def moving_state(self) -> np.ndarray:
-        """Everything that moves: joints, the controller's memory, poses and velocities; float64."""
-        parts = [self.arm.body.qpos, self.arm.body.qvel, self.arm.memory()]
+        """Return everything that moves: joints, the controller's state, poses and velocities; float64."""
+        parts = [self.arm.body.qpos, self.arm.body.qvel, self.arm.controller_state()]
         for body in self.bodies:
-            dynamic = _dynamic(body)
+            dynamic = dynamic_body(body)
             parts += [body.pose.p, body.pose.q, dynamic.linear_velocity, dynamic.angular_velocity]
             parts.append(np.array([dynamic.mass]))
         return np.concatenate([np.ravel(part).astype(np.float64) for part in parts])
@@ -182,12 +185,13 @@ class Scene:
         return camera
 
 
-def _dynamic(body: sapien.Entity) -> physx.PhysxRigidDynamicComponent:
+def dynamic_body(body: sapien.Entity) -> physx.PhysxRigidDynamicComponent:
+    """Return the component with a body's mass and velocities."""
     return body.find_component_by_type(physx.PhysxRigidDynamicComponent)
 
 
-def _process_settings() -> None:
-    """Settings that SAPIEN keeps per process, as ManiSkill 3.0.1's `SimConfig` sets them."""
+def set_process_settings() -> None:
+    """Set the options that SAPIEN keeps per process, as ManiSkill 3.0.1's `SimConfig` sets them."""
     use_light_shaders()
     physx.set_default_material(0.3, 0.3, 0.0)
     physx.set_shape_config(contact_offset=0.02, rest_offset=0.0)

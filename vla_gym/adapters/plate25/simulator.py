@@ -1,11 +1,9 @@
-"""One slot of the suite: lays an episode out, drives the arm, judges each step, takes the picture."""
+"""One sub-environment of the suite: lays an episode out, drives the arm, reads the progress, takes the picture."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
@@ -13,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import sapien
 
-from vla_gym.adapters.plate25 import layouts, pictures, stand_in_arm
+from vla_gym.adapters.plate25 import layouts, pictures, stand_ins
 from vla_gym.adapters.plate25.arm import HAND, START_QPOS, rotation
 from vla_gym.adapters.plate25.assets import ROBOT_FILE, Assets
 from vla_gym.adapters.plate25.catalogue import TABLES
-from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, world_box
-from vla_gym.adapters.plate25.laying import lay_out
-from vla_gym.adapters.plate25.overlay import green_screen
-from vla_gym.adapters.plate25.protocols import ACTION_UNITS, MOVE_AT, PROTOCOLS, SETTLE, RenderQuality
-from vla_gym.adapters.plate25.scene import FRAME, SUBSTEPS, Scene
-from vla_gym.adapters.plate25.suite import find_run
+from vla_gym.adapters.plate25.progress import Progress, grips, lies_on, task_progress, world_box
+from vla_gym.adapters.plate25.runs import find_run
+from vla_gym.adapters.plate25.scene import FRAME, SETTLE, SUBSTEPS, Scene
+from vla_gym.adapters.plate25.tasks import ACTION_UNITS, PROTOCOLS, RenderQuality
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
-from vla_gym.system.cache import cache_dir, check_writable
+from vla_gym.system.cache import cache_dir, check_writable, write_atomic
+
+MOVE_AT = 5
+"""Steps after which PositionChangeTo moves the object."""
 
 
 class Plate25Simulator:
@@ -40,7 +39,7 @@ class Plate25Simulator:
         protocol: a key of `PROTOCOLS`.
         action_units: a key of `ACTION_UNITS`.
         render_quality: "full" draws 640 x 480 and shrinks that; "fast" draws at `image_size`.
-        success_ends: does the first success end the episode?
+        success_ends: whether the first success ends the episode.
         assets: fields of `Assets`.
     """
 
@@ -71,7 +70,7 @@ class Plate25Simulator:
     def reset(self, start: StartState) -> str:
         """Build the start state, let it come to rest if the protocol says so; nothing is drawn."""
         self._episode = self._run.episode(self._run.start(self._tasks[start.task_id], start.trial_id))
-        self._layout = lay_out(self._run, self._episode, self._rules)
+        self._layout = layouts.initial_layout(self._run, self._episode, self._rules)
         self._scene = Scene(self._assets, self._robot, self._layout.placed, self._frame)
         if self._rules.settle:
             self._scene.settle()
@@ -81,11 +80,11 @@ class Plate25Simulator:
         target, plate = self._layout.placed[self._layout.target], self._layout.placed[self._layout.plate]
         self._object_box = world_box(target.thing.size, rotation(self._object))
         self._plate_box = world_box(plate.thing.size, rotation(self._plate))
-        self._judgement, self._steps = Judgement(), 0
+        self._progress, self._steps = Progress(), 0
         return self._fingerprint()
 
     def step(self, action_A: np.ndarray) -> SimStep:
-        """Advance 1/5 s. Pays the change of the judgement's level; success ends an episode only on demand."""
+        """Advance 1/5 s. The reward is the change of `Progress.level`; success ends an episode only on demand."""
         self._scene.arm.set_action(np.asarray(action_A, dtype=np.float64) * self._units_A)
         self._scene.run(SUBSTEPS)
         self._steps += 1
@@ -93,27 +92,21 @@ class Plate25Simulator:
             self._scene.move(self._object, self._layout.moved_to, stop=self._rules.move_stops)
             if self._rules.move_settles:
                 self._scene.run(SETTLE)
-        before = self._judgement
-        self._judgement = judge(before, grasping=self._grasping(), on_plate=self._on_plate())
-        success = self._judgement.success
-        return SimStep(
-            reward=self._judgement.level - before.level,
-            success=success,
-            terminated=success and self._success_ends,
-        )
+        before = self._progress
+        self._progress = task_progress(before, grasping=self._grasping(), on_plate=self._on_plate())
+        success, reward = self._progress.success, self._progress.level - before.level
+        return SimStep(reward=reward, success=success, terminated=success and self._success_ends)
 
     def observe(self) -> dict[str, np.ndarray]:
         """Draw now; `state` is the joint positions."""
         observation = {"state": self._scene.arm.qpos()}
         if "image" in self._cameras:
-            picture = self.frame()
-            observation["image"] = (
-                picture if self._frame == self._size else pictures.shrink(picture, self._size)
-            )
+            frame = self.frame()
+            observation["image"] = frame if self._frame == self._size else pictures.shrink(frame, self._size)
         return observation
 
     def privileged(self) -> np.ndarray:
-        """What a scripted expert reads, float64 `[PRIVILEGED_DIM]`, in the frame of the robot's base.
+        """Return the state for a scripted expert, float64 `[PRIVILEGED_DIM]`, in the frame of the robot's base.
 
         Poses are position and quaternion (w, x, y, z): of the hand (7), its target (7), 1 while the object is gripped
         else 0, then for the object and for the plate the pose of the middle of its box (7) and the box's sides (3),
@@ -133,12 +126,12 @@ class Plate25Simulator:
         )
 
     def frame(self) -> np.ndarray:
-        """The picture before it is shrunk, uint8 `[H, W, 3]`."""
+        """Draw the picture before it is shrunk, uint8 `[H, W, 3]`."""
         drawn, foreground = self._scene.draw()
         run, table = self._run, self._episode.table
         index = table if self._rules.texture_of_table else self._episode.texture
         alpha = run.alpha * TABLES[index].mix
-        return green_screen(
+        return pictures.green_screen(
             drawn,
             foreground,
             pictures.photo(self._assets, table, self._frame),
@@ -148,7 +141,7 @@ class Plate25Simulator:
         )
 
     def close(self) -> None:
-        """Let go of the scene."""
+        """Free the scene."""
         self.__dict__.pop("_scene", None)
 
     def _grasping(self) -> bool:
@@ -175,13 +168,11 @@ def _pose(pose: sapien.Pose) -> np.ndarray:
 
 @functools.cache
 def box_arm(root: Path) -> Path:
-    """URDF of the stand-in arm, written once under `root`."""
+    """Return the path of the stand-in arm's URDF, written once under `root`."""
     folder = root / "plate25-stand-in"
     urdf = folder / ROBOT_FILE
-    for file, text in ((urdf, stand_in_arm.arm_urdf()), (urdf.with_suffix(".srdf"), stand_in_arm.arm_srdf())):
+    for file, text in ((urdf, stand_ins.arm_urdf()), (urdf.with_suffix(".srdf"), stand_ins.arm_srdf())):
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             check_writable(folder)
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as scratch:
-                scratch.write(text)
-            os.replace(scratch.name, file)
+            write_atomic(file, text.encode())
     return urdf

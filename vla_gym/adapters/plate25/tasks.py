@@ -1,21 +1,18 @@
 """PutOnPlateInScene25 ("ManiSkill-Plate25"): ids, tasks and protocol of the published suite; loads no simulator.
 
-Facts and their sources: `vla_gym/adapters/plate25/`.
+Named rules (`PROTOCOLS`) on which the published code bases differ or err are written to `protocol.json`.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
-from typing import Any, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
-from vla_gym.adapters.plate25 import protocols
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
-from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES
-from vla_gym.adapters.plate25.protocols import ACTION_UNITS, PROTOCOLS, RenderQuality
-from vla_gym.adapters.plate25.runs import Run
-from vla_gym.adapters.plate25.sentences import sentence
-from vla_gym.adapters.plate25.suite import MAIN, RUNS, find_run
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, sentence
+from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, Spread, find_run
 from vla_gym.errors import BadValue, MissingDependency, unknown_name
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
@@ -28,8 +25,82 @@ STARTS = ("published", "all")
 
 _END = {False: "the episode goes on to step 80", True: "the episode ends there"}
 
-_told: set[tuple[str, ...]] = set()
-"""Stand-ins this process has already spoken of."""
+ANNOUNCED: set[tuple[str, ...]] = set()
+"""Stand-ins that this process has warned of."""
+
+RenderQuality = Literal["full", "fast"]
+
+HORIZON = 80
+"""Policy steps per episode."""
+CONTROL_HZ = 5.0
+PRIVILEGED_DIM = 37
+"""Length of `Plate25Simulator.privileged`."""
+PUBLISHED_EPISODES = 256
+"""Episodes behind each published rate of a run, to which the printed digits fit."""
+TRIPLE_HEIGHTS: dict[Spread, tuple[float, float, float]] = {
+    "ring": (0.95, 0.95, 0.0),
+    "object_triples": (0.95, 0.92, 1.0),
+    "plate_triples": (1.0, 0.92, 0.96),
+}
+"""Heights from which object, plate and third thing are let go, metres; the code bases agree on these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Rules on which the published code bases differ or err: success rates of different rules do not compare."""
+
+    heights: Mapping[Spread, tuple[float, float, float]]
+    """Let-go heights of object, plate and third thing, metres."""
+    settle: bool
+    """Whether things come to rest before the first picture; else they fall during the first policy steps."""
+    published_distractor: bool
+    """Whether to repeat the slip that leaves out one of eight distractors of MultiCarrotTest."""
+    texture_of_table: bool
+    """Whether to blend in the table's own texture (none for table 0) instead of the one of the episode id."""
+    move_stops: bool
+    """Whether the object loses its speed when PositionChangeTo moves it."""
+    move_settles: bool
+    """Whether physics runs 50 substeps before success is read in the step that moved it."""
+    source: str
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "mended": Protocol(
+        heights={"trained": (0.95, 0.95, 0.0), **TRIPLE_HEIGHTS},
+        settle=True,
+        published_distractor=False,
+        texture_of_table=False,
+        move_stops=True,
+        move_settles=True,
+        source="RL4VLA 55f966d6 with its slips mended",
+    ),
+    "rl4vla": Protocol(
+        heights={"trained": (0.95, 0.95, 0.0), **TRIPLE_HEIGHTS},
+        settle=True,
+        published_distractor=True,
+        texture_of_table=False,
+        move_stops=False,
+        move_settles=True,
+        source="RL4VLA 55f966d6; it reports success in the last of 80 steps (success_at_end here)",
+    ),
+    "rlinf": Protocol(
+        heights={"trained": (0.90, 0.90, 0.0), **TRIPLE_HEIGHTS},
+        settle=False,
+        published_distractor=True,
+        texture_of_table=True,
+        move_stops=False,
+        move_settles=False,
+        source="RLinf a3816b59; it reports success in any step (success_once here)",
+    ),
+}
+"""Name -> rules. The first is the default. All run on CPU physics; published runs used PhysX on a GPU."""
+
+ACTION_UNITS: dict[str, tuple[float, ...]] = {
+    "physical": (1.0,) * 7,
+    "scaled": (0.05,) * 3 + (0.25,) * 3 + (1.0,),
+}
+"""Meaning of an action of 1 per dim, metres, radians, gripper. "physical" passes numbers on as published policies write
+them; "scaled" makes [-1, 1] span what the arm does in a step, a little more than 98 % of BridgeData's actions."""
 
 
 def plate25_benchmark(
@@ -49,13 +120,13 @@ def plate25_benchmark(
         env_id: a key of `IDS`.
         split: of the training set, "train", "test" or "all". A run has the split of its own name.
         protocol: a key of `PROTOCOLS`.
-        action_units: what an action of 1 means, a key of `ACTION_UNITS`.
+        action_units: meaning of an action of 1, a key of `ACTION_UNITS`.
         render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
         starts: "all" offers every start state of a task, "published" 256 (or just above) of a run, evenly spread.
             Default: "all" for the training set, "published" for runs.
-        success_ends: does the first success end the episode, as GRPO's published recipes have it? Published rates are
-            of episodes that always last 80 steps.
-        stand_ins: may boxes and generated pictures take the place of published files that are missing here?
+        success_ends: whether the first success ends the episode, as GRPO's published recipes have it. Published rates
+            are of episodes that always last 80 steps.
+        stand_ins: whether boxes and generated pictures may take the place of published files that are missing here.
 
     Raises:
         UnknownName: no such id, split, protocol, unit, quality or choice of start states.
@@ -78,7 +149,7 @@ def plate25_benchmark(
     run = find_run(name, split)
     assets = find_assets()
     absent = missing(assets, run)
-    _tell(env_id, absent, allowed=stand_ins)
+    _announce(env_id, absent, allowed=stand_ins)
     trials = _trials(run, starts or ("published" if name else "all"))
     return Benchmark(
         id=env_id,
@@ -93,7 +164,7 @@ def plate25_benchmark(
         state_dim=8,
         cameras=("image",),
         default_image_size=224,
-        control_hz=protocols.CONTROL_HZ,
+        control_hz=CONTROL_HZ,
         simulator="vla_gym.adapters.plate25.simulator:Plate25Simulator",
         simulator_kwargs={
             "run": name,
@@ -106,7 +177,7 @@ def plate25_benchmark(
         },
         extra="maniskill",
         requires=("mani_skill", "sapien"),
-        privileged_dim=protocols.PRIVILEGED_DIM,
+        privileged_dim=PRIVILEGED_DIM,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},
     )
@@ -115,7 +186,7 @@ def plate25_benchmark(
 def _trials(run: Run, starts: str) -> int:
     if starts == "all":
         return run.trials
-    return min(run.trials, -(-protocols.PUBLISHED_EPISODES // run.num_tasks))
+    return min(run.trials, -(-PUBLISHED_EPISODES // run.num_tasks))
 
 
 def _tasks(run: Run, trials: int) -> tuple[Task, ...]:
@@ -123,7 +194,7 @@ def _tasks(run: Run, trials: int) -> tuple[Task, ...]:
         Task(
             name=name,
             instruction=sentence(template, OBJECTS[thing].name, PLATES[plate].name),
-            horizon=protocols.HORIZON,
+            horizon=HORIZON,
             num_trials=trials,
             suite=f"plate25_{run.category}",
         )
@@ -131,8 +202,8 @@ def _tasks(run: Run, trials: int) -> tuple[Task, ...]:
     )
 
 
-def _tell(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
-    """Say once which stand-ins are used, or refuse them."""
+def _announce(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
+    """Warn once of the stand-ins, or refuse them."""
     if not absent:
         return
     listed = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
@@ -140,8 +211,8 @@ def _tell(env_id: str, absent: tuple[str, ...], *, allowed: bool) -> None:
         raise MissingDependency(
             f"{env_id}: published files are missing ({listed}) and stand_ins is false. Download with: {DOWNLOAD}"
         )
-    if absent not in _told:
-        _told.add(absent)
+    if absent not in ANNOUNCED:
+        ANNOUNCED.add(absent)
         logging.getLogger("vla_gym").warning(
             "%s: boxes and generated pictures stand in for missing files (%s); success rates compare with no published "
             "ones. The published files: %s",
@@ -155,7 +226,7 @@ def _record(
     return {
         "upstream": run.upstream,
         "category": run.category,
-        "protocol": protocols.protocol_record(protocol),
+        "protocol": _protocol_record(protocol),
         "episodes": run.total,
         "start_states": "trial k of a task: an episode id spread over tables, positions and yaws (`Run.start`)",
         "physics": "SAPIEN, CPU, 500 Hz; published runs used PhysX on a GPU",
@@ -170,3 +241,8 @@ def _record(
         "assets": asdict(assets),
         "stand_ins": list(absent),
     }
+
+
+def _protocol_record(name: str) -> dict[str, Any]:
+    rules = asdict(PROTOCOLS[name])
+    return {"name": name, **rules, "heights": {spread: list(z) for spread, z in rules["heights"].items()}}

@@ -8,7 +8,7 @@ import pytest
 
 from vla_gym.adapters.plate25.assets import Assets, find_assets, missing
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES
-from vla_gym.adapters.plate25.suite import MAIN, RUNS
+from vla_gym.adapters.plate25.runs import MAIN, RUNS
 from vla_gym.errors import MissingDependency
 
 NOTHING = Assets(pack=None, robot=None, table=None)

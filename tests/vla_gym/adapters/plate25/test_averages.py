@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vla_gym.adapters.plate25.averages import averages, main
-from vla_gym.adapters.plate25.suite import RUNS
+from vla_gym.adapters.plate25.runs import RUNS
 from vla_gym.errors import BadValue
 
 

@@ -3,6 +3,9 @@ from __future__ import annotations
 import numpy as np
 
 from vla_gym.adapters.plate25 import layouts
+from vla_gym.adapters.plate25.layouts import Layout, initial_layout
+from vla_gym.adapters.plate25.runs import MAIN, RUNS, Episode
+from vla_gym.adapters.plate25.tasks import PROTOCOLS
 
 
 def test_the_grid_is_six_by_six_x_first() -> None:
@@ -73,3 +76,59 @@ def test_yaws() -> None:
     np.testing.assert_allclose(np.rad2deg(layouts.UNSEEN_YAWS), [-22.5, -67.5, -112.5, -157.5])
     half = np.sqrt(0.5)
     np.testing.assert_allclose(layouts.yaw_quaternion(np.pi / 2), [half, 0, 0, half])
+
+
+def positions(layout: Layout) -> list[tuple[str, int, list[float]]]:
+    return [(thing.kind, thing.index, np.round(thing.place.position, 6).tolist()) for thing in layout.placed]
+
+
+def test_the_training_set_by_hand() -> None:
+    # Row 0 of the pairs: points 0 and the first more than sqrt(5) steps off, (0, 3) = point 3.
+    layout = initial_layout(MAIN["train"], Episode(object=2, table=0, position=0, yaw=2), PROTOCOLS["mended"])
+    assert positions(layout) == [("carrot", 2, [-0.235, -0.075, 0.95]), ("plate", 0, [-0.235, 0.015, 0.95])]
+    half = np.sqrt(0.5)
+    np.testing.assert_allclose(layout.placed[0].place.rotation, [half, 0, 0, half], atol=1e-12)
+    assert layout.placed[1].place.rotation == (1.0, 0.0, 0.0, 0.0)
+    assert (layout.target, layout.plate, layout.moved_to) == (0, 1, None)
+
+
+def test_rlinf_lets_go_lower() -> None:
+    layout = initial_layout(MAIN["train"], Episode(object=2, table=0, position=0, yaw=2), PROTOCOLS["rlinf"])
+    assert [thing.place.position[2] for thing in layout.placed] == [0.90, 0.90]
+
+
+def test_things_are_built_by_id_whatever_their_part() -> None:
+    episode = Episode(object=20, table=0, position=0, yaw=0, second=6)  # (4 + 6 + 1) mod 9 + 16 = 18
+    layout = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["mended"])
+    assert [(thing.kind, thing.index) for thing in layout.placed] == [
+        ("carrot", 18),
+        ("carrot", 20),
+        ("plate", 0),
+    ]
+    assert (layout.target, layout.plate) == (1, 2)
+    assert [thing.place.position[2] for thing in layout.placed] == [1.0, 0.95, 0.92]
+
+
+def test_the_published_slip_puts_the_target_where_the_distractor_would_be() -> None:
+    episode = Episode(object=20, table=0, position=0, yaw=0, second=1)
+    mended = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["mended"])
+    published = initial_layout(RUNS["MultiCarrotTest"], episode, PROTOCOLS["rl4vla"])
+    assert len(mended.placed) == 3
+    assert [(thing.kind, thing.index) for thing in published.placed] == [("carrot", 20), ("plate", 0)]
+    assert published.placed[0].place == mended.placed[1].place
+
+
+def test_second_plates_and_moves() -> None:
+    episode = Episode(object=0, plate=5, table=0, position=0, yaw=0, second=0)
+    layout = initial_layout(RUNS["MultiPlateTest"], episode, PROTOCOLS["mended"])
+    assert [(thing.kind, thing.index) for thing in layout.placed] == [
+        ("carrot", 0),
+        ("plate", 5),
+        ("plate", 6),
+    ]
+    assert [thing.place.position[2] for thing in layout.placed] == [1.0, 0.92, 0.96]
+    moved = initial_layout(
+        RUNS["PositionChangeTo"], Episode(object=0, table=0, position=9, yaw=1), PROTOCOLS["mended"]
+    ).moved_to
+    assert moved is not None
+    assert moved.position[2] == 1.0

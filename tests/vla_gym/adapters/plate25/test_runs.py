@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25.runs import Episode, Run, distractor
-from vla_gym.adapters.plate25.sentences import TEMPLATES, sentence
-from vla_gym.adapters.plate25.suite import MAIN, RUNS, SPREADS, find_run
+from vla_gym.adapters.plate25.catalogue import TEMPLATES, sentence
+from vla_gym.adapters.plate25.layouts import SPREADS
+from vla_gym.adapters.plate25.runs import MAIN, RUNS, Episode, Run, distractor, find_run
 from vla_gym.errors import BadValue
 
 EVERY = [*MAIN.values(), *RUNS.values()]

@@ -133,14 +133,14 @@ STILL = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
 
 def lay_on_plate(sim: Any) -> None:
     """Put the object 4 cm above the middle of the plate, at rest."""
-    from vla_gym.adapters.plate25.laying import Place
+    from vla_gym.adapters.plate25.layouts import Place
 
     x, y, z = (float(number) for number in sim._plate.pose.p)
     sim._scene.move(sim._object, Place((x, y, z + 0.04), (1.0, 0.0, 0.0, 0.0)), stop=True)
 
 
 def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Path) -> None:
-    from vla_gym.adapters.plate25.judge import Judgement
+    from vla_gym.adapters.plate25.progress import Progress
 
     sim = simulator()
     sim.reset(START)
@@ -149,7 +149,7 @@ def test_an_object_laid_on_the_plate_counts_and_pays_only_once_grasped(bare: Pat
     sim.step(STILL)
     lying = sim.step(STILL)
     assert (lying.success, lying.reward, lying.terminated) == (True, 0.0, False)
-    sim._judgement = Judgement(grasped=True)
+    sim._progress = Progress(grasped=True)
     assert sim.step(STILL).reward == pytest.approx(1.0)
 
 
@@ -168,9 +168,9 @@ def test_published_files_are_used_where_they_are(sample: Path, monkeypatch: pyte
     names = [thing.name for thing in plate25_benchmark("ManiSkill-Plate25-Carrot").tasks]
     sim.reset(StartState(task_id=names.index("onion on plate"), trial_id=0))
     # A mesh of an onion weighs less than its box would: 1137 kg/m^3 * 5.1 * 6.2 * 5.1 cm^3 = 0.184 kg.
-    from vla_gym.adapters.plate25.scene import _dynamic
+    from vla_gym.adapters.plate25.scene import dynamic_body
 
-    assert 0.03 < _dynamic(sim._object).mass < 0.15
+    assert 0.03 < dynamic_body(sim._object).mass < 0.15
     assert 0.865 < sim._plate.pose.p[2] < 0.875
     sim.step(np.zeros(7))
 
@@ -187,26 +187,26 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
     from mani_skill.envs.utils.system.backend import parse_sim_and_render_backend
 
     from vla_gym.adapters.plate25.arm import START_QPOS, Arm
-    from vla_gym.adapters.plate25.scene import TIMESTEP, _process_settings
+    from vla_gym.adapters.plate25.scene import TIMESTEP, set_process_settings
 
     urdf = sample / "widowx" / "wx250s.urdf"
     monkeypatch.setattr(WidowX250SBridgeDatasetFlatTable, "urdf_path", str(urdf))
-    _process_settings()
+    set_process_settings()
     actions = np.random.default_rng(0).uniform(-0.03, 0.03, (6, 7))
     actions[:, 6] = [1, 1, -1, -1, 1, -1]
 
     def systems() -> list[Any]:
         return [sapien.physx.PhysxCpuSystem(), sapien.render.RenderSystem(sapien.Device("cpu"))]
 
-    ours_scene = sapien.Scene(systems())
-    ours_scene.timestep = TIMESTEP
-    arm = Arm(ours_scene, urdf)
+    scene = sapien.Scene(systems())
+    scene.timestep = TIMESTEP
+    arm = Arm(scene, urdf)
     arm.reset(START_QPOS)
     backend = parse_sim_and_render_backend("physx_cpu", "sapien_cpu")
-    theirs_scene = ManiSkillScene([sapien.Scene(systems())], device=torch.device("cpu"), backend=backend)
-    theirs_scene.timestep = TIMESTEP
+    upstream_scene = ManiSkillScene([sapien.Scene(systems())], device=torch.device("cpu"), backend=backend)
+    upstream_scene.timestep = TIMESTEP
     agent = WidowX250SBridgeDatasetFlatTable(
-        theirs_scene, 5, initial_pose=sapien.Pose([0.127, 0.06, 0.85], [0, 0, 0, 1])
+        upstream_scene, 5, initial_pose=sapien.Pose([0.127, 0.06, 0.85], [0, 0, 0, 1])
     )
     agent.robot.set_pose(sapien.Pose([0.147, 0.028, 0.870], [0, 0, 0, 1]))
     agent.reset(init_qpos=START_QPOS)
@@ -215,6 +215,6 @@ def test_the_arm_moves_as_mani_skill_s_own(sample: Path, monkeypatch: pytest.Mon
         arm.set_action(action)
         agent.set_action(torch.tensor(action[None], dtype=torch.float32))
         for _ in range(100):
-            ours_scene.step()
-            theirs_scene.step()
+            scene.step()
+            upstream_scene.step()
         np.testing.assert_allclose(arm.qpos(), agent.robot.get_qpos()[0].numpy(), atol=1e-5)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_gym.adapters.plate25.stand_in_arm import ARM, arm_srdf, arm_urdf
-from vla_gym.adapters.plate25.stand_ins import colour, photo, texture
+from vla_gym.adapters.plate25.stand_ins import ARM, arm_srdf, arm_urdf, colour, photo, texture
 
 
 def joints(urdf: ET.Element) -> dict[str, list[float]]:
@@ -39,10 +38,10 @@ def test_no_two_links_of_the_gripper_collide() -> None:
 
 def test_pictures_are_the_same_each_time_and_differ_from_each_other() -> None:
     for make in (photo, texture):
-        one = make(3)
-        assert one.shape == (480, 640, 3)
-        assert one.dtype == np.uint8
-        assert np.array_equal(one, make(3))
-        assert not np.array_equal(one, make(4))
-        assert one.std() > 5
+        picture = make(3)
+        assert picture.shape == (480, 640, 3)
+        assert picture.dtype == np.uint8
+        assert np.array_equal(picture, make(3))
+        assert not np.array_equal(picture, make(4))
+        assert picture.std() > 5
     assert len({colour(index) for index in range(42)}) == 42

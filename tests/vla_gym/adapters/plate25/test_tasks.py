@@ -62,9 +62,9 @@ def test_splits_of_the_training_set() -> None:
 
 
 def test_instructions_of_runs() -> None:
-    told = {task.instruction for task in plate25_benchmark("ManiSkill-Plate25-Instruct").tasks}
-    assert len(told) == 256
-    assert "Move bread so it\N{RIGHT SINGLE QUOTATION MARK}s on plate." in told
+    instructions = {task.instruction for task in plate25_benchmark("ManiSkill-Plate25-Instruct").tasks}
+    assert len(instructions) == 256
+    assert "Move bread so it\N{RIGHT SINGLE QUOTATION MARK}s on plate." in instructions
     assert find_benchmark("ManiSkill-Plate25-CarrotTest").id == "ManiSkill-Plate25-Carrot"
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_option_names_the_nearest(option: dict[str, str], hint: str) -> 
 def test_stand_ins_are_announced_once_recorded_and_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plate25_tasks, "_told", set())
+    monkeypatch.setattr(plate25_tasks, "ANNOUNCED", set())
     with caplog.at_level(logging.WARNING, logger="vla_gym"):
         benchmark = plate25_benchmark("ManiSkill-Plate25-EEPose")
         plate25_benchmark("ManiSkill-Plate25-EEPose")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25.judge import Judgement, grips, judge, lies_on, world_box
+from vla_gym.adapters.plate25.progress import Progress, grips, lies_on, task_progress, world_box
 
 PLATE = np.array([0.11, 0.11, 0.006])
 CUBE = np.array([0.04, 0.04, 0.04])
@@ -46,12 +46,12 @@ def test_grips() -> None:
 
 
 def test_levels_and_memory() -> None:
-    state, paid = Judgement(), []
+    state, paid = Progress(), []
     #          grasping, on plate
     script = [(0, 1), (1, 0), (0, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 1), (0, 0), (0, 1)]
     for grasping, on_plate in script:
         before = state
-        state = judge(before, grasping=bool(grasping), on_plate=bool(on_plate))
+        state = task_progress(before, grasping=bool(grasping), on_plate=bool(on_plate))
         paid.append(round(state.level - before.level, 6))
     # On the plate without a grasp pays nothing. Grasped: 0.1. Five in a row (steps 4-8): 0.1. On the plate while in
     # the gripper: 1. Off it: -1. On it again: 1.
@@ -65,7 +65,7 @@ def test_levels_and_memory() -> None:
 def test_no_history_pays_more_than_1_2() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        state = Judgement()
+        state = Progress()
         for grasping, on_plate in rng.random((80, 2)) < rng.random(2):
-            state = judge(state, grasping=bool(grasping), on_plate=bool(on_plate))
+            state = task_progress(state, grasping=bool(grasping), on_plate=bool(on_plate))
             assert 0.0 <= state.level <= 1.2

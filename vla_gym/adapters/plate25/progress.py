@@ -1,4 +1,4 @@
-"""Is the object on the plate, has it been grasped, and what does that pay? Pure NumPy, one environment.
+"""Progress of an episode: object grasped, held, on the plate, and the reward of that. Pure NumPy, one environment.
 
 Source: `evaluate` of PutOnPlateInScene25 and `is_grasping` of ManiSkill's WidowX250S; the reward is RLinf's.
 """
@@ -24,15 +24,15 @@ LONG_GRASP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What counts after one step."""
+class Progress:
+    """State of the task after one step."""
 
     success: bool = False
-    """Is the object on the plate now?"""
+    """Whether the object is on the plate now."""
     grasped: bool = False
-    """Has it ever been grasped?"""
+    """Whether it has ever been grasped."""
     held: bool = False
-    """Has it ever been grasped for `LONG_GRASP` steps in a row?"""
+    """Whether it has ever been grasped for `LONG_GRASP` steps in a row."""
     steps_in_hand: int = 0
     """Steps in a row that it is grasped now."""
 
@@ -42,10 +42,10 @@ class Judgement:
         return 0.1 * self.grasped + 0.1 * self.held + 1.0 * (self.success and self.grasped)
 
 
-def judge(before: Judgement, *, grasping: bool, on_plate: bool) -> Judgement:
-    """The judgement after a step, in which the object was (or was not) in the gripper and on the plate."""
+def task_progress(before: Progress, *, grasping: bool, on_plate: bool) -> Progress:
+    """Return the progress after a step that ends with the object (or not) in the gripper and on the plate."""
     in_hand = before.steps_in_hand + 1 if grasping else 0
-    return Judgement(
+    return Progress(
         success=on_plate,
         grasped=before.grasped or grasping,
         held=before.held or in_hand >= LONG_GRASP,
@@ -54,12 +54,12 @@ def judge(before: Judgement, *, grasping: bool, on_plate: bool) -> Judgement:
 
 
 def world_box(size: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """Axis-parallel sides `[3]` of a box of sides `size` turned by the matrix `rotation`."""
+    """Return the axis-parallel sides `[3]` of a box of sides `size` turned by the matrix `rotation`."""
     return np.abs(rotation) @ size
 
 
 def lies_on(offset: np.ndarray, object_box: np.ndarray, plate_box: np.ndarray, force: float) -> bool:
-    """Does the object lie on the plate?
+    """Whether the object lies on the plate.
 
     Args:
         offset: from plate to object, metres `[3]`.
@@ -73,7 +73,7 @@ def lies_on(offset: np.ndarray, object_box: np.ndarray, plate_box: np.ndarray, f
 
 
 def grips(force: np.ndarray, opening: np.ndarray) -> bool:
-    """Does one finger press? `force` on it in newtons `[3]`, `opening` the unit vector it opens along `[3]`."""
+    """Whether one finger presses: `force` on it in newtons `[3]`, `opening` the unit vector it opens along `[3]`."""
     strength = float(np.linalg.norm(force))
     if strength < MIN_GRIP:
         return False

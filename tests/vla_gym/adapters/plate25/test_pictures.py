@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25.overlay import bilinear, box_of, green_screen, mix
+from vla_gym.adapters.plate25.pictures import bilinear, box_of, green_screen, mix
 
 
 @pytest.fixture
