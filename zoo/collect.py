@@ -10,10 +10,11 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, import_gym_packages
+from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero
 from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
 from zoo.cli.main import guarded
-from zoo.config.advice import packages_flag, quoted
+from zoo.config.gym_packages import import_gym_packages, packages_flag
+from zoo.files import quoted
 from zoo.runs.progress import Progress
 
 

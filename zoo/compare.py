@@ -9,9 +9,9 @@ from typing import Any
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
-from zoo.config.advice import quoted
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import compare, compare_tasks, outcomes_of
+from zoo.files import quoted
 from zoo.runs.evaluations import RESULTS_FILE
 from zoo.runs.folder import read_json
 

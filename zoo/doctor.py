@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.arguments import OneLineParser, add_gym_packages_argument, count, import_gym_packages, key_values
+from zoo.cli.arguments import OneLineParser, add_gym_packages_argument, count, key_values
 from zoo.cli.main import guarded
+from zoo.config.gym_packages import import_gym_packages
 
 _DEFAULT_EPISODES = 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,8 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file; the ends of its lines stay as they are."""
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
+
+
+def quoted(path: str | Path) -> str:
+    """Return `path` as one word of a command line."""
+    return shlex.quote(str(path))

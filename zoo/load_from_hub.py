@@ -8,7 +8,7 @@ from pathlib import Path
 from vla_gym.errors import BadValue
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
-from zoo.config.advice import quoted
+from zoo.files import quoted
 from zoo.hub.sharing import install_run, is_remote
 from zoo.runs.folder import longer
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue, check_integer
-from zoo.cli.arguments import OneLineParser, as_pairs, count, import_gym_packages, seed, yaml_line
+from zoo.cli.arguments import OneLineParser, as_pairs, count, seed
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
+from zoo.config.algorithm_configs import check_algorithm
+from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
-from zoo.config.search_space import SPACES, Space, described, draw, drawn_values, read_space
-from zoo.config.settings import check_algorithm
+from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space, yaml_line
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
 from zoo.training.run_plan import check_startable, plan_of
@@ -186,6 +187,17 @@ def run(argv: Sequence[str]) -> int:
     study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_say])
     _write_best(search, study)
     return 0
+
+
+def draw(trial: Trial, space: Space) -> dict[str, Any]:
+    """Return one value of every setting, as Optuna's sampler suggests."""
+    for name, distribution in space.items():
+        if isinstance(distribution, Span):
+            trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+        else:
+            # Optuna stores words and numbers; a choice may be a mapping too.
+            trial.suggest_categorical(name, [yaml_line(value) for value in distribution])
+    return drawn_values(trial.params, space)
 
 
 def _completed(study: Study) -> list[FrozenTrial]:

@@ -10,9 +10,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zoo.cli.arguments import OneLineParser, count, import_gym_packages
+from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.batch_plan import BatchPlan
+from zoo.config.gym_packages import import_gym_packages
 from zoo.config.memory_plan import GIB, needs, total
 from zoo.config.run_config import RunConfig
 from zoo.runs.folder import ResumePoint

@@ -14,7 +14,7 @@ import numpy as np
 from vla_gym.errors import BadValue, MissingDependency, VLAZooError
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
-from zoo.config.settings import ALGORITHMS
+from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.runs.folder import RunFolder, find_run, folder_name
 
 if TYPE_CHECKING:

@@ -11,24 +11,26 @@ from zoo.cli.arguments import (
     add_gym_packages_argument,
     count,
     count_or_zero,
-    import_gym_packages,
     seed,
 )
 from zoo.cli.main import guarded, hush_ranks
 from zoo.cli.sft_flags import (
     DEFAULT_NUM_ENVS,
     DEFAULT_UPDATES,
-    FinetuningSettings,
     find_stopped_run,
     resolve_new_finetuning,
     resolve_resumed_finetuning,
-    settings_of,
 )
+from zoo.config.algorithm_configs import SFTConfig
+from zoo.config.gym_packages import import_gym_packages
+from zoo.config.run_config import sft_config
+from zoo.config.settings import defaults_of
 from zoo.demonstrations.lerobot_reader import check_dataset
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.sft`."""
+    sft = defaults_of(SFTConfig)
     p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     p.add_argument("--env", metavar="ID", help="environment the policy is for, e.g. MetaWorld/reach")
     p.add_argument(
@@ -48,7 +50,7 @@ def parser() -> OneLineParser:
         "--batch-size",
         type=count,
         metavar="B",
-        help=f"frames per update, all processes together (default: {FinetuningSettings.batch_size})",
+        help=f"frames per update, all processes together (default: {sft['batch_size']})",
     )
     p.add_argument(
         "--micro-batch-size",
@@ -60,7 +62,7 @@ def parser() -> OneLineParser:
         "--learning-rate",
         type=_rate,
         metavar="LR",
-        help=f"at the start, then down to 0 (default: {FinetuningSettings.learning_rate})",
+        help=f"at the start, then down to 0 (default: {sft['learning_rate']})",
     )
     p.add_argument(
         "--augment",
@@ -119,7 +121,7 @@ def run(argv: Sequence[str]) -> int:
     import_gym_packages(args.gym_packages)
     point = find_stopped_run(args.resume) if args.resume else None
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
-    for folder in settings_of(config).folders:
+    for folder in sft_config(config).folders:
         check_dataset(folder)
     hush_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.

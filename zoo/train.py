@@ -14,12 +14,12 @@ from zoo.cli.arguments import (
     add_worker_error_argument,
     count,
     count_or_zero,
-    import_gym_packages,
     pipeline_stages,
     seed,
 )
 from zoo.cli.main import guarded, hush_ranks
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
+from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import RunConfig
 from zoo.hub.sharing import is_remote, publish_trained, remote_resume_point
 from zoo.runs.folder import ResumePoint, find_resume_point

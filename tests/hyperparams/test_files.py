@@ -16,9 +16,9 @@ from vla_gym import make_vec
 from vla_gym.errors import UnknownName
 from vla_gym.registry import find_benchmark, list_envs
 from zoo.cli.run_flags import resolve_new_run
+from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.hyperparams import candidate_keys
-from zoo.config.run_config import RunConfig, family_options
-from zoo.config.settings import ALGORITHMS
+from zoo.config.run_config import RunConfig, benchmark_options
 from zoo.train import parser
 from zoo.training.run_plan import dry_run_text
 from zoo.training.setup import make_model
@@ -140,7 +140,9 @@ def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps
     if algo == "ppo":
         per_env = kwargs["n_steps"]
     else:
-        horizon = max(task.horizon for task in find_benchmark(env, **family_options(config)).tasks)
+        horizon = max(
+            task.horizon for task in find_benchmark(env, **benchmark_options(config.env_options)).tasks
+        )
         per_env = -(-horizon // config.chunk) * kwargs["rollouts_per_update"]
     assert config.num_envs * per_env == decisions
     assert kwargs["n_epochs"] * -(-decisions // kwargs["batch_size"]) == steps

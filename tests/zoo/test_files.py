@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from zoo.files import whole_file, write_whole
+from zoo.files import quoted, whole_file, write_whole
 from zoo.runs.loggers import JsonLines
 from zoo.runs.monitor import MonitorFile, MonitorRow
 
@@ -54,3 +55,9 @@ def test_a_kill_while_a_history_is_cut_back_leaves_it(
         write(tmp_path, keep_until=10)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("path", ["logs/ppo/Toy-Reach_1", "out logs/it's 1", "$HOME/x"])
+def test_a_path_is_one_word(path: str) -> None:
+    assert shlex.split(f"zoo.evaluate -i {quoted(Path(path))} -P") == ["zoo.evaluate", "-i", path, "-P"]
+    assert quoted("logs/ppo/Toy-Reach_1") == "logs/ppo/Toy-Reach_1"

@@ -15,11 +15,11 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.instructions import retold
-from zoo.cli.arguments import import_gym_packages, key_values
+from zoo.cli.arguments import key_values
 from zoo.cli.run_flags import PolicyChoice, resolve_policy
-from zoo.config.gym_packages import import_packages_of
+from zoo.config.gym_packages import import_gym_packages, import_packages_of
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.settings import ENV_SETTINGS, check_settings
+from zoo.config.run_config import benchmark_options, check_settings, env_options
 from zoo.evaluation.evaluator import choose_cells
 from zoo.hub.sharing import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, find_run, folder_name, policy_folder
@@ -91,8 +91,7 @@ def plan_rollout(
             raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
         policy = resolve_policy(args.policy, suite=_suite(args.env), settings={"unnorm_key": args.unnorm_key})
         values = load_hyperparams("ppo", args.env, policy.family).values
-        options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
-        options.update(values.get("env_kwargs", {}))
+        options = env_options(values)
         env, output_folder, departures = args.env, None, []
     options.update(policy.env_options)
     own = dict(options)
@@ -105,10 +104,7 @@ def plan_rollout(
         options["instructions"] = read_instructions(Path(args.instructions))
     if args.run is not None:
         departures += _changes(own, options, args)
-    family_options = {
-        name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"
-    }
-    benchmark = find_benchmark(env, **family_options)
+    benchmark = find_benchmark(env, **benchmark_options(options))
     retold(benchmark, options.get("instructions", {}))  # a wrong name shows here
     _check_lengths(policy, benchmark, reads_state=options.get("state", True))
     if n_timesteps is not None:

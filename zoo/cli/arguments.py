@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, NoReturn, get_args
 
 import yaml
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.workers.pool import OnWorkerError
+from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import LARGEST_SEED
-from zoo.config.settings import ALGORITHMS
+from zoo.config.search_space import yaml_line
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -112,12 +110,6 @@ def as_pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}:{yaml_line(value)}" for name, value in values.items()]
 
 
-def yaml_line(value: object) -> str:
-    """`value` in YAML, on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
-    return text.removesuffix("...\n").rstrip("\n")
-
-
 def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
     """`--gym-packages`, as in rl_zoo3."""
     parser.add_argument(
@@ -127,22 +119,6 @@ def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         help="modules to import first: they call vla_gym.register_benchmark",
     )
-
-
-def import_gym_packages(names: Sequence[str], told_by: str = "--gym-packages") -> None:
-    """Import the modules that `told_by` names; raises `BadValue` for one that is not there."""
-    if os.getcwd() not in sys.path:  # a console script does not look where it is called
-        sys.path.insert(0, os.getcwd())
-    for name in names:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            raise BadValue(
-                f"{told_by}: no module '{name}' in {os.getcwd()} or installed. Call the command in the folder "
-                "that holds it, or add its folder to PYTHONPATH"
-            ) from error
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:

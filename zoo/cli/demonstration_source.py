@@ -14,7 +14,7 @@ from vla_gym.specs import Benchmark
 from zoo.cli.agent import plan_rollout, read_instructions
 from zoo.cli.arguments import key_values
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.settings import ENV_SETTINGS, check_settings
+from zoo.config.run_config import ENV_OPTIONS, benchmark_options, check_settings, env_options
 from zoo.experts.base import expert_class
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def expert_source(args: argparse.Namespace) -> Source:
         if all(getattr(args, name) is not nothing for nothing in (None, False)):
             raise BadValue(f"--{name.replace('_', '-')} is for policies; leave it or --expert out")
     options = _expert_options(args)
-    benchmark = find_benchmark(args.env, **_benchmark_options(options))
+    benchmark = find_benchmark(args.env, **benchmark_options(options))
     make_expert = expert_class(benchmark)
     num_envs = args.num_envs or DEFAULT_NUM_ENVS
 
@@ -112,7 +112,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     }
     return Source(
         env=plan.env,
-        benchmark=find_benchmark(plan.env, **_benchmark_options(options)),
+        benchmark=find_benchmark(plan.env, **benchmark_options(options)),
         settings=settings,
         num_envs=plan.num_envs,
         rounds=MOST_ROUNDS if args.stochastic else 1,
@@ -127,31 +127,17 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
     values = {**load_hyperparams("ppo", args.env, args.policy or "nano").values}
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
-        if name not in ENV_SETTINGS or name in TRAINING_ONLY:
+        if name not in ENV_OPTIONS or name in TRAINING_ONLY:
             raise BadValue(
                 f"-params {name}: collecting takes settings of the environment's pictures and protocol only"
             )
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
-    options = env_options({**values, **given, "env_kwargs": both})
+    options = env_options({**values, **given, "env_kwargs": both}, without=TRAINING_ONLY)
     if args.split is not None:
         options["split"] = args.split
     if args.instructions is not None:
         options["instructions"] = read_instructions(Path(args.instructions))
     return options
-
-
-def env_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `make_vec` among a recipe's settings, those of training left out."""
-    options = {
-        name: values[name]
-        for name in ENV_SETTINGS
-        if name in values and name != "env_kwargs" and name not in TRAINING_ONLY
-    }
-    return {**options, **values.get("env_kwargs", {})}
-
-
-def _benchmark_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ENV_SETTINGS or name == "split"}
 
 
 def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.arguments import RUN_ALGORITHMS, import_gym_packages
-from zoo.config.advice import packages_flag
+from zoo.cli.arguments import RUN_ALGORITHMS
+from zoo.config.gym_packages import import_gym_packages, packages_flag
 from zoo.hub.sharing import is_remote
 from zoo.runs.folder import RunFolder, find_run, folder_name, holds_policy, newest_run
 from zoo.runs.shipped_agents import agents_for

@@ -18,9 +18,15 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import retold
 from zoo.cli.arguments import key_values
+from zoo.config.algorithm_configs import check_algorithm
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import RunConfig, build_config, check_arithmetic, family_options
-from zoo.config.settings import check_algorithm, check_settings
+from zoo.config.run_config import (
+    RunConfig,
+    benchmark_options,
+    build_config,
+    check_arithmetic,
+    check_settings,
+)
 from zoo.hub.sharing import check_repo
 from zoo.runs.folder import ResumePoint, RunFolder, longer
 from zoo.runs.monitor import lacks_evaluation
@@ -264,7 +270,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 
 def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them shows here."""
-    benchmark = find_benchmark(config.env, **family_options(config))
+    benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     retold(benchmark, config.env_options.get("instructions", {}))
     grid = sum(task.num_trials for task in benchmark.tasks)
     if config.eval_episodes > grid:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from zoo.cli.run_flags import (
     over_recipe,
     resolve_policy,
 )
-from zoo.config.advice import quoted
+from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import DEFAULT_EVAL_EPISODES, RunConfig, check_arithmetic
-from zoo.config.settings import ENV_SETTINGS, check_settings
+from zoo.config.run_config import ENV_OPTIONS, RunConfig, check_arithmetic, check_settings, sft_config
+from zoo.config.settings import defaults_of
+from zoo.files import quoted
 from zoo.runs.folder import (
     FINETUNING,
     ResumePoint,
@@ -36,50 +36,13 @@ from zoo.runs.folder import (
 DEFAULT_UPDATES = 1000
 DEFAULT_NUM_ENVS = 4
 _TRAINING_ONLY = ("group_size", "reward", "reward_scale", "on_worker_error")
-_SETTINGS = (*(name for name in ENV_SETTINGS if name not in _TRAINING_ONLY), "policy_kwargs")
+_SETTINGS = (*(name for name in ENV_OPTIONS if name not in _TRAINING_ONLY), "policy_kwargs")
 _RUN_FLAGS = ("eval_freq", "save_freq", "device", "num_threads")
 """Flags that are settings of a `RunConfig`, and may change when the run goes on."""
 _PLACE_FLAGS = ("dataset", "micro_batch_size")
 """Where the dataset is and how an update fits into memory: settings of fine-tuning that may change likewise."""
 _LEARNING_FLAGS = ("episodes", "batch_size", "learning_rate", "augment")
 """Settings of fine-tuning that may not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuningSettings:
-    """What fine-tuning is told beyond what every run is; `RunConfig.algo_kwargs` of its `config.yml`."""
-
-    dataset: str | Sequence[str]
-    """LeRobotDataset folder, or several, which are learned together."""
-    episodes: int | None = None
-    """How many episodes of each; None = all."""
-    batch_size: int = 64
-    """Frames per update, all ranks together."""
-    micro_batch_size: int | None = None
-    """Frames in the network at a time, gradients gathered; None = all of an update's."""
-    learning_rate: float = 1e-3
-    """At the start; goes down to 0 in a straight line."""
-    max_grad_norm: float = 1.0
-    """Gradients longer than this are cut."""
-    augment: bool = False
-    """Change pictures at random, see `zoo.imitation.augmentation`?"""
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Where the datasets are."""
-        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
-        return tuple(Path(name).expanduser() for name in names)
-
-
-def settings_of(config: RunConfig) -> FinetuningSettings:
-    """Those of a fine-tuning run; raises `BadValue` where its `config.yml` has others."""
-    known = {one.name for one in fields(FinetuningSettings)}
-    if config.algo_kwargs.keys() != known:
-        raise BadValue(
-            f"algo_kwargs of a fine-tuning run must be {', '.join(sorted(known))}; config.yml has "
-            f"{', '.join(sorted(config.algo_kwargs)) or 'none'}"
-        )
-    return FinetuningSettings(**config.algo_kwargs)
 
 
 # A new run ------------------------------------------------------------------------------------------
@@ -100,8 +63,8 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
     tuned = {name: recipe.values[name] for name in _SETTINGS if name in recipe.values}
     values = over_recipe(tuned, policy, given)
     policy_kwargs, env_kwargs = values.pop("policy_kwargs", {}), values.pop("env_kwargs", {})
-    episodes = DEFAULT_EVAL_EPISODES if args.eval_episodes is None else args.eval_episodes
-    learning = FinetuningSettings(**_given(args, *_PLACE_FLAGS, *_LEARNING_FLAGS))
+    episodes = defaults_of(RunConfig)["eval_episodes"] if args.eval_episodes is None else args.eval_episodes
+    learning = SFTConfig(**_given(args, *_PLACE_FLAGS, *_LEARNING_FLAGS))
     config = RunConfig(
         algo="sft",
         env=args.env,
@@ -192,7 +155,7 @@ def resolve_resumed_finetuning(args: argparse.Namespace, point: ResumePoint) -> 
         fixed=(*NEW_RUN_FLAGS, *_LEARNING_FLAGS),
         allowed=(*_RUN_FLAGS, *_PLACE_FLAGS),
     )
-    learning = replace(settings_of(config), **_given(args, *_PLACE_FLAGS))
+    learning = replace(sft_config(config), **_given(args, *_PLACE_FLAGS))
     for folder in learning.folders:
         if not folder.is_dir():
             raise BadValue(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
-from zoo.config.run_config import RunConfig, family_options
+from zoo.config.algorithm_configs import GRPOConfig
+from zoo.config.run_config import RunConfig, benchmark_options
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Counts of one update; "at most" wherever an episode may end early."""
+    """Counts of one update; upper bounds where an episode may end early."""
 
     num_envs: int
     """N, environments of all ranks together."""
@@ -24,14 +25,14 @@ class BatchPlan:
     num_ranks: int
     """Processes that collect, each with its own environments."""
     num_learners: int
-    """Processes that learn; each minibatch is dealt to them."""
+    """Processes that learn; each takes a shard of every minibatch."""
     num_stages: int
-    """Parts of a rank's environments that take turns with the policy."""
+    """Parts of a rank's environments, one of which simulates while the policy decides for another."""
     rounds: int
-    """Times that an update goes over the environments; 1 for PPO."""
-    rows: int
-    """T, decisions of one environment in one round."""
-    steps_per_row: float
+    """Episodes of each environment in an update; 1 for PPO."""
+    decisions_per_env: int
+    """T, decisions of one environment in one round, at most."""
+    steps_per_decision: float
     """Simulator steps of a decision on average, at most K (the last chunk of an episode may be cut by its horizon)."""
     batch_size: int
     """Decisions of a minibatch, all ranks together."""
@@ -51,19 +52,19 @@ class BatchPlan:
         return self.envs_per_rank // self.num_stages
 
     @property
-    def columns_per_rank(self) -> int:
-        """Columns of one rank's rollout buffer."""
+    def buffer_width(self) -> int:
+        """Episodes or parts of them that one rank's rollout buffer holds side by side: N x rounds."""
         return self.envs_per_rank * self.rounds
 
     @property
     def decisions(self) -> int:
         """Decisions of an update, all ranks together, at most."""
-        return self.num_envs * self.rounds * self.rows
+        return self.num_envs * self.rounds * self.decisions_per_env
 
     @property
     def simulator_steps(self) -> int:
         """Simulator steps of an update, all ranks together, at most."""
-        return round(self.decisions * self.steps_per_row)
+        return round(self.decisions * self.steps_per_decision)
 
     @property
     def minibatches(self) -> int:
@@ -85,21 +86,20 @@ class BatchPlan:
 def solve(
     config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None
 ) -> BatchPlan:
-    """The counts of `config` on so many ranks, which all learn unless `num_learners` says otherwise.
+    """Return the counts of `config` on so many ranks, which all learn unless `num_learners` says otherwise.
 
     Raises `BadValue` with the nearest numbers that fit.
     """
     benchmark = benchmark_of(config)
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
-    settings = config.algo_kwargs
-    horizon = max(task.horizon for task in benchmark.tasks)
-    if config.algo == "grpo":
-        rounds, rows = int(settings.get("rollouts_per_update", 1)), math.ceil(horizon / config.chunk)
-        steps_per_row = horizon / rows
+    settings = config.algorithm
+    if isinstance(settings, GRPOConfig):
+        horizon = max(task.horizon for task in benchmark.tasks)
+        rounds, decisions_per_env = settings.rollouts_per_update, math.ceil(horizon / config.chunk)
+        steps_per_decision = horizon / decisions_per_env
     else:
-        rounds, rows = 1, int(settings.get("n_steps", 2048))
-        steps_per_row = float(config.chunk)
-    decisions = config.num_envs * rounds * rows
+        rounds, decisions_per_env = 1, settings.n_steps
+        steps_per_decision = float(config.chunk)
     return BatchPlan(
         num_envs=config.num_envs,
         group_size=config.group_size,
@@ -108,11 +108,11 @@ def solve(
         num_learners=num_ranks if num_learners is None else num_learners,
         num_stages=num_stages,
         rounds=rounds,
-        rows=rows,
-        steps_per_row=steps_per_row,
-        batch_size=min(int(settings.get("batch_size", 64)), decisions),
-        micro_batch_size=settings.get("micro_batch_size"),
-        n_epochs=int(settings.get("n_epochs", 1)),
+        decisions_per_env=decisions_per_env,
+        steps_per_decision=steps_per_decision,
+        batch_size=min(settings.batch_size, config.num_envs * rounds * decisions_per_env),
+        micro_batch_size=settings.micro_batch_size,
+        n_epochs=settings.n_epochs,
     )
 
 
@@ -146,25 +146,26 @@ def check_dealing(batch_size: int, num_ranks: int) -> None:
 
 
 def nearest_multiples(wanted: int, unit: int) -> str:
-    """The multiples of `unit` on both sides of `wanted`, in words: "56 or 64"; without 0."""
+    """Return the multiples of `unit` on both sides of `wanted`, in words: "56 or 64"; without 0."""
     below, above = wanted // unit * unit, -(-wanted // unit) * unit
     return f"{below} or {above}" if below else f"{above}"
 
 
 def nearest_divisor(whole: int, wanted: int) -> int:
-    """The divisor of `whole` closest to `wanted`, the smaller of two."""
+    """Return the divisor of `whole` closest to `wanted`, the smaller of two."""
     return min(
-        (one for one in range(1, whole + 1) if whole % one == 0), key=lambda one: (abs(one - wanted), one)
+        (number for number in range(1, whole + 1) if whole % number == 0),
+        key=lambda divisor: (abs(divisor - wanted), divisor),
     )
 
 
 def choose_stages(
     asked: int | str, *, num_envs: int, group_size: int, num_workers: int, accelerator: bool
 ) -> int:
-    """Stages of one rank's `num_envs` environments: `asked`, or for "auto" what the machine makes worthwhile.
+    """Return the stages of one rank's `num_envs` environments: `asked`, or for "auto" 1 or 2.
 
-    Two stages are worth it where inference and simulation do not want the same thing: the policy is on an accelerator
-    and the slots run in other processes (`num_workers` > 0), each of which keeps a slot in either stage.
+    Two stages pay where inference and simulation do not compete: the policy is on an accelerator and the environments
+    run in other processes (`num_workers` > 0), each of which has an environment in either stage.
     """
     if asked != "auto":
         return int(asked)
@@ -173,5 +174,5 @@ def choose_stages(
 
 
 def benchmark_of(config: RunConfig) -> Benchmark:
-    """The environment's description, with the run's options."""
-    return find_benchmark(config.env, **family_options(config))
+    """Return the environment's description, with the run's options."""
+    return find_benchmark(config.env, **benchmark_options(config.env_options))

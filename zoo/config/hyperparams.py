@@ -1,7 +1,7 @@
 """Tuned numbers: `hyperparams/<algo>.yml`, keyed `<env>/<policy>` with a fallback to the env's family.
 
-An entry is a flat mapping of the settings in `zoo.config.settings`, plus `source`: where its numbers come
-from. Values are data; schedules are mappings. Nothing is ever evaluated.
+An entry is a flat mapping of the settings in `zoo.config.run_config.known_settings`, plus `source`: the origin of its
+numbers. Values are data; schedules are mappings. Nothing is ever evaluated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import BadValue, unknown_name
-from zoo.config.settings import check_settings
+from zoo.config.run_config import check_settings
 from zoo.packaged import packaged_folder
 
 

@@ -14,7 +14,7 @@ from zoo.config.batch_plan import BatchPlan, benchmark_of
 from zoo.config.run_config import RunConfig
 
 GIB = 2**30
-TOKEN_BYTES, FLOAT_BYTES, COLUMN_BYTES = 8, 4, 34
+TOKEN_BYTES, FLOAT_BYTES, PER_DECISION_BYTES = 8, 4, 34
 """Of `zoo.rollout.buffer.ChunkRolloutBuffer`, whose docstring has the formula."""
 ADAM_BYTES = 16
 """Of a trained float32 parameter: itself, its gradient and Adam's two moments."""
@@ -43,14 +43,16 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
     """The rollout buffer of one rank."""
     observation = observation_bytes(config, benchmark)
     tokens = plan.chunk * benchmark.action_dim
-    decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * tokens + COLUMN_BYTES
-    size = plan.rows * plan.columns_per_rank * decision
-    what = f"rollout buffer, {plan.rows} x {plan.columns_per_rank} decisions of {decision:,} B"
+    decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * tokens + PER_DECISION_BYTES
+    size = plan.decisions_per_env * plan.buffer_width * decision
+    what = f"rollout buffer, {plan.decisions_per_env} x {plan.buffer_width} decisions of {decision:,} B"
     lines = [Need("host", what, size)]
     if config.algo_kwargs.get("resample_dead_groups"):
         # `zoo.rollout.group_collector` keeps a round of candidates beside it.
-        spare = f"rollout buffer of resampled groups, {plan.rows} x {plan.envs_per_rank} decisions"
-        lines.append(Need("host", spare, plan.rows * plan.envs_per_rank * decision))
+        spare = (
+            f"rollout buffer of resampled groups, {plan.decisions_per_env} x {plan.envs_per_rank} decisions"
+        )
+        lines.append(Need("host", spare, plan.decisions_per_env * plan.envs_per_rank * decision))
     return lines
 
 

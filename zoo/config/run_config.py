@@ -1,18 +1,78 @@
-"""A run, resolved: flags over hyperparameter file over nothing. One frozen record, checked once."""
+"""A run, resolved: flags over hyperparameter file over defaults. One frozen record, checked once."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from vla_gym.errors import BadValue, check_integer, unknown_name
-from zoo.config.settings import ALGORITHM_SETTINGS, ENV_SETTINGS, check_algorithm
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
+from vla_gym.rewards import RewardKind
+from vla_gym.workers.pool import OnWorkerError
+from zoo.config.algorithm_configs import ALGORITHMS, GRPOConfig, PPOConfig, SFTConfig, check_algorithm
+from zoo.config.settings import (
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    Range,
+    annotations_of,
+    check_fields,
+    check_value,
+    defaults_of,
+)
 
-DEFAULT_EVAL_EPISODES = 20
 LARGEST_SEED = 2**32 - 1
-"""What `numpy.random.seed` takes."""
+"""The largest that `numpy.random.seed` takes."""
+
+
+class EnvOptions(TypedDict, total=False):
+    """Keyword arguments of `vla_gym.make_vec`, which has their defaults."""
+
+    chunk: Count
+    group_size: Count
+    image_size: Annotated[int, Range(low=SMALLEST_IMAGE, high=LARGEST_IMAGE)]
+    wrist_camera: bool
+    state: bool
+    instructions: Mapping[str, Any]
+    reward: RewardKind
+    reward_scale: Positive
+    split: str
+    num_workers: CountOrZero
+    on_worker_error: OnWorkerError
+    step_timeout: Positive
+    reset_timeout: Positive
+    env_kwargs: Mapping[str, Any]
+    """Options of the benchmark's family; `RunConfig.env_options` holds them beside the others."""
+
+
+class OptimizerOptions(TypedDict, total=False):
+    """Keyword arguments of the optimiser."""
+
+    eps: Positive
+    weight_decay: NonNegative
+    betas: Annotated[tuple[float, float], Range(low=0, high=1)]
+
+
+class PolicyOptions(TypedDict, total=False):
+    """Keyword arguments of `vla_policies.VLAPolicy` that a run may set; the class has their defaults."""
+
+    backbone_kwargs: Mapping[str, Any]
+    family: str
+    unnorm_key: str
+    revision: str
+    temperature: Positive
+    top_k: CountOrZero
+    greedy: Literal["likeliest", "mean"]
+    compile: bool
+    value_lr: Positive | None
+    optimizer_kwargs: OptimizerOptions
+
+
+ENV_OPTIONS = annotations_of(EnvOptions)
+"""Setting of the environment -> its annotation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,14 +80,14 @@ class RunConfig:
     """Everything that decides what a run computes (plus where it computes it)."""
 
     algo: str
-    """Key of `zoo.config.settings.ALGORITHMS`."""
+    """Key of `zoo.config.algorithm_configs.ALGORITHMS`, or "sft"."""
     env: str
     """Environment id, e.g. "LIBERO-Spatial/3"."""
     policy: str
     """Family name (fresh weights) or checkpoint folder."""
-    n_timesteps: int
+    n_timesteps: Count
     """Simulator steps to train for, all environments together."""
-    num_envs: int
+    num_envs: Count
     """N, simulators side by side."""
     seed: int
     """Seeds weights, sampling and start states."""
@@ -35,28 +95,34 @@ class RunConfig:
     """Torch device."""
     num_threads: int | None = None
     """Torch CPU threads; None leaves torch's own choice."""
-    eval_freq: int = 0
+    eval_freq: CountOrZero = 0
     """Simulator steps between evaluations; 0 evaluates at the end only."""
-    eval_episodes: int = DEFAULT_EVAL_EPISODES
+    eval_episodes: CountOrZero = 20
     """Episodes of each evaluation, always on the same start states; 0 evaluates never."""
-    save_freq: int = 0
+    save_freq: CountOrZero = 0
     """Simulator steps between checkpoints; 0 saves at the end only."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of `vla_gym.make_vec`."""
+    """`EnvOptions`, those of `env_kwargs` among them."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the policy class."""
+    """`PolicyOptions`."""
     algo_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the algorithm; schedules are mappings."""
+    """Those settings of the algorithm that were given; schedules are mappings."""
     entry: str = ""
-    """Which hyperparameter entry the numbers started from."""
+    """The hyperparameter entry that the numbers started from."""
     pipeline_stages: int | str = 1
     """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
     placement: str = "all"
-    """Which ranks simulate, decide and learn; see `zoo.distributed.placement`."""
+    """The ranks that simulate, decide and learn; see `zoo.distributed.placement`."""
     offload_idle: bool = False
     """Move the optimiser's state to main memory while the policy decides."""
     max_staleness: int = 0
-    """Updates that the weights which collect a rollout may be behind; 0 waits for each."""
+    """Updates by which the weights that collect a rollout may be behind; 0 waits for each."""
+
+    @property
+    def algorithm(self) -> PPOConfig | GRPOConfig:
+        """All settings of the algorithm, defaults included; raises like `check_settings` for others."""
+        cls = ALGORITHMS[self.algo]
+        return cls(**check_fields(annotations_of(cls), self.algo_kwargs, "algo_kwargs"))
 
     @property
     def chunk(self) -> int:
@@ -69,18 +135,37 @@ class RunConfig:
         return int(self.env_options.get("group_size", 1))
 
 
-def build_config(
-    *,
-    algo: str,
-    env: str,
-    policy: str,
-    values: Mapping[str, Any],
-    seed: int,
-    device: str = "auto",
-    num_threads: int | None = None,
-    entry: str = "",
-) -> RunConfig:
-    """Sort checked settings (`zoo.config.settings.check_settings`) into a `RunConfig` and cross-check them.
+_RUN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
+"""Fields of `RunConfig` that are settings of the same name."""
+
+
+def sft_config(config: RunConfig) -> SFTConfig:
+    """Return the settings of a fine-tuning run; raises `BadValue` where its `config.yml` has others."""
+    known = annotations_of(SFTConfig)
+    if config.algo_kwargs.keys() != known.keys():
+        raise BadValue(
+            f"algo_kwargs of a fine-tuning run must be {', '.join(sorted(known))}; config.yml has "
+            f"{', '.join(sorted(config.algo_kwargs)) or 'none'}"
+        )
+    return SFTConfig(**config.algo_kwargs)
+
+
+def known_settings(algo: str) -> dict[str, Any]:
+    """Setting of a run with `algo` -> its annotation."""
+    run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
+    return {**run, "policy_kwargs": PolicyOptions, **ENV_OPTIONS, **annotations_of(ALGORITHMS[algo])}
+
+
+def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values with each number of the right kind; `where` starts the error message.
+
+    Raises `UnknownName` for a setting that does not exist and `BadValue` for a value of another kind.
+    """
+    return check_fields(known_settings(algo), values, where)
+
+
+def build_config(*, algo: str, env: str, policy: str, values: Mapping[str, Any], **others: Any) -> RunConfig:
+    """Sort checked settings (`check_settings`) into a `RunConfig`, of which `others` are further fields.
 
     Raises `BadValue` when a required setting is missing or numbers do not fit each other.
     """
@@ -89,38 +174,29 @@ def build_config(
             raise BadValue(
                 f"setting '{name}' is missing: give it in the hyperparameter entry or on the command line"
             )
-    env_options = {name: values[name] for name in ENV_SETTINGS if name in values and name != "env_kwargs"}
-    env_options.update(values.get("env_kwargs", {}))
-    n_timesteps = values["n_timesteps"]
+    run = {name: values[name] for name in (*_RUN_SETTINGS, "policy_kwargs") if name in values}
     config = RunConfig(
         algo=check_algorithm(algo),
         env=env,
         policy=policy,
-        n_timesteps=n_timesteps,
-        num_envs=values["num_envs"],
-        seed=seed,
-        device=device,
-        num_threads=num_threads,
-        eval_freq=values.get("eval_freq", 0),
-        eval_episodes=values.get("eval_episodes", DEFAULT_EVAL_EPISODES),
-        save_freq=values.get("save_freq", max(1, n_timesteps // 4)),
-        env_options=env_options,
-        policy_kwargs=values.get("policy_kwargs", {}),
-        algo_kwargs={name: values[name] for name in ALGORITHM_SETTINGS[algo] if name in values},
-        entry=entry,
+        env_options=env_options(values),
+        algo_kwargs={name: values[name] for name in annotations_of(ALGORITHMS[algo]) if name in values},
+        **{"save_freq": max(1, values["n_timesteps"] // 4), **run, **others},
     )
     check_arithmetic(config)
     return config
 
 
+def env_options(values: Mapping[str, Any], *, without: Collection[str] = ()) -> dict[str, Any]:
+    """The keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
+    names = [name for name in ENV_OPTIONS if name not in ("env_kwargs", *without)]
+    return {name: values[name] for name in names if name in values} | values.get("env_kwargs", {})
+
+
 def check_arithmetic(config: RunConfig) -> None:
     """Raise `BadValue` for counts that are too small or do not divide, naming the nearest that does."""
-    for name in ("n_timesteps", "num_envs"):
-        if getattr(config, name) < 1:
-            raise BadValue(f"{name} must be at least 1, got {getattr(config, name)}")
-    for name in ("eval_freq", "eval_episodes", "save_freq"):
-        if getattr(config, name) < 0:
-            raise BadValue(f"{name} must be 0 or more, got {getattr(config, name)}")
+    for name in _RUN_SETTINGS:
+        check_value(annotations_of(RunConfig)[name], getattr(config, name), name)
     check_integer("seed", config.seed, 0, LARGEST_SEED)
     _check_normalisation(config)
     group = config.group_size
@@ -134,20 +210,20 @@ def check_arithmetic(config: RunConfig) -> None:
 
 def _check_normalisation(config: RunConfig) -> None:
     """PPO normalises advantages over a rollout, which takes two decisions."""
-    if config.algo != "ppo" or not config.algo_kwargs.get("normalize_advantage", True):
+    settings = {**defaults_of(PPOConfig), **config.algo_kwargs}
+    if config.algo != "ppo" or not settings["normalize_advantage"]:
         return
     for name, count in (
-        ("batch_size", config.algo_kwargs.get("batch_size")),
-        ("n_steps x num_envs", config.num_envs * config.algo_kwargs.get("n_steps", 2)),
+        ("batch_size", settings["batch_size"]),
+        ("n_steps x num_envs", config.num_envs * settings["n_steps"]),
     ):
-        if count is not None and count < 2:
+        if count < 2:
             raise BadValue(f"{name} must be at least 2 to normalise advantages, got {count}")
 
 
-def family_options(config: RunConfig) -> dict[str, Any]:
+def benchmark_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `env_options` that `vla_gym.find_benchmark` takes: `split` and the family's own options."""
-    own = {name: value for name, value in config.env_options.items() if name not in ENV_SETTINGS}
-    return own | {name: value for name, value in config.env_options.items() if name == "split"}
+    return {name: value for name, value in options.items() if name not in ENV_OPTIONS or name == "split"}
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:
@@ -156,7 +232,7 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 
 def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
-    """Inverse of `to_plain`; raises `UnknownName` or `BadValue` for anything that is no such record."""
+    """Inverse of `to_plain`; raises `UnknownName` or `BadValue` for anything else."""
     fields = {f.name: f for f in dataclasses.fields(RunConfig)}
     for name in values:
         if name not in fields:

@@ -1,20 +1,19 @@
-"""What `zoo.optimize` searches: a distribution per setting, in YAML's words."""
+"""The space that `zoo.optimize` searches: a distribution per setting, in YAML's words."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import yaml_line
-from zoo.config.settings import ALGORITHM_SETTINGS, check_settings
-
-if TYPE_CHECKING:
-    from optuna import Trial
+from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.run_config import check_settings
+from zoo.config.settings import annotations_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +25,13 @@ class Span:
     high: float
     """Largest."""
     log: bool = False
-    """Is every order of magnitude as likely as another?"""
+    """Whether every order of magnitude is as likely as another."""
 
 
 Choice = tuple[Any, ...]
 """One of these values."""
 Space = Mapping[str, Span | Choice]
-"""Setting -> what to draw it from."""
+"""Setting -> its distribution."""
 
 _SHARED: Space = {
     "learning_rate": Span(low=1e-5, high=1e-3, log=True),
@@ -50,22 +49,11 @@ SPACES: Mapping[str, Space] = {
     },
     "grpo": {**_SHARED, "clip_range_high": (0.2, 0.28, 0.4)},
 }
-"""Algorithm -> what is searched unless `--space` says otherwise."""
-
-
-def draw(trial: Trial, space: Space) -> dict[str, Any]:
-    """One value of every setting, as Optuna's sampler suggests."""
-    for name, kind in space.items():
-        if isinstance(kind, Span):
-            trial.suggest_float(name, kind.low, kind.high, log=kind.log)
-        else:
-            # Optuna stores words and numbers; a choice may be a mapping too.
-            trial.suggest_categorical(name, [yaml_line(value) for value in kind])
-    return drawn_values(trial.params, space)
+"""Algorithm -> its space without `--space`."""
 
 
 def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """The settings that a trial's `params` stand for: of a choice they hold the YAML."""
+    """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
         name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name])
         for name, kind in space.items()
@@ -73,7 +61,7 @@ def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
 
 
 def described(space: Space) -> dict[str, str]:
-    """Setting -> what it is drawn from, as a `--space` file writes it."""
+    """Return setting -> distribution, as a `--space` file writes it."""
     return {
         name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind))
         for name, kind in space.items()
@@ -81,7 +69,7 @@ def described(space: Space) -> dict[str, str]:
 
 
 def read_space(file: Path, algo: str) -> Space:
-    """A YAML file: `learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}` or `n_epochs: [1, 2, 3]`.
+    """Read a YAML file: `learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}` or `n_epochs: [1, 2, 3]`.
 
     Raises `BadValue` for a file that cannot be read and for anything that is neither, `UnknownName` for a setting
     that the algorithm does not have.
@@ -97,7 +85,7 @@ def read_space(file: Path, algo: str) -> Space:
         ends = (kind.low, kind.high) if isinstance(kind, Span) else kind
         for value in ends:
             check_settings(algo, {name: value}, f"--space {file}")
-        if name not in ALGORITHM_SETTINGS[algo]:
+        if name not in annotations_of(ALGORITHMS[algo]):
             raise BadValue(f"--space {file}: '{name}' is no setting of {algo} itself; give it with -params")
     return space
 
@@ -116,3 +104,9 @@ def _kind(name: str, entry: object, file: Path) -> Span | Choice:
         f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
         f"(and low > 0 with log), got {entry!r}"
     )
+
+
+def yaml_line(value: object) -> str:
+    """Return `value` in YAML, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").rstrip("\n")

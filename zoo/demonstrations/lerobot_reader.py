@@ -12,11 +12,11 @@ import numpy as np
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.specs import StartState
-from zoo.config.advice import quoted
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
 from zoo.demonstrations.lerobot_writer import column_TD
 from zoo.demonstrations.recorder import Demonstration
+from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
 """Where the episodes of datasets that do not say began."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.specs import Task
-from zoo.config.advice import quoted
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.evaluator import (
     Episode,
@@ -21,6 +20,7 @@ from zoo.evaluation.evaluator import (
     task_weighted_mean,
 )
 from zoo.evaluation.statistics import Comparison, holm
+from zoo.files import quoted
 from zoo.runs.folder import REPORT_FILE, longer
 
 _LABEL_WIDTH = 60

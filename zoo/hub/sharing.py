@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue, VLAZooError
 from vla_policies.checkpoint_io.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
-from zoo.config.advice import quoted
+from zoo.files import quoted
 from zoo.hub.model_card import CardFacts, model_card
 from zoo.runs.evaluations import PROTOCOL_FILE, RESULTS_FILE, find_evaluation, is_of_policy
 from zoo.runs.films import own_films

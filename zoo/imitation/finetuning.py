@@ -19,15 +19,15 @@ from vla_gym.errors import BadValue
 from vla_gym.specs import Benchmark, StartState
 from vla_policies import VLAPolicy
 from zoo.algorithms.training_warnings import TrainingWarning
-from zoo.cli.sft_flags import FinetuningSettings, settings_of
-from zoo.config.advice import packages_flag, quoted
+from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing
-from zoo.config.gym_packages import packages_of
-from zoo.config.run_config import RunConfig
+from zoo.config.gym_packages import packages_flag, packages_of
+from zoo.config.run_config import RunConfig, sft_config
 from zoo.demonstrations.lerobot_reader import check_dataset, read_dataset
 from zoo.demonstrations.recorder import Demonstration
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.process_group import ProcessGroup, join, launched_processes
+from zoo.files import quoted
 from zoo.imitation.checkpoint import FinetuningCheckpoints, load_finetuning
 from zoo.imitation.finetuning_loop import FinetuningLoop
 from zoo.imitation.objective import Frames, frames_of
@@ -48,7 +48,7 @@ class FinetuningRequest:
     """Everything a fine-tuning run is told."""
 
     config: RunConfig
-    """Environment, policy, seed, device, `FinetuningSettings`; what counts steps elsewhere counts updates here."""
+    """Environment, policy, seed, device, `SFTConfig`; what counts steps elsewhere counts updates here."""
     log_folder: Path
     """Where a new run folder goes."""
     command: Sequence[str]
@@ -59,9 +59,9 @@ class FinetuningRequest:
     """Where to go on from, in place."""
 
     @property
-    def settings(self) -> FinetuningSettings:
+    def settings(self) -> SFTConfig:
         """What it learns, and how."""
-        return settings_of(self.config)
+        return sft_config(self.config)
 
     @property
     def done(self) -> int | None:

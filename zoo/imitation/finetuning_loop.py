@@ -15,9 +15,9 @@ from vla_gym.errors import BadValue, VLAZooError
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise, SlotNoise
 from zoo.algorithms.learner import Learner
-from zoo.cli.sft_flags import settings_of
-from zoo.config.advice import quoted
+from zoo.config.run_config import sft_config
 from zoo.distributed.shares import own_block
+from zoo.files import quoted
 from zoo.imitation.augmentation import augmented
 from zoo.imitation.checkpoint import FinetuningCheckpoints
 from zoo.imitation.objective import Frames, ImitationScorer, batches
@@ -43,7 +43,7 @@ class FinetuningLoop:
     ) -> None:
         """`done`: updates that were made before, by the run that goes on."""
         self._config = keeper.config
-        self._settings = settings_of(keeper.config)
+        self._settings = sft_config(keeper.config)
         self._policy = keeper.policy
         self._frames = frames
         self.keeper = keeper

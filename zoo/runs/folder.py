@@ -21,10 +21,9 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.config.advice import quoted
 from zoo.config.gym_packages import import_packages_of
 from zoo.config.run_config import RunConfig, from_plain, to_plain
-from zoo.files import write_whole
+from zoo.files import quoted, write_whole
 from zoo.runs.git_commit import commit_note
 from zoo.runs.shipped_agents import local_or_shipped
 

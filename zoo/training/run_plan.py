@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 
 import yaml
 
 from vla_gym.workers.environment import check_installed, num_cores
+from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import need_lines, needs
 from zoo.config.run_config import RunConfig, to_plain
@@ -40,13 +40,11 @@ def check_startable(config: RunConfig) -> None:
     from zoo.distributed.devices import check_device
 
     check_device(config.device)
-    if config.algo == "ppo":
+    settings = config.algorithm
+    if isinstance(settings, PPOConfig):
         from zoo.algorithms.credit import check_levels
-        from zoo.algorithms.ppo import PPO
 
-        arguments = inspect.signature(PPO.__init__).parameters
-        names = ("reward_level", "value_level", "logprob_level")
-        check_levels(*(config.algo_kwargs.get(name, arguments[name].default) for name in names))
+        check_levels(settings.reward_level, settings.value_level, settings.logprob_level)
 
 
 def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> BatchPlan:
@@ -97,7 +95,7 @@ def arithmetic_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
         episodes = plan.num_envs * plan.rounds
         rollout = f"{episodes // plan.group_size} groups of {plan.group_size} episodes"
     else:
-        rollout = f"{plan.num_envs} envs x {plan.rows} decisions"
+        rollout = f"{plan.num_envs} envs x {plan.decisions_per_env} decisions"
     lines = [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
         f"decision     up to {plan.chunk} simulator steps",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -18,16 +18,16 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.errors import BadValue, LostRank, VLAZooError, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import TrainingWarning
-from zoo.config.advice import quoted
+from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.gym_packages import packages_of
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
-from zoo.config.settings import ALGORITHM_SETTINGS, ALGORITHMS
 from zoo.distributed.devices import check_device
 from zoo.distributed.fsdp import sharding_asked
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup, join
 from zoo.distributed.shares import training_share
+from zoo.files import quoted
 from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run
 from zoo.runs.progress import silent
 from zoo.runs.run_lock import held
@@ -88,11 +88,10 @@ def make_model(
 
     Raises `UnknownName` or `BadValue` for settings that the policy or the algorithm refuses.
     """
-    module, _, name = ALGORITHMS[config.algo].partition(":")
+    module, _, name = ALGORITHMS[config.algo].implementation.partition(":")
     algorithm = getattr(import_module(module), name)
-    kinds = ALGORITHM_SETTINGS[config.algo]
     settings = {
-        name: build_schedule(value, name) if kinds[name].name == "schedule" and value is not None else value
+        name: build_schedule(value, name) if isinstance(value, Mapping) else value
         for name, value in config.algo_kwargs.items()
     }
     model: VLAOnPolicyAlgorithm = algorithm(

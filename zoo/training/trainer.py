@@ -16,10 +16,9 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import VLAZooError
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.advice import quoted
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
-from zoo.files import write_whole
+from zoo.files import quoted, write_whole
 from zoo.runs.folder import EVALUATION_FILE, ResumePoint, RunFolder
 from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard
 from zoo.runs.monitor import EvaluationFile, MonitorFile

@@ -12,7 +12,8 @@ import pytest
 from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.algorithms.test_ppo import scripted
 from zoo.algorithms import training_warnings as alarms
-from zoo.config.settings import ALGORITHM_SETTINGS
+from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.settings import annotations_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([^`]+)`", PAGE))
@@ -31,9 +32,9 @@ SB3 = {
 """Keys that Stable-Baselines3 defines."""
 
 
-@pytest.mark.parametrize("algo", ALGORITHM_SETTINGS)
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_option_is_explained(algo: str) -> None:
-    assert set(ALGORITHM_SETTINGS[algo]) - NAMED == set()
+    assert set(annotations_of(ALGORITHMS[algo])) - NAMED == set()
 
 
 def logged(model: Any) -> set[str]:

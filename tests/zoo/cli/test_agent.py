@@ -12,8 +12,8 @@ from vla_gym.errors import BadValue
 from zoo import evaluate
 from zoo import train as train_command
 from zoo.cli.agent import plan_rollout
-from zoo.cli.arguments import import_gym_packages
 from zoo.cli.main import guarded
+from zoo.config.gym_packages import import_gym_packages
 
 EVALUATE = ["--env", "Toy-Reach", "--policy", "nano", "--eval-episodes", "3", "--device", "cpu"]
 

@@ -12,7 +12,6 @@ from zoo import collect
 from zoo.cli.demonstration_source import (
     DEFAULT_NUM_ENVS,
     MOST_ROUNDS,
-    env_options,
     expert_source,
     policy_source,
 )
@@ -20,17 +19,6 @@ from zoo.cli.demonstration_source import (
 
 def asked(*argv: str) -> argparse.Namespace:
     return collect.parser().parse(["-n", "1", "-o", "x", *argv])
-
-
-def test_what_is_training_s_alone_is_left_out_of_a_recipe() -> None:
-    values = {
-        "chunk": 8,
-        "reward": "differenced",
-        "gamma": 0.9,
-        "image_size": 64,
-        "env_kwargs": {"protocol": "rlinf"},
-    }
-    assert env_options(values) == {"image_size": 64, "protocol": "rlinf"}
 
 
 def test_an_expert_is_asked_once_a_start_state_unless_there_is_noise(tmp_path: Path) -> None:

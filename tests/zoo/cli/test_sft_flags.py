@@ -14,8 +14,8 @@ from zoo.cli.sft_flags import (
     find_stopped_run,
     resolve_new_finetuning,
     resolve_resumed_finetuning,
-    settings_of,
 )
+from zoo.config.run_config import sft_config
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_goes_on_is_the_stored_one_but_for_what_may_change(run: RunFo
     flags = ["--dataset", str(tmp_path), "--micro-batch-size", "2", "--save-freq", "3", "--eval-freq", "2"]
     config = resolve_resumed_finetuning(sft.parser().parse(flags), point)
     assert (config.save_freq, config.eval_freq, config.seed) == (3, 2, 3)
-    learning = settings_of(config)
+    learning = sft_config(config)
     assert (learning.folders, learning.micro_batch_size, learning.batch_size) == ((tmp_path,), 2, 4)
 
 
@@ -112,4 +112,4 @@ def test_settings_that_are_not_fine_tunings_are_named(run: RunFolder) -> None:
     config = (run.path / "config.yml").read_text()
     (run.path / "config.yml").write_text(config.replace("  augment: false\n", ""))
     with pytest.raises(BadValue, match=r"must be augment, batch_size.*config\.yml has batch_size"):
-        settings_of(run.config())
+        sft_config(run.config())

@@ -27,7 +27,7 @@ def config(algo: str = "ppo", num_envs: int = 32, *, group_size: int = 1, **sett
 def test_ppo_on_four_ranks_in_two_stages():
     plan = solve(config(n_steps=10, batch_size=100, n_epochs=3), num_ranks=4, num_stages=2)
     # 32 envs = 4 ranks x 8 = 4 x 2 stages x 4; 320 decisions of 8 steps; minibatches of 100: 3 and a rest.
-    assert (plan.envs_per_rank, plan.envs_per_stage, plan.columns_per_rank) == (8, 4, 8)
+    assert (plan.envs_per_rank, plan.envs_per_stage, plan.buffer_width) == (8, 4, 8)
     assert (plan.decisions, plan.simulator_steps, plan.minibatches) == (320, 2560, 4)
     # 25 decisions of a minibatch on each rank, all at once.
     assert (plan.scored_at_once, plan.accumulated) == (25, 1)
@@ -41,7 +41,7 @@ def test_micro_batches_are_of_a_ranks_share():
 def test_grpo_counts_rounds_and_the_horizon():
     plan = solve(config("grpo", group_size=4, rollouts_per_update=3, batch_size=64), num_ranks=2)
     # Toy-Reach: 12 steps = 2 chunks of at most 8; 32 envs x 3 rounds x 2 decisions, 96 episodes x 12 steps.
-    assert (plan.rows, plan.columns_per_rank) == (2, 48)
+    assert (plan.decisions_per_env, plan.buffer_width) == (2, 48)
     assert (plan.decisions, plan.simulator_steps) == (192, 1152)
 
 
@@ -106,3 +106,10 @@ def test_auto_takes_two_stages_where_they_help(changes: dict[str, Any], stages: 
         "accelerator": True,
     }
     assert choose_stages(**{**usual, **changes}) == stages
+
+
+def test_what_was_not_given_is_the_algorithms_default():
+    ppo, grpo = solve(config(n_steps=2048)), solve(config("grpo", group_size=4, rollouts_per_update=10))
+    assert (ppo.batch_size, ppo.n_epochs) == (64, 10)
+    # 32 envs x 10 rounds x 2 decisions = 640, more than a minibatch.
+    assert (grpo.batch_size, grpo.n_epochs) == (256, 1)

@@ -12,7 +12,7 @@ import yaml
 from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
-from zoo.config.gym_packages import import_packages_of, packages_of
+from zoo.config.gym_packages import import_packages_of, packages_flag, packages_of
 
 MODULE = """
 import vla_gym
@@ -92,3 +92,8 @@ def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
         packages_of(tmp_path / "args.yml")
     with pytest.raises(BadValue, match="cannot read"):
         packages_of(tmp_path / "none.yml")
+
+
+def test_modules_are_a_flag_and_none_are_nothing() -> None:
+    assert packages_flag(["one", "two"]) == " --gym-packages one two"
+    assert packages_flag([]) == ""

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import optuna
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from zoo.config.search_space import SPACES, Span, described, draw, drawn_values, read_space
-from zoo.config.settings import ALGORITHM_SETTINGS
+from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.search_space import SPACES, Span, described, read_space
+from zoo.config.settings import annotations_of
 
 
 def write(folder: Path, text: str) -> Path:
@@ -43,25 +43,9 @@ def test_what_cannot_be_searched_is_one_line(
         read_space(write(tmp_path, text), "ppo")
 
 
-def test_draws_lie_in_the_space() -> None:
-    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
-    drawn = draw(trial, {"learning_rate": Span(low=1e-5, high=1e-3, log=True), "n_epochs": (1, 2)})
-    assert 1e-5 <= drawn["learning_rate"] <= 1e-3
-    assert drawn["n_epochs"] in (1, 2)
-
-
 def test_the_usual_spaces_hold_settings_of_their_algorithm() -> None:
     for algo, space in SPACES.items():
-        assert space.keys() <= ALGORITHM_SETTINGS[algo].keys()
-
-
-def test_a_choice_may_be_a_mapping_or_nothing() -> None:
-    schedule = {"schedule": "linear", "start": 1e-3}
-    space = {"learning_rate": (schedule,), "clip_range_vf": (None,)}
-    trial = optuna.create_study().ask()
-    drawn = draw(trial, space)
-    assert drawn == {"learning_rate": schedule, "clip_range_vf": None}
-    assert drawn_values(trial.params, space) == drawn
+        assert space.keys() <= annotations_of(ALGORITHMS[algo]).keys()
 
 
 def test_a_space_is_described_as_its_file_writes_it() -> None:

@@ -1,73 +1,14 @@
+"""Values are checked against annotations; a wrong one is one line."""
+
 from __future__ import annotations
 
-import inspect
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from vla_gym import make_vec
 from vla_gym.errors import UnknownName
-from vla_gym.rewards import RewardKind
-from vla_gym.workers.pool import OnWorkerError
-from vla_policies import VLAPolicy
-from vla_policies.actions.sampling import Greedy
-from zoo import GRPO, PPO
-from zoo.algorithms.losses import ValueClip
-from zoo.algorithms.reference_policy import KLReference
-from zoo.config.settings import (
-    _ALIASES,
-    ALGORITHM_SETTINGS,
-    ENV_SETTINGS,
-    POLICY_SETTINGS,
-    Kind,
-    check_settings,
-    known_settings,
-)
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
-
-# Set by the run itself, or of no use with a VLAPolicy.
-NOT_SETTINGS = {
-    "self",
-    "policy",
-    "env",
-    "use_sde",
-    "sde_sample_freq",
-    "rollout_buffer_class",
-    "rollout_buffer_kwargs",
-    "stats_window_size",
-    "tensorboard_log",
-    "policy_kwargs",
-    "verbose",
-    "seed",
-    "device",
-    "_init_setup_model",
-}
-# `make_vec` arguments that a run decides, not a hyperparameter file.
-NOT_ENV_SETTINGS = {
-    "env_id",
-    "num_envs",
-    "schedule",
-    "seed",
-    "autoreset_mode",
-    "group_offset",
-    "num_groups",
-    "render_mode",
-    "family_options",
-    "privileged",  # for scripted experts: no policy is trained on it
-    "pool",  # --placement
-    "pipeline_stages",  # --pipeline-stages: what it costs and brings depends on the machine
-}
-
-
-@pytest.mark.parametrize(("algo", "cls"), [("ppo", PPO), ("grpo", GRPO)])
-def test_the_table_is_the_algorithms_signature(algo: str, cls: type) -> None:
-    parameters = set(inspect.signature(cls.__init__).parameters) - NOT_SETTINGS
-    assert set(ALGORITHM_SETTINGS[algo]) == parameters
-
-
-def test_the_table_is_make_vecs_signature() -> None:
-    parameters = set(inspect.signature(make_vec).parameters) - NOT_ENV_SETTINGS
-    assert set(ENV_SETTINGS) - {"env_kwargs"} == parameters
+from zoo.config.run_config import PolicyOptions, check_settings, known_settings
+from zoo.config.settings import ALIASES, annotations_of
 
 
 def test_a_pair_is_two_numbers() -> None:
@@ -97,47 +38,15 @@ def test_a_hint_is_a_setting_of_the_algorithm() -> None:
     with pytest.raises(UnknownName) as caught:
         check_settings("grpo", {"lambda": 0.9}, "x")
     assert "gae_lambda" not in str(caught.value)
-    every = {*POLICY_SETTINGS, *known_settings("ppo"), *known_settings("grpo")}
-    assert set(_ALIASES.values()) <= every
-    assert not set(_ALIASES) & every
+    every = {*annotations_of(PolicyOptions), *known_settings("ppo"), *known_settings("grpo")}
+    assert set(ALIASES.values()) <= every
+    assert not set(ALIASES) & every
 
 
 def test_null_is_for_optional_settings_only() -> None:
     assert check_settings("ppo", {"target_kl": None}, "x") == {"target_kl": None}
     with pytest.raises(ValueError, match="must be a number, got None"):
         check_settings("ppo", {"gamma": None}, "x")
-
-
-def test_the_table_is_the_policys_signature() -> None:
-    decided = {
-        "self",
-        "observation_space",
-        "action_space",
-        "lr_schedule",
-        "backbone",
-        "action_spec",
-        "suite",
-    }
-    of_no_use = {"use_sde", "normalize_images", "optimizer_class"}
-    parameters = set(inspect.signature(VLAPolicy.__init__).parameters)
-    assert set(POLICY_SETTINGS) == parameters - decided - of_no_use
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (POLICY_SETTINGS["greedy"], Greedy),
-        (ENV_SETTINGS["reward"], RewardKind),
-        (ENV_SETTINGS["on_worker_error"], OnWorkerError),
-        (ALGORITHM_SETTINGS["grpo"]["logprob_level"], LogprobLevel),
-        (ALGORITHM_SETTINGS["grpo"]["kl_reference"], KLReference),
-        (ALGORITHM_SETTINGS["ppo"]["value_clip"], ValueClip),
-        (ALGORITHM_SETTINGS["ppo"]["reward_level"], CreditLevel),
-        (ALGORITHM_SETTINGS["ppo"]["value_level"], CreditLevel),
-    ],
-)
-def test_the_words_there_are_are_those_of_what_takes_them(kind: Kind, words: Any) -> None:
-    assert kind.choices == get_args(words)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vla_gym.registry import find_benchmark
 from zoo import sft
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.cli.main import guarded
-from zoo.cli.sft_flags import FinetuningSettings
+from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.imitation import objective as imitation
@@ -67,7 +67,7 @@ def test_several_datasets_are_learned_together(
         for number in (1, 3)
     ]
     assert stored == [str(demos), [str(demos), str(others)]]
-    assert FinetuningSettings(dataset=stored[1]).folders == (demos, others)
+    assert SFTConfig(dataset=stored[1]).folders == (demos, others)
 
 
 def test_what_comes_next_is_pasted_with_spaces_and_packages(

@@ -1,0 +1,104 @@
+"""A run's options are those of what takes them; its numbers fit each other."""
+
+from __future__ import annotations
+
+import inspect
+from typing import get_args
+
+import pytest
+
+from vla_gym import make_vec
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import VLAPolicy
+from vla_policies.actions.sampling import Greedy
+from zoo.config.run_config import (
+    ENV_OPTIONS,
+    PolicyOptions,
+    RunConfig,
+    benchmark_options,
+    build_config,
+    env_options,
+    from_plain,
+    to_plain,
+)
+from zoo.config.settings import annotations_of
+
+# `make_vec` arguments that a run decides, not a hyperparameter file.
+NOT_ENV_OPTIONS = {
+    "env_id",
+    "num_envs",
+    "schedule",
+    "seed",
+    "autoreset_mode",
+    "group_offset",
+    "num_groups",
+    "render_mode",
+    "family_options",
+    "privileged",  # for scripted experts: no policy is trained on it
+    "pool",  # --placement
+    "pipeline_stages",  # --pipeline-stages: what it costs and brings depends on the machine
+}
+# `VLAPolicy` arguments that a run decides, and those of no use to it.
+NOT_POLICY_OPTIONS = {
+    *("self", "observation_space", "action_space", "lr_schedule", "backbone", "action_spec", "suite"),
+    *("use_sde", "normalize_images", "optimizer_class"),
+}
+REQUIRED = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "seed": 0}
+
+
+def test_options_of_the_environment_are_make_vecs() -> None:
+    parameters = set(inspect.signature(make_vec).parameters) - NOT_ENV_OPTIONS
+    assert set(ENV_OPTIONS) - {"env_kwargs"} == parameters
+
+
+def test_options_of_the_policy_are_its_signature() -> None:
+    parameters = set(inspect.signature(VLAPolicy.__init__).parameters) - NOT_POLICY_OPTIONS
+    assert set(annotations_of(PolicyOptions)) == parameters
+    assert get_args(annotations_of(PolicyOptions)["greedy"]) == get_args(Greedy)
+
+
+def test_settings_are_sorted_to_what_takes_them() -> None:
+    values = {
+        "n_timesteps": 100,
+        "num_envs": 4,
+        "chunk": 8,
+        "env_kwargs": {"protocol": "rlinf"},
+        "split": "test",
+        "gamma": 0.9,
+        "policy_kwargs": {"top_k": 3},
+    }
+    config = build_config(algo="ppo", env="e", policy="p", values=values, seed=1, device="cpu")
+    assert config.env_options == {"chunk": 8, "split": "test", "protocol": "rlinf"}
+    assert benchmark_options(config.env_options) == {"split": "test", "protocol": "rlinf"}
+    assert (config.algo_kwargs, config.policy_kwargs) == ({"gamma": 0.9}, {"top_k": 3})
+    assert (config.eval_episodes, config.save_freq, config.device) == (20, 25, "cpu")
+    assert env_options(values, without=("chunk",)) == {"split": "test", "protocol": "rlinf"}
+    assert from_plain(to_plain(config), "config.yml") == config
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "says"),
+    [
+        ({"num_envs": 1}, BadValue, "config.yml lacks n_timesteps"),
+        ({"n_timesteps": 1, "num_envs": 0}, BadValue, "num_envs must be at least 1, got 0"),
+        ({"n_timesteps": 1, "num_envs": 1, "num_env": 1}, UnknownName, "Did you mean 'num_envs'"),
+        (
+            {"n_timesteps": 1, "num_envs": 1, "algo_kwargs": {"batch_size": 1}},
+            BadValue,
+            "batch_size must be at least 2 to normalise advantages, got 1",
+        ),
+        (
+            {"n_timesteps": 1, "num_envs": 6, "env_options": {"group_size": 4}},
+            BadValue,
+            "Nearest allowed: --num-envs 8",
+        ),
+    ],
+)
+def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        from_plain({**REQUIRED, **values}, "config.yml")
+
+
+def test_a_record_that_fits_has_its_values() -> None:
+    config = from_plain({**REQUIRED, "n_timesteps": 9, "num_envs": 2}, "config.yml")
+    assert config == RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=2, seed=0)

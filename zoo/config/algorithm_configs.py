@@ -1,0 +1,157 @@
+"""The settings of PPO, GRPO and supervised fine-tuning: type, range, default and source of each, here alone.
+
+What `-params`, YAML entries, `--dry-run`, the plans and the search space know of them is read from these classes, and a
+test holds the algorithms' signatures to them. docs/algorithms.md explains each at length. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from vla_gym.errors import unknown_name
+from zoo.config.settings import Count, CountOrZero, Fraction, NonNegative, Positive, Range, Schedulable
+
+LogProbLevel = Literal["token", "action", "chunk"]
+"""What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
+CreditLevel = Literal["chunk", "action"]
+"""What one reward, advantage or value is of: the whole executed chunk, or a step of it."""
+KLReference = Literal["adapter_off", "copy"]
+"""The policy without its LoRA adapter, or a frozen second copy."""
+ValueClip = Literal["replace", "max"]
+"""The clipped value replaces the value, as in SB3; or the worse of both errors counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnPolicyConfig:
+    """Settings that PPO and GRPO share; a schedule is a mapping such as `{schedule: linear, start: 3.0e-4}`."""
+
+    implementation: ClassVar[str]
+    """"module:Class", imported only when a run starts."""
+
+    learning_rate: Annotated[Schedulable, Range(low=0)]
+    """Of the policy; `policy_kwargs value_lr` gives the critic its own."""
+    batch_size: Count
+    """Decisions of one optimiser step, all ranks together."""
+    n_epochs: Count
+    """Passes over a rollout. arXiv:1707.06347."""
+    clip_range: Annotated[Schedulable, Range(low=0)] = 0.2
+    """The ratio's bounds are 1 - clip_range and 1 + clip_range. arXiv:1707.06347, eq. 7."""
+    clip_range_high: Positive | None = None
+    """Upper bound where it differs, "clip-higher"; None = as `clip_range`. DAPO, arXiv:2503.14476, section 3.1."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus. arXiv:1707.06347, eq. 9."""
+    max_grad_norm: Positive
+    """Global norm at which a gradient is cut, critic included."""
+    target_kl: Positive | None = None
+    """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
+    dual_clip: Positive | None = None
+    """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
+    logprob_level: LogProbLevel
+    """What one ratio is of. RLinf."""
+    recompute_logprobs: bool = False
+    """Whether the rollout is scored again in the training path before the first step. RLinf, pull request 1534."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to a reference policy, per token (k3 estimate). arXiv:2402.03300, eq. 4."""
+    kl_reference: KLReference = "adapter_off"
+    """The reference policy."""
+    micro_batch_size: Count | None = None
+    """Decisions scored at once by one rank; None = all of its minibatch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOConfig(OnPolicyConfig):
+    """Settings of `zoo.PPO`; the defaults are Stable-Baselines3's where it has the setting."""
+
+    implementation: ClassVar[str] = "zoo.algorithms.ppo:PPO"
+
+    learning_rate: Annotated[Schedulable, Range(low=0)] = 3e-4
+    batch_size: Count = 64
+    n_epochs: Count = 10
+    max_grad_norm: Positive = 0.5
+    logprob_level: LogProbLevel = "action"
+    n_steps: Count = 2048
+    """T, decisions of each environment in a rollout."""
+    gamma: Fraction = 0.99
+    """Discount per decision, or per simulator step with `reward_level` "action". arXiv:1506.02438, eq. 16."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of the advantage estimate, likewise."""
+    clip_range_vf: Annotated[Schedulable, Range(above=0)] | None = None
+    """How far a value may move; None = any distance."""
+    normalize_advantage: bool = True
+    """Whether advantages are normalised, once over the whole rollout and all ranks."""
+    vf_coef: NonNegative = 0.5
+    """Weight of the value error. arXiv:1707.06347, eq. 9."""
+    value_clip: ValueClip = "replace"
+    """How `clip_range_vf` acts; "max" is RLinf's."""
+    huber_delta: Positive | None = None
+    """Huber's error, with its factor 1/2, instead of the square. RLinf: 10."""
+    critic_warmup_updates: CountOrZero = 0
+    """First updates, one for each rollout, that train the critic alone. RLinf's `critic_warmup_steps`."""
+    reward_level: CreditLevel = "chunk"
+    """What one reward is of. RLinf's `reward_type`."""
+    value_level: CreditLevel = "chunk"
+    """What one value is of; "action" needs `reward_level` "action". RLinf's `value_type`."""
+    bootstrap_time_limit: bool = True
+    """Whether an episode cut off by its time limit is worth the value of its last observation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRPOConfig(OnPolicyConfig):
+    """Settings of `zoo.GRPO`; the group's size is the environment's `group_size`."""
+
+    implementation: ClassVar[str] = "zoo.algorithms.grpo:GRPO"
+
+    learning_rate: Annotated[Schedulable, Range(low=0)] = 2e-5
+    batch_size: Count = 256
+    n_epochs: Count = 1
+    max_grad_norm: Positive = 1.0
+    logprob_level: LogProbLevel = "token"
+    clip_range_high: Positive | None = 0.28
+    rollouts_per_update: Count = 1
+    """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
+    score_bounds: tuple[float, float] | None = None
+    """Keep groups whose mean score lies between these only. SimpleVLA-RL: 0.1 to 0.9 of success."""
+    resample_dead_groups: CountOrZero = 0
+    """Further rounds, at most, that replace zero-variance groups. DAPO, arXiv:2503.14476, section 3.2."""
+    max_barren_episodes: CountOrZero = 256
+    """Episodes without a success or a usable group that end the run; 0 = never. 0 of 256 is below 1.5 % (Wilson)."""
+
+
+ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
+"""Algorithm -> its settings."""
+
+
+def check_algorithm(algo: str) -> str:
+    """`algo` if it exists, else `UnknownName`."""
+    if algo not in ALGORITHMS:
+        raise unknown_name("algorithm", algo, ALGORITHMS)
+    return algo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SFTConfig:
+    """Settings of `zoo.sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
+
+    dataset: str | Sequence[str]
+    """LeRobotDataset folder, or several, which are learned together."""
+    episodes: Count | None = None
+    """How many episodes of each; None = all."""
+    batch_size: Count = 64
+    """Frames per update, all ranks together."""
+    micro_batch_size: Count | None = None
+    """Frames in the network at a time, gradients gathered; None = all of an update's."""
+    learning_rate: float = 1e-3
+    """At the start, in 0 .. 1; goes down to 0 in a straight line."""
+    max_grad_norm: Positive = 1.0
+    """Global norm at which a gradient is cut."""
+    augment: bool = False
+    """Whether pictures are changed at random, see `zoo.imitation.augmentation`."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the datasets are."""
+        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        return tuple(Path(name).expanduser() for name in names)
