@@ -1,4 +1,4 @@
-"""`make_vec`: the only place where benchmark, start states, slots, pool and vector environment meet."""
+"""`make_vec`: the only place that puts benchmark, start states, pool and vector environment together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import Benchmark
-from vla_gym.vector.instructions import Instructions, changed_instructions, retold
+from vla_gym.vector.instructions import Instructions, changed_instructions, with_instructions
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.vector.start_states import check_seed, make_schedule
 from vla_gym.vector.vector_env import VLAVectorEnv
@@ -26,7 +26,7 @@ from vla_gym.workers.environment import (
     simulator_environment,
     worker_environment,
 )
-from vla_gym.workers.pool import LocalPool, OnWorkerError, Pool, SlotSetup
+from vla_gym.workers.pool import LocalPool, OnWorkerError, Pool, SubEnvSetup
 from vla_gym.workers.process_pool import ProcessPool
 from vla_gym.workers.shared_memory import MemoryLayout
 
@@ -110,7 +110,7 @@ def make_vec(
     for name, value in (("num_envs", num_envs), ("chunk", chunk)):
         check_integer(name, value, 1)
     own = _benchmark(env_id, split, family_options)
-    benchmark = own if instructions is None else retold(own, instructions)
+    benchmark = own if instructions is None else with_instructions(own, instructions)
     if not _flag("state", state):
         benchmark = dataclasses.replace(benchmark, state_dim=0)
     if not _flag("privileged", privileged):
@@ -155,7 +155,7 @@ def make_vec(
     return VLAVectorEnv(benchmark, config, deal, start(benchmark, config))
 
 
-def slot_setup(benchmark: Benchmark, config: EnvConfig) -> SlotSetup:
+def sub_env_setup(benchmark: Benchmark, config: EnvConfig) -> SubEnvSetup:
     """What each slot is made of."""
     layout = ObservationLayout(
         cameras=config.cameras,
@@ -163,7 +163,7 @@ def slot_setup(benchmark: Benchmark, config: EnvConfig) -> SlotSetup:
         state_dim=benchmark.state_dim,
         privileged_dim=benchmark.privileged_dim,
     )
-    return SlotSetup(
+    return SubEnvSetup(
         env_id=benchmark.id,
         simulator=benchmark.simulator,
         simulator_kwargs=benchmark.simulator_kwargs,
@@ -183,7 +183,7 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     check_installed(benchmark)
     for task in benchmark.tasks:
         check_instruction(task.instruction)
-    setup = slot_setup(benchmark, config)
+    setup = sub_env_setup(benchmark, config)
     if benchmark.batched or config.num_workers == 0:
         for name, value in simulator_environment(benchmark, os.environ).items():
             os.environ.setdefault(name, value)

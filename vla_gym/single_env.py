@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from vla_gym.make import make_vec
-from vla_gym.vector.infos import of_slot
+from vla_gym.vector.infos import single_info
 
 
 class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
@@ -39,14 +39,20 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         obs, infos = self.envs.reset(seed=seed, options={**(options or {}), "reset_mask": np.array([True])})
         if self.envs.idle[0]:
             obs, infos = self.envs.reset()
-        return _first(obs), of_slot(infos, 0)
+        return _first(obs), single_info(infos, 0)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Run one decision, float `[K, A]`."""
         if self.envs.finished[0]:
             raise gym.error.ResetNeeded("the episode has ended; call reset()")
         obs, reward_N, terminated_N, truncated_N, infos = self.envs.step(np.asarray(action)[None])
-        return _first(obs), float(reward_N[0]), bool(terminated_N[0]), bool(truncated_N[0]), of_slot(infos, 0)
+        return (
+            _first(obs),
+            float(reward_N[0]),
+            bool(terminated_N[0]),
+            bool(truncated_N[0]),
+            single_info(infos, 0),
+        )
 
     def render(self) -> np.ndarray | None:
         """Main-camera frame of the last observation, uint8 `[H, W, 3]`."""

@@ -1,4 +1,4 @@
-"""What callers hand to a vector environment, checked: actions, and the options of `reset`."""
+"""Checks of a vector environment's inputs: actions, and the options of `reset`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.specs import StartState, Task
 
-CELL = ("task_id", "trial_id")
-RESET_OPTIONS = ("reset_mask", *CELL)
+START_OPTIONS = ("task_id", "trial_id")
+RESET_OPTIONS = ("reset_mask", *START_OPTIONS)
 
 
 def read_actions(
@@ -20,9 +20,9 @@ def read_actions(
 ) -> np.ndarray:
     """Actions as a fresh float32 `[N, K, A]` clipped to [-1, 1].
 
-    With K = 1, `[N, A]` is accepted too. Rows of slots that do not run are ignored. Raises `BadValue` for
-    another shape, for what is no number, and for NaN or infinity in a running slot's row; `where` says what
-    that slot is doing.
+    With K = 1, `[N, A]` is accepted too. Rows of environments that do not run are ignored. Raises `BadValue` for
+    another shape, for what is no number, and for NaN or infinity in the row of a running environment, which
+    `where` describes.
     """
     num_envs, (chunk, action_dim) = len(running_N), single.shape
     try:
@@ -42,9 +42,9 @@ def read_actions(
     if not np.isfinite(raw).all():
         bad = ~np.isfinite(raw) & running_N[:, None, None]
         if bad.any():
-            slot, step, dim = np.argwhere(bad)[0].tolist()
+            env, step, dim = np.argwhere(bad)[0].tolist()
             raise BadValue(
-                f"actions[{slot}, {step}, {dim}] is {raw[slot, step, dim]} [{where(slot)}]; every action must be "
+                f"actions[{env}, {step}, {dim}] is {raw[env, step, dim]} [{where(env)}]; every action must be "
                 "finite, in [-1, 1]"
             )
         raw = np.nan_to_num(raw)
@@ -54,7 +54,7 @@ def read_actions(
 def read_reset_options(
     options: Mapping[str, Any] | None, num_envs: int, tasks: tuple[Task, ...]
 ) -> tuple[np.ndarray | None, dict[int, StartState] | None]:
-    """(`reset_mask` or None for all slots, slot -> cell asked for, or None when the schedule chooses).
+    """(`reset_mask` or None for all, environment -> start state asked for, or None when the schedule chooses).
 
     Raises `UnknownName` for another option, `BadValue` for a wrong shape, dtype or range.
     """
@@ -78,32 +78,32 @@ def read_reset_options(
     task_N = _ids("task_id", options["task_id"], num_envs)
     trial_N = _ids("trial_id", options["trial_id"], num_envs)
     chosen = range(num_envs) if mask_N is None else np.flatnonzero(mask_N).tolist()
-    return mask_N, {slot: _cell(int(task_N[slot]), int(trial_N[slot]), tasks) for slot in chosen}
+    return mask_N, {env: _start(int(task_N[env]), int(trial_N[env]), tasks) for env in chosen}
 
 
 def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[str, np.ndarray]:
-    """Reset options of all slots from one dict per slot, of `task_id` and `trial_id`: int64 `[N]` each.
+    """Reset options of all environments from one dict per environment, of `task_id` and `trial_id`: int64 `[N]` each.
 
     Empty when all entries are. Raises `UnknownName` for another key, `BadValue` for another number of entries, for
-    what is no integer, and when only some name a cell.
+    what is no integer, and when only some name a start state.
     """
     if len(entries) != num_envs:
         raise BadValue(f"a list of reset options must have one dict per slot, {num_envs}, got {len(entries)}")
     for key in (key for entry in entries for key in entry):
-        if key not in CELL:
-            raise unknown_name("reset option of a single slot", key, CELL)
+        if key not in START_OPTIONS:
+            raise unknown_name("reset option of a single slot", key, START_OPTIONS)
     if not any(entries):
         return {}
-    for slot, entry in enumerate(entries):
-        for key in CELL:
+    for env, entry in enumerate(entries):
+        for key in START_OPTIONS:
             if key not in entry:
                 raise BadValue(
-                    f"options[{slot}] has no '{key}', got {dict(entry)}: when one slot of a list names its cell, every "
-                    "slot must give task_id and trial_id"
+                    f"options[{env}] has no '{key}', got {dict(entry)}: when one dict of a list names a start "
+                    "state, every slot must give task_id and trial_id"
                 )
             if not isinstance(entry[key], int | np.integer) or isinstance(entry[key], bool):
-                raise BadValue(f"options[{slot}]['{key}'] must be an integer, got {entry[key]!r}")
-    return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in CELL}
+                raise BadValue(f"options[{env}]['{key}'] must be an integer, got {entry[key]!r}")
+    return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in START_OPTIONS}
 
 
 def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
     return np.broadcast_to(raw, (num_envs,))
 
 
-def _cell(task_id: int, trial_id: int, tasks: tuple[Task, ...]) -> StartState:
+def _start(task_id: int, trial_id: int, tasks: tuple[Task, ...]) -> StartState:
     if not 0 <= task_id < len(tasks):
         raise BadValue(f"task_id {task_id} is outside 0 .. {len(tasks) - 1}")
     count = tasks[task_id].num_trials

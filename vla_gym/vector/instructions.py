@@ -1,4 +1,4 @@
-"""Instructions in other words: what `make_vec(..., instructions=...)` does to a benchmark."""
+"""A benchmark with other instructions, for `make_vec(..., instructions=...)`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vla_gym.observation import check_instruction
 from vla_gym.specs import Benchmark, Task
 
 Instructions = Mapping[str, str] | Callable[[Task], str]
-"""Task name -> text (tasks left out keep theirs), or a function that is asked for every task's text once."""
+"""Task name -> text (tasks left out keep theirs), or a function, called once for every task."""
 
 
-def retold(benchmark: Benchmark, instructions: Instructions) -> Benchmark:
-    """The benchmark with other instructions; nothing else about its tasks changes.
+def with_instructions(benchmark: Benchmark, instructions: Instructions) -> Benchmark:
+    """Return the benchmark with other instructions; nothing else about its tasks changes.
 
-    Raises `UnknownName` for a task that does not exist and `BadValue` for a text that cannot be told.
+    Raises `UnknownName` for a task that does not exist and `BadValue` for a text that is not allowed.
     """
     texts = _texts(benchmark, instructions)
     for name, text in texts.items():
@@ -31,7 +31,7 @@ def retold(benchmark: Benchmark, instructions: Instructions) -> Benchmark:
 
 
 def changed_instructions(before: Benchmark, after: Benchmark) -> dict[str, str]:
-    """Task name -> the benchmark's own instruction, of the tasks that are told otherwise."""
+    """Task name -> the benchmark's own instruction, of the tasks whose instruction differs."""
     pairs = zip(before.tasks, after.tasks, strict=True)
     return {old.name: old.instruction for old, new in pairs if old.instruction != new.instruction}
 

@@ -1,4 +1,4 @@
-"""`SlotRunner`: commands go to the pool, reports come back into the table; the inside of a vector environment."""
+"""`CommandRunner`: commands go to the pool, reports come back into the table; the inside of a vector environment."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from vla_gym.errors import WorkerFailed
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.infos import Decision, episode_info, masked
 from vla_gym.vector.start_states import Schedule
-from vla_gym.workers.pool import Pool, SlotCommand, Ticket, describe_cell
-from vla_gym.workers.slot_table import SlotTable
+from vla_gym.vector.state import EpisodeTable
+from vla_gym.workers.pool import Command, PendingCommands, Pool, describe_episode
 
 MAX_LOSSES = 3
-"""Episodes that one slot may lose in a row; workers die by accident, but not three times."""
+"""Episodes that one sub-environment may lose in a row; so many are no accident."""
 ALL = slice(None)
-"""Every slot."""
+"""Every sub-environment."""
 
 
-class SlotRunner:
-    """N slots: who runs them (`pool`), what is known of them (`table`), and what they get next (`schedule`)."""
+class CommandRunner:
+    """N sub-environments: the `pool` that runs them, their episodes (`table`) and the next ones (`schedule`)."""
 
     def __init__(
         self, benchmark: Benchmark, num_envs: int, chunk: int, schedule: Schedule, pool: Pool
     ) -> None:
         self.schedule = schedule
-        self.table = SlotTable(num_envs, benchmark.tasks)
+        self.table = EpisodeTable(num_envs, benchmark.tasks)
         self.pool = pool
-        self.num_under_way = 0
-        """Tickets sent and not yet received."""
+        self.num_pending = 0
+        """Batches of commands sent and not yet received."""
         self._benchmark = benchmark
         self._shape = (num_envs, chunk)
 
     def begin_commands(
-        self, slots: Sequence[int], cells: Mapping[int, StartState] | None = None
-    ) -> list[SlotCommand]:
-        """Reset commands of the slots that get an episode; the others are retired at once."""
+        self, envs: Sequence[int], starts: Mapping[int, StartState] | None = None
+    ) -> list[Command]:
+        """Resets to `starts`, else to the schedule's; those without an episode left are retired at once."""
         commands = []
-        for slot in slots:
-            start = cells[slot] if cells else self._draw(slot)
+        for env in envs:
+            start = starts[env] if starts else self._next_start(env)
             if start is None:
-                self.table.retire(slot)
+                self.table.retire(env)
             else:
-                commands.append(SlotCommand(slot=slot, start=start, kind="reset"))
+                commands.append(Command(slot=env, start=start, kind="reset"))
         return commands
 
-    def step_commands(self, slots: Sequence[int], actions: Sequence[np.ndarray]) -> list[SlotCommand]:
-        """One decision of each of `slots`, with its actions `[K, A]`."""
+    def step_commands(self, envs: Sequence[int], actions: Sequence[np.ndarray]) -> list[Command]:
+        """One decision of each of `envs`, with its actions `[K, A]`."""
         return [
-            SlotCommand(slot=slot, start=self.table.start(slot), kind="step", action_TA=action_KA)
-            for slot, action_KA in zip(slots, actions, strict=True)
+            Command(slot=env, start=self.table.start(env), kind="step", action_TA=action_KA)
+            for env, action_KA in zip(envs, actions, strict=True)
         ]
 
-    def run(self, commands: Sequence[SlotCommand]) -> Decision:
+    def run(self, commands: Sequence[Command]) -> Decision:
         """Run commands and enter their reports in the table."""
         return self.receive(self.send(commands))
 
-    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
-        """Begin what `run` does; see `Pool.send`."""
-        ticket = self.pool.send(commands)
-        self.num_under_way += 1
-        return ticket
+    def send(self, commands: Sequence[Command]) -> PendingCommands:
+        """Start commands; see `Pool.send`."""
+        pending = self.pool.send(commands)
+        self.num_pending += 1
+        return pending
 
-    def receive(self, ticket: Ticket) -> Decision:
-        """Wait for the oldest ticket under way and enter its reports in the table."""
-        reports = self.pool.receive(ticket)
-        self.num_under_way -= 1
+    def receive(self, pending: PendingCommands) -> Decision:
+        """Wait for the oldest pending commands and enter their reports in the table."""
+        reports = self.pool.receive(pending)
+        self.num_pending -= 1
         decision = self.no_decision()
-        for command, report in zip(ticket.commands, reports, strict=True):
+        for command, report in zip(pending.commands, reports, strict=True):
             if command.kind == "reset":
                 self.table.begin(command.slot, command.start, report.fingerprint)
             else:
@@ -81,22 +81,22 @@ class SlotRunner:
         return decision
 
     def no_decision(self) -> Decision:
-        """Nothing was run."""
+        """The decision of a reset: nothing was run."""
         return Decision(*self._shape)
 
-    def where(self, slot: int) -> str:
-        """Env, slot, task and trial of a slot's present episode, for errors."""
-        return describe_cell(self._benchmark.id, self._benchmark.tasks, slot, self.table.start(slot))
+    def where(self, env: int) -> str:
+        """Env, slot, task and trial of a present episode, for errors."""
+        return describe_episode(self._benchmark.id, self._benchmark.tasks, env, self.table.start(env))
 
-    def observe(self, slots: slice = ALL) -> dict[str, Any]:
-        """Fresh arrays of the last observation of `slots`, and their instructions."""
-        arrays = {key: value[slots].copy() for key, value in self.pool.memory.observation.items()}
-        return {**arrays, "instruction": self.table.instructions()[slots]}
+    def observe(self, part: slice = ALL) -> dict[str, Any]:
+        """Fresh arrays of the last observation of a part, and its instructions."""
+        arrays = {key: value[part].copy() for key, value in self.pool.memory.observation.items()}
+        return {**arrays, "instruction": self.table.instructions()[part]}
 
     def infos(
-        self, decision: Decision, slots: slice = ALL, mask_n: np.ndarray | None = None
+        self, decision: Decision, part: slice = ALL, mask_n: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Batched info of `slots`; of those in `mask_n` alone where it is given."""
+        """Batched infos of a part; with `mask_n`, only of those in it."""
         table = self.table
         fields = {
             "success": decision.success_N,
@@ -108,24 +108,23 @@ class SlotRunner:
             "idle": table.idle,
             "lost": table.lost,
         }
-        chosen = {key: value[slots] for key, value in fields.items()}
+        chosen = {key: value[part] for key, value in fields.items()}
         if mask_n is None:
             mask_n = np.ones(len(chosen["idle"]), dtype=np.bool_)
-        return masked(chosen, mask_n) | episode_info(decision.episodes[slots])
+        return masked(chosen, mask_n) | episode_info(decision.episodes[part])
 
-    def _draw(self, slot: int) -> StartState | None:
-        if self.schedule.kind == "grid" and self.table.lost[slot]:
-            return self.table.start(slot)  # no cell of a grid goes missing
-        start = self.schedule.cell(slot, int(self.table.episodes[slot]))
+    def _next_start(self, env: int) -> StartState | None:
+        if self.schedule.kind == "grid" and self.table.lost[env]:
+            return self.table.start(env)  # a grid leaves no start state out
+        start = self.schedule.start_state(env, int(self.table.episodes[env]))
         if start is not None:
-            self.table.episodes[slot] += 1
+            self.table.episodes[env] += 1
         return start
 
     def _check_losses(self) -> None:
-        """A slot that loses episode after episode has no accidents."""
-        slot = int(self.table.losses.argmax())
-        if self.table.losses[slot] >= MAX_LOSSES:
+        env = int(self.table.losses.argmax())
+        if self.table.losses[env] >= MAX_LOSSES:
             raise WorkerFailed(
-                f"{MAX_LOSSES} episodes in a row were lost [{self.where(slot)}]. "
+                f"{MAX_LOSSES} episodes in a row were lost [{self.where(env)}]. "
                 f"The last failure: {self.pool.last_failure()}"
             )

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
-from vla_gym.vector.infos import of_slot
+from vla_gym.vector.infos import single_info
 from vla_gym.vector.inputs import join_options
 from vla_gym.vector.vector_env import Observation, VLAVectorEnv
 
@@ -50,7 +50,7 @@ class SB3VecEnv(VecEnv):
     def reset(self) -> dict[str, np.ndarray]:
         """Begin an episode in every slot; seed and options set before are used once."""
         obs, infos = self.envs.reset(seed=self._seeds[0], options=self._options[0])
-        self.reset_infos = [of_slot(infos, slot) for slot in range(self.num_envs)]
+        self.reset_infos = [single_info(infos, slot) for slot in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
         return encode_instructions(obs)
@@ -75,7 +75,7 @@ class SB3VecEnv(VecEnv):
             raw, batched = self.envs.reset(options={"reset_mask": done_N})
             obs = encode_instructions(raw)
             for slot in np.flatnonzero(done_N).tolist():
-                self.reset_infos[slot] = of_slot(batched, slot)
+                self.reset_infos[slot] = single_info(batched, slot)
         return obs, reward_N.astype(np.float32), done_N, infos
 
     def slot_infos(
@@ -89,7 +89,7 @@ class SB3VecEnv(VecEnv):
         """The infos that the class describes, of the given rows of a step's results."""
         infos = []
         for row in rows:
-            info = of_slot(batched, row)
+            info = single_info(batched, row)
             info["TimeLimit.truncated"] = bool(truncated_n[row] and not terminated_n[row])
             if terminated_n[row] or truncated_n[row]:
                 self._finish(info, {key: value[row].copy() for key, value in obs.items()})

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_gym.vector.inputs import read_actions
-from vla_gym.vector.runner import SlotRunner
-from vla_gym.workers.pool import Ticket
+from vla_gym.vector.runner import CommandRunner
+from vla_gym.workers.pool import PendingCommands
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stage:
 
     def __init__(
         self,
-        runner: SlotRunner,
+        runner: CommandRunner,
         slots: range,
         action_space: spaces.Box,
         guard: Callable[[], AbstractContextManager[None]],
@@ -51,7 +51,7 @@ class Stage:
         self._runner = runner
         self._action_space = action_space
         self._guard = guard
-        self._ticket: Ticket | None = None
+        self._ticket: PendingCommands | None = None
 
     @property
     def under_way(self) -> bool:
@@ -96,6 +96,6 @@ class Stage:
             infos=self._runner.infos(decision, self.slots),
         )
 
-    def _send(self, ticket: Ticket) -> None:
+    def _send(self, ticket: PendingCommands) -> None:
         assert self._ticket is None, "receive() what was sent first"
         self._ticket = ticket

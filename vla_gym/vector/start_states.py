@@ -1,6 +1,6 @@
-"""Which start state each slot gets next: a pure function of (seed, group, episode number).
+"""Start state of every episode: a pure function of (seed, group, episode number).
 
-Nothing depends on who finished first. So the G slots of a group agree whatever their timing, a run is
+Nothing depends on who finished first. So the G members of a group agree whatever their timing, a run is
 resumed from the episode counters alone, and ranks share one schedule by their group offset.
 """
 
@@ -20,10 +20,10 @@ ScheduleKind = Literal["random", "grid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Deals the cells (task, trial) of a benchmark to groups of slots.
+    """Assigns the start states (task, trial) of a benchmark to groups of environments.
 
-    `random`: every episode's cell is drawn uniformly over all cells. `grid`: every cell exactly once
-    over all groups, task-major, in contiguous blocks (few task switches); then a group is idle.
+    `random`: every episode's is drawn uniformly over all. `grid`: every one exactly once over all groups,
+    task-major, in contiguous blocks (few task switches); then a group is idle.
     """
 
     kind: ScheduleKind
@@ -32,15 +32,15 @@ class Schedule:
     seed: int
     """Seed of the random draws, >= 0."""
     group_size: int
-    """G: adjacent slots that share their start states."""
+    """G: adjacent environments that share their start states."""
     group_offset: int
     """Global number of the first local group (0 unless there are several ranks)."""
     num_groups: int
     """Groups over all ranks."""
 
-    def cell(self, slot: int, episode: int) -> StartState | None:
-        """Start of the `episode`-th (from 0) episode of local slot `slot`; None when the grid is used up."""
-        group = self.group_offset + slot // self.group_size
+    def start_state(self, env: int, episode: int) -> StartState | None:
+        """Start of the `episode`-th (from 0) episode of local environment `env`; None when the grid is used up."""
+        group = self.group_offset + env // self.group_size
         total = sum(self.num_trials)
         if self.kind == "random":
             return self._at(int(np.random.default_rng([self.seed, group, episode]).integers(total)))
@@ -52,9 +52,10 @@ class Schedule:
         return dataclasses.replace(self, seed=seed)
 
     def _block(self, group: int) -> int:
-        """First cell of a group's part of the grid.
+        """First start state of a group's part of the grid.
 
-        Of T cells and G groups the last T % G have one more, as `evaluate_policy` of Stable-Baselines3 expects.
+        Of T start states and G groups the last T % G have one more, as `evaluate_policy` of Stable-Baselines3
+        expects.
         """
         size, rest = divmod(sum(self.num_trials), self.num_groups)
         return group * size + max(0, group - (self.num_groups - rest))
@@ -64,7 +65,7 @@ class Schedule:
             if index < count:
                 return StartState(task_id=task_id, trial_id=index)
             index -= count
-        raise AssertionError("cell index out of range")
+        raise AssertionError("index of a start state out of range")
 
 
 def make_schedule(

@@ -1,7 +1,7 @@
-"""The state of a vector environment as JSON values, and the way back.
+"""State of a vector environment: the table of its episodes, and the same as JSON values.
 
-A slot's state is its start cell and the actions executed since; it is reached again by replay, which
-renders nothing on the way. So taking the state asks nothing of a simulator.
+Saved is only the start state of each sub-environment's episode and the actions executed since; loading replays them
+without rendering. So saving needs no simulator.
 """
 
 from __future__ import annotations
@@ -9,58 +9,147 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vla_gym.errors import BadValue
-from vla_gym.specs import Benchmark, StartState
+from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.vector.start_states import Schedule
 from vla_gym.workers.messages import actions_from_text, actions_to_text
-from vla_gym.workers.pool import SlotCommand
-from vla_gym.workers.slot_table import SlotTable
-from vla_gym.workers.sub_env import SlotReport
+from vla_gym.workers.pool import Command
+from vla_gym.workers.sub_env import Report
 
 VERSION = 1
+IDLE_INSTRUCTION = "idle"
+"""Instruction of a sub-environment without an episode (its part of the grid is used up)."""
 
 
-def snapshot(table: SlotTable, schedule: Schedule, benchmark: Benchmark) -> dict[str, Any]:
-    """Everything `restore` needs."""
-    slots: list[dict[str, Any] | None] = []
-    for slot in range(len(table.idle)):
-        if table.idle[slot]:
-            slots.append(None)
-            continue
-        start = table.start(slot)
-        slots.append(
-            {
-                "task_id": start.task_id,
-                "trial_id": start.trial_id,
-                "start_state": str(table.start_state[slot]),
-                "lost": bool(table.lost[slot]),
-                "actions": actions_to_text(table.actions(slot, benchmark.action_dim)),
-            }
+class EpisodeTable:
+    """The present episode of each of N sub-environments: running, finished (`terminated` or `truncated`) or idle."""
+
+    def __init__(self, num_envs: int, tasks: tuple[Task, ...]) -> None:
+        self._tasks = tasks
+        self.task_id = np.full(num_envs, -1, dtype=np.int64)
+        self.trial_id = np.full(num_envs, -1, dtype=np.int64)
+        self.start_state = np.full(num_envs, None, dtype=object)
+        self.terminated = np.zeros(num_envs, dtype=np.bool_)
+        self.truncated = np.zeros(num_envs, dtype=np.bool_)
+        self.lost = np.zeros(num_envs, dtype=np.bool_)
+        self.idle = np.ones(num_envs, dtype=np.bool_)
+        self.episodes = np.zeros(num_envs, dtype=np.int64)
+        """Number of episodes taken from the schedule."""
+        self.losses = np.zeros(num_envs, dtype=np.int64)
+        """Number of episodes lost in a row."""
+        self.log: list[list[np.ndarray]] = [[] for _ in range(num_envs)]
+        """Executed actions `[executed, A]` of the present episode, one array per decision."""
+
+    @property
+    def finished(self) -> np.ndarray:
+        """Bool `[N]`: the episode has ended and no new one has begun."""
+        return self.terminated | self.truncated
+
+    @property
+    def running(self) -> np.ndarray:
+        """Bool `[N]`: a step would advance the episode."""
+        return ~(self.terminated | self.truncated | self.idle)
+
+    def instructions(self) -> tuple[str, ...]:
+        """Instruction of each episode."""
+        return tuple(
+            IDLE_INSTRUCTION if task_id < 0 else self._tasks[task_id].instruction
+            for task_id in self.task_id.tolist()
         )
+
+    def start(self, env: int) -> StartState:
+        """Start state of the present episode."""
+        return StartState(task_id=int(self.task_id[env]), trial_id=int(self.trial_id[env]))
+
+    def begin_schedule(self, mask_N: np.ndarray) -> None:
+        """Take the next episodes of the masked ones from the schedule's start; forget lost start states."""
+        self.episodes[mask_N] = 0
+        self.lost[mask_N] = False
+
+    def align(self, group_size: int) -> None:
+        """Let all members of a group go on with one episode of the schedule, that of the member furthest on."""
+        self.episodes[:] = self.episodes.reshape(-1, group_size).max(axis=1).repeat(group_size)
+
+    def begin(self, env: int, start: StartState, fingerprint: str) -> None:
+        """Record that a new episode has begun."""
+        self.task_id[env] = start.task_id
+        self.trial_id[env] = start.trial_id
+        self.start_state[env] = fingerprint
+        self._clear(env, idle=False)
+
+    def retire(self, env: int) -> None:
+        """Record that the schedule has no episode left."""
+        self.task_id[env] = self.trial_id[env] = -1
+        self.start_state[env] = None
+        self._clear(env, idle=True)
+
+    def record(self, env: int, report: Report, action_TA: np.ndarray) -> None:
+        """Record a decision; `action_TA` holds the actions really executed."""
+        self.terminated[env] = report.terminated
+        self.truncated[env] = report.truncated
+        self.lost[env] = report.lost
+        if report.lost:
+            self.losses[env] += 1
+        elif report.terminated or report.truncated:
+            self.losses[env] = 0
+        if len(action_TA):
+            self.log[env].append(action_TA)
+
+    def actions(self, env: int, action_dim: int) -> np.ndarray:
+        """Float32 `[steps so far, A]` of the present episode."""
+        return np.concatenate([np.zeros((0, action_dim), dtype=np.float32), *self.log[env]])
+
+    def _clear(self, env: int, *, idle: bool) -> None:
+        for flags_N in (self.terminated, self.truncated, self.lost):
+            flags_N[env] = False
+        self.idle[env] = idle
+        self.log[env] = []
+
+
+def save(table: EpisodeTable, schedule: Schedule, benchmark: Benchmark) -> dict[str, Any]:
+    """Return the state as JSON values."""
+    entries: list[dict[str, Any] | None] = [
+        None
+        if table.idle[env]
+        else {
+            "task_id": int(table.task_id[env]),
+            "trial_id": int(table.trial_id[env]),
+            "start_state": str(table.start_state[env]),
+            "lost": bool(table.lost[env]),
+            "actions": actions_to_text(table.actions(env, benchmark.action_dim)),
+        }
+        for env in range(len(table.idle))
+    ]
     return {
         "version": VERSION,
         "env_id": benchmark.id,
         "schedule": schedule.kind,
         "seed": schedule.seed,
         "episodes": table.episodes.tolist(),
-        "slots": slots,
+        "slots": entries,
     }
 
 
-def restore(
-    state: Mapping[str, Any], table: SlotTable, schedule: Schedule, benchmark: Benchmark
-) -> list[SlotCommand]:
-    """Check that `state` belongs here; return the replays that lead to it."""
-    _check(state, table, schedule, benchmark)
+def replay_commands(
+    state: Mapping[str, Any], table: EpisodeTable, schedule: Schedule, benchmark: Benchmark
+) -> list[Command]:
+    """Check that a saved state belongs to this environment and return the replays that lead to it."""
+    for key, value in (("version", VERSION), ("env_id", benchmark.id), ("schedule", schedule.kind)):
+        if state.get(key) != value:
+            raise BadValue(f"saved environment state has {key}={state.get(key)!r}, this one has {value!r}")
+    if len(state["slots"]) != len(table.idle):
+        raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")
     table.episodes[:] = state["episodes"]
     commands = []
-    for slot, entry in enumerate(state["slots"]):
+    for env, entry in enumerate(state["slots"]):
         if entry is None:
-            table.retire(slot)
+            table.retire(env)
             continue
         commands.append(
-            SlotCommand(
-                slot=slot,
+            Command(
+                slot=env,
                 start=StartState(task_id=entry["task_id"], trial_id=entry["trial_id"]),
                 kind="replay",
                 action_TA=actions_from_text(entry["actions"], benchmark.action_dim),
@@ -69,13 +158,10 @@ def restore(
     return commands
 
 
-def settle(
-    state: Mapping[str, Any],
-    table: SlotTable,
-    commands: Sequence[SlotCommand],
-    reports: Sequence[SlotReport],
+def restore(
+    state: Mapping[str, Any], table: EpisodeTable, commands: Sequence[Command], reports: Sequence[Report]
 ) -> None:
-    """Enter the replays' reports in the table; raise `BadValue` when one began elsewhere."""
+    """Enter the replays' reports in the table; raise `BadValue` when a replay began in another state."""
     for command, report in zip(commands, reports, strict=True):
         entry = state["slots"][command.slot]
         if report.fingerprint != entry["start_state"]:
@@ -89,16 +175,3 @@ def settle(
         table.record(command.slot, report, command.action_TA)
         if entry["lost"]:
             table.lost[command.slot] = table.truncated[command.slot] = True
-
-
-def _check(state: Mapping[str, Any], table: SlotTable, schedule: Schedule, benchmark: Benchmark) -> None:
-    expected = {
-        "version": VERSION,
-        "env_id": benchmark.id,
-        "schedule": schedule.kind,
-    }
-    for key, value in expected.items():
-        if state.get(key) != value:
-            raise BadValue(f"saved environment state has {key}={state.get(key)!r}, this one has {value!r}")
-    if len(state["slots"]) != len(table.idle):
-        raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")

@@ -1,4 +1,4 @@
-"""`VLAVectorEnv`: N slots of a benchmark as one Gymnasium vector environment, a chunk per step."""
+"""`VLAVectorEnv`: N environments of a benchmark as one Gymnasium vector environment, a chunk per step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vla_gym.vector import state as vector_state
 from vla_gym.vector.infos import Decision
 from vla_gym.vector.inputs import read_actions, read_reset_options
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.vector.runner import SlotRunner
+from vla_gym.vector.runner import CommandRunner
 from vla_gym.vector.stage import Stage
 from vla_gym.vector.start_states import Schedule, check_seed
-from vla_gym.workers.pool import Pool, SlotCommand
+from vla_gym.workers.pool import Command, Pool
 
 if TYPE_CHECKING:
     from vla_gym.vector.sb3 import SB3VecEnv
@@ -39,19 +39,19 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     bool `[N]`, and `infos`, whose keys each come with a `_key` mask:
 
         success       bool      solved at any step of this decision; False where none was run
-        task_id       int64     -1 for an idle slot
-        trial_id      int64     -1 for an idle slot
+        task_id       int64     -1 where idle
+        trial_id      int64     -1 where idle
         executed      int64     simulator steps really run, 0 .. K
         start_state   object    hex str, equal exactly when two episodes began in the same simulator state
         step_rewards  float32   [N, K], zero where no step was run
-        idle          bool      the slot's part of the grid is used up: it costs and does nothing
+        idle          bool      its part of the grid is used up: it costs and does nothing
         lost          bool      the worker failed with the episode (`on_worker_error="restart"`): it is truncated and
-                                not counted; a grid gives its cell out again
+                                not counted; a grid repeats its start state
         episode       dict      on the last decision: return, length (simulator steps), success_once,
                                 success_at_end, seconds
 
     What happens after an episode's end is `metadata["autoreset_mode"]`: NEXT_STEP and SAME_STEP as Gymnasium
-    defines them; with DISABLED a finished slot is held (executed 0, reward 0, no success, same observation,
+    defines them; with DISABLED a finished environment is held (executed 0, reward 0, no success, same observation,
     `terminated` and `truncated` stay) until `reset(options={"reset_mask": ...})`.
     """
 
@@ -78,7 +78,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             "render_fps": benchmark.control_hz / config.chunk,
             "autoreset_mode": config.autoreset_mode,
         }
-        self._runner = SlotRunner(benchmark, self.num_envs, self.chunk, schedule, pool)
+        self._runner = CommandRunner(benchmark, self.num_envs, self.chunk, schedule, pool)
         self._table = self._runner.table
         self._was_reset = False
         self._pool = pool
@@ -89,17 +89,17 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode in every slot, or in those of `options["reset_mask"]` (bool `[N]`).
+        """Begin an episode in every environment, or in those of `options["reset_mask"]` (bool `[N]`).
 
         `seed` starts the whole schedule anew from it; without one, random episodes go on where they were
-        and a grid starts again. `options` may also name the cells: `task_id` and `trial_id`, int or int `[N]`
-        (such episodes are not taken from the schedule).
+        and a grid starts again. `options` may also name the start states: `task_id` and `trial_id`, int or
+        int `[N]` (such episodes are not taken from the schedule).
         """
         self._require_open()
         if seed is not None:
             seed = check_seed(seed)
         super().reset(seed=seed)
-        mask_N, cells = read_reset_options(options, self.num_envs, self.benchmark.tasks)
+        mask_N, starts = read_reset_options(options, self.num_envs, self.benchmark.tasks)
         if mask_N is None:
             mask_N = np.ones(self.num_envs, dtype=np.bool_)
             if self._runner.schedule.kind == "grid":
@@ -110,8 +110,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if seed is not None:
             self._runner.schedule = self._runner.schedule.reseeded(seed)
             self._table.begin_schedule(np.ones(self.num_envs, dtype=np.bool_))
-        slots = np.flatnonzero(mask_N).tolist()
-        self._run(self._runner.begin_commands(slots, cells))
+        self._run(self._runner.begin_commands(np.flatnonzero(mask_N).tolist(), starts))
         self._was_reset = True
         return self._runner.observe(), self._runner.infos(self._runner.no_decision())
 
@@ -125,7 +124,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         table = self._table
         running_N = table.running
         action_NKA = read_actions(actions, running_N, self.single_action_space, self._runner.where)
-        commands: list[SlotCommand] = []
+        commands: list[Command] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             commands += self._runner.begin_commands(np.flatnonzero(table.finished).tolist())
         commands += self._runner.step_commands(
@@ -140,7 +139,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return obs, decision.reward_N, terminated_N, truncated_N, infos
 
     def render(self) -> tuple[np.ndarray, ...]:
-        """Main-camera frame of each slot's last observation, uint8 `[H, W, 3]` each."""
+        """Main-camera frame of each last observation, uint8 `[H, W, 3]` each."""
         frame_NHWC = self._pool.memory.observation[self.layout.cameras[0]]
         return tuple(frame.copy() for frame in frame_NHWC)
 
@@ -152,23 +151,23 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
-        """What happens after an episode's end."""
+        """Present mode; see the class."""
         mode: AutoresetMode = self.metadata["autoreset_mode"]
         return mode
 
     @property
     def finished(self) -> np.ndarray:
-        """Bool `[N]`: slots whose episode has ended and where no new one has begun."""
+        """Bool `[N]`: the episode has ended and no new one has begun."""
         return self._table.finished
 
     @property
     def idle(self) -> np.ndarray:
-        """Bool `[N]`: slots whose part of the grid is used up."""
+        """Bool `[N]`: the part of the grid is used up."""
         return self._table.idle.copy()
 
     @property
     def stages(self) -> list[Stage]:
-        """The slots in `pipeline_stages` equal parts that step by themselves; for mode DISABLED, after a reset."""
+        """`pipeline_stages` equal parts that step independently; for mode DISABLED, after a reset."""
         size = self.num_envs // self.config.pipeline_stages
         return [
             Stage(self._runner, slots, self.single_action_space, self._closed_on_failure)
@@ -177,12 +176,12 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @property
     def pool(self) -> Pool:
-        """Who runs the slots."""
+        """Runs the sub-environments."""
         return self._pool
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers; empty when the slots run in this process."""
+        """Process ids of the workers; empty when everything runs in this process."""
         return self._pool.pids()
 
     def as_sb3(self) -> SB3VecEnv:
@@ -193,26 +192,26 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         return SB3VecEnv(self)
 
     def protocol(self) -> dict[str, Any]:
-        """Everything a result must be read with, as JSON values (`protocol.json`)."""
+        """Everything a success rate depends on, as JSON values (`protocol.json`)."""
         from vla_gym.vector.protocol import protocol_record
 
         return protocol_record(self.benchmark, self.config)
 
     def state_dict(self) -> dict[str, Any]:
-        """Schedule position and the action log of every slot, as JSON values; costs no simulator time."""
-        return vector_state.snapshot(self._table, self._runner.schedule, self.benchmark)
+        """Schedule position and every episode's action log, as JSON values; costs no simulator time."""
+        return vector_state.save(self._table, self._runner.schedule, self.benchmark)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
-        """Put every slot back where `state_dict` found it, by replay; returns what `reset` returns.
+        """Replay to the state that `state_dict` saved; returns what `reset` returns.
 
         Raises `BadValue` when the state is of another environment or a replay does not reach it.
         """
         self._require_open()
-        commands = vector_state.restore(state, self._table, self._runner.schedule, self.benchmark)
+        commands = vector_state.replay_commands(state, self._table, self._runner.schedule, self.benchmark)
         self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
         with self._closed_on_failure():
             reports = self._pool.run(commands)
-        vector_state.settle(state, self._table, commands, reports)
+        vector_state.restore(state, self._table, commands, reports)
         self._was_reset = True
         return self._runner.observe(), self._runner.infos(self._runner.no_decision())
 
@@ -221,10 +220,10 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def _require_open(self) -> None:
         if self.closed:
             raise gym.error.ClosedEnvironmentError(f"{self} is closed")
-        if self._runner.num_under_way:
+        if self._runner.num_pending:
             raise gym.error.AlreadyPendingCallError("receive() what the stages were sent first", "send_step")
 
-    def _run(self, commands: Sequence[SlotCommand]) -> Decision:
+    def _run(self, commands: Sequence[Command]) -> Decision:
         with self._closed_on_failure():
             return self._runner.run(commands)
 
@@ -232,21 +231,22 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:  # also Ctrl-C: the slots are then somewhere in the middle
+        except BaseException:  # also Ctrl-C: episodes are then somewhere in the middle
             self.close()
             raise
 
     def _begin_same_step(
         self, ended_N: np.ndarray, obs: Observation, infos: dict[str, Any], decision: Decision
     ) -> tuple[Observation, dict[str, Any]]:
-        """Reset the ended slots; their last observation and info move to `final_obs` and `final_info`."""
+        """Reset where an episode ended; its last observation and info move to `final_obs` and `final_info`."""
         final_obs = np.full(self.num_envs, None, dtype=object)
-        for slot in np.flatnonzero(ended_N).tolist():
-            final_obs[slot] = {
-                key: value[slot] if key == "instruction" else value[slot].copy() for key, value in obs.items()
+        ended = np.flatnonzero(ended_N).tolist()
+        for env in ended:
+            final_obs[env] = {
+                key: value[env] if key == "instruction" else value[env].copy() for key, value in obs.items()
             }
         final_info = self._runner.infos(decision, mask_n=ended_N)
-        self._run(self._runner.begin_commands(np.flatnonzero(ended_N).tolist()))
+        self._run(self._runner.begin_commands(ended))
         infos = self._runner.infos(decision.cleared(ended_N)) | {
             "final_obs": final_obs,
             "_final_obs": ended_N,

@@ -1,1 +1,1 @@
-"""Who runs the sub-environments: this process, worker processes, one batch, other machines."""
+"""Pools that run the sub-environments: in this process, worker processes, one batch, other machines."""

@@ -1,7 +1,7 @@
-"""`BatchPool`: every slot is one row of a simulator that advances all of them together, as physics on a GPU do.
+"""`BatchPool`: every sub-environment is one row of a simulator that advances all rows together, as GPU physics do.
 
-Such a simulator cannot let one row rest while the others go on. So a slot whose chunk is over is saved and put back
-when the longest chunk is through; only then do new episodes begin, and only then is everything drawn, once.
+Such a simulator cannot let one row rest while the others go on. So a row whose chunk is over is saved and restored
+when the longest chunk has ended; only then do new episodes begin, and only then is everything rendered, once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import numpy as np
 from vla_gym.errors import VLAZooError, WorkerFailed
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
-from vla_gym.workers.pool import Pool, SlotCommand, SlotSetup, Ticket, describe
+from vla_gym.workers.pool import Command, PendingCommands, Pool, SubEnvSetup, describe_commands
 from vla_gym.workers.shared_memory import SlotMemory
-from vla_gym.workers.sub_env import Slot, SlotReport
+from vla_gym.workers.sub_env import Report, SubEnv
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStep:
-    """Outcome of one policy step, for every slot."""
+    """Outcome of one policy step, for every row."""
 
     reward_N: np.ndarray
     """Float `[N]`: the benchmark's own reward."""
     success_N: np.ndarray
-    """Bool `[N]`: is the task solved in the state reached?"""
+    """Bool `[N]`: whether the task is solved in the state reached."""
     terminated_N: np.ndarray
-    """Bool `[N]`: does the episode end here by the task's own rule?"""
+    """Bool `[N]`: whether the episode ends here by the task's own rule."""
 
 
 class BatchSimulator(Protocol):
-    """N slots that move together; slot numbers are always given in ascending order."""
+    """N slots that advance together; slot numbers are always given in ascending order."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class BatchSimulator(Protocol):
     ) -> None: ...
 
     def reset(self, starts: Mapping[int, StartState]) -> Mapping[int, str]:
-        """Put the given slots into start states, the others left as they are; slot -> fingerprint."""
+        """Put the given slots into start states, leave the others alone; slot -> fingerprint."""
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         """Advance every slot one policy step with float32 actions `[N, A]` in [-1, 1]."""
@@ -58,17 +58,17 @@ class BatchSimulator(Protocol):
         """Present state of some slots."""
 
     def restore(self, slots: Sequence[int], saved: Any) -> None:
-        """Put the same slots back where `save` found them."""
+        """Put the same slots back into their saved state."""
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        """Draw every slot now: `{"image": u8[N, H, W, 3], "wrist_image": ..., "state": f32[N, S]}`."""
+        """Render every slot now: `{"image": u8[N, H, W, 3], "wrist_image": ..., "state": f32[N, S]}`."""
 
     def close(self) -> None:
         """Free the simulator."""
 
 
 class _Row:
-    """What a `Slot` takes for its simulator: its row of the last thing that the batch did."""
+    """A `SubEnv`'s simulator: its row of the batch's last result."""
 
     def __init__(self) -> None:
         self.fingerprint = ""
@@ -81,7 +81,7 @@ class _Row:
         return self.outcome
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        raise NotImplementedError("the batch draws all slots at once")
+        raise NotImplementedError("the batch renders all slots at once")
 
     def close(self) -> None:
         pass
@@ -90,7 +90,7 @@ class _Row:
 class BatchPool(Pool):
     """Over one `BatchSimulator` in this process; a failure ends all slots, always."""
 
-    def __init__(self, setup: SlotSetup, *, num_workers: int) -> None:
+    def __init__(self, setup: SubEnvSetup, *, num_workers: int) -> None:
         self._setup = setup
         self.memory = SlotMemory.private(setup.memory)
         layout = setup.memory.observation
@@ -104,27 +104,22 @@ class BatchPool(Pool):
             **setup.simulator_kwargs,
         )
         self._rows = [_Row() for _ in range(count)]
-        self._slots = [Slot(row, setup.tasks, setup.rule) for row in self._rows]
-        self._playing: set[int] = set()
+        self._envs = [SubEnv(row, setup.tasks, setup.rule) for row in self._rows]
+        self._running: set[int] = set()
         """Slots in the middle of an episode."""
         self._closed = False
 
-    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+    def send(self, commands: Sequence[Command]) -> PendingCommands:
         """See `vla_gym.workers.pool.Pool.send`."""
-        reports = self._guarded_run(commands) if commands else []
-        return Ticket(commands, {command.slot: one for command, one in zip(commands, reports, strict=True)})
-
-    def receive(self, ticket: Ticket) -> list[SlotReport]:
-        """See `vla_gym.workers.pool.Pool.receive`."""
-        return ticket.answers()
-
-    def pids(self) -> list[int]:
-        """No process runs a slot."""
-        return []
-
-    def last_failure(self) -> str:
-        """Nothing is ever started anew."""
-        return ""
+        try:
+            return PendingCommands(commands, self._run(commands) if commands else {})
+        except VLAZooError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            what = describe_commands(self._setup, commands)
+            raise WorkerFailed(f"{what}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """See `vla_gym.workers.pool.Pool.close`."""
@@ -132,50 +127,39 @@ class BatchPool(Pool):
             self._closed = True
             self._batch.close()
 
-    def _guarded_run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        try:
-            return self._run(commands)
-        except VLAZooError:
-            self.close()
-            raise
-        except Exception as error:
-            self.close()
-            what = "; ".join(describe(self._setup, command) for command in commands[:3])
-            more = f" and {len(commands) - 3} more" if len(commands) > 3 else ""
-            raise WorkerFailed(f"{what}{more}: {type(error).__name__}: {error}") from error
-
-    def _run(self, commands: Sequence[SlotCommand]) -> list[SlotReport]:
-        parts: dict[int, list[SlotReport]] = {command.slot: [] for command in commands}
+    def _run(self, commands: Sequence[Command]) -> dict[int, Report]:
+        parts: dict[int, list[Report]] = {command.slot: [] for command in commands}
         self._begin([command for command in commands if command.kind == "replay"], parts)
         self._advance([command for command in commands if command.kind != "reset"], parts)
-        self._begin(
-            [command for command in commands if command.kind == "reset"], parts
-        )  # not moved by the steps
-        seen = self._batch.observe()
+        # After the steps, which would move them.
+        self._begin([command for command in commands if command.kind == "reset"], parts)
+        observation = self._batch.observe()
         for slot in parts:
-            self.memory.write(slot, {key: seen[key][slot] for key in self.memory.observation})
-        return [_joined(parts[command.slot]) for command in commands]
+            self.memory.write(slot, {key: observation[key][slot] for key in self.memory.observation})
+        return {slot: _joined(reports) for slot, reports in parts.items()}
 
-    def _begin(self, commands: Sequence[SlotCommand], parts: Mapping[int, list[SlotReport]]) -> None:
-        starts = {command.slot: command.start for command in sorted(commands, key=lambda one: one.slot)}
+    def _begin(self, commands: Sequence[Command], parts: Mapping[int, list[Report]]) -> None:
+        starts = {
+            command.slot: command.start for command in sorted(commands, key=lambda command: command.slot)
+        }
         if not starts:
             return
         for slot, fingerprint in self._batch.reset(starts).items():
             self._rows[slot].fingerprint = fingerprint
-            parts[slot].append(self._slots[slot].reset(starts[slot]))
-        self._playing.update(starts)
+            parts[slot].append(self._envs[slot].reset(starts[slot]))
+        self._running.update(starts)
 
-    def _advance(self, commands: Sequence[SlotCommand], parts: Mapping[int, list[SlotReport]]) -> None:
+    def _advance(self, commands: Sequence[Command], parts: Mapping[int, list[Report]]) -> None:
         """Run every slot's actions side by side, each up to its own end."""
         given = {command.slot: command.action_TA for command in commands}
         left = {
             slot: action_TA for slot, action_TA in given.items() if action_TA is not None and len(action_TA)
         }
-        waiting = sorted(self._playing - left.keys())
+        waiting = sorted(self._running - left.keys())
         held = [(waiting, self._batch.save(waiting))] if waiting and left else []
         done = 0
         while left:
-            action_NA = np.zeros((len(self._slots), self.memory.layout.action_dim), dtype=np.float32)
+            action_NA = np.zeros((len(self._envs), self.memory.layout.action_dim), dtype=np.float32)
             for slot, action_TA in left.items():
                 action_NA[slot] = action_TA[done]
             outcome = self._batch.step(action_NA)
@@ -187,10 +171,10 @@ class BatchPool(Pool):
                     success=bool(outcome.success_N[slot]),
                     terminated=bool(outcome.terminated_N[slot]),
                 )
-                report = self._slots[slot].step(action_TA[done - 1 : done])
+                report = self._envs[slot].step(action_TA[done - 1 : done])
                 parts[slot].append(report)
                 if report.episode is not None:
-                    self._playing.discard(slot)
+                    self._running.discard(slot)
                 if report.episode is not None or done == len(action_TA):
                     over.append(slot)
             for slot in over:
@@ -201,7 +185,7 @@ class BatchPool(Pool):
             self._batch.restore(slots, saved)
 
 
-def _joined(parts: Sequence[SlotReport]) -> SlotReport:
+def _joined(parts: Sequence[Report]) -> Report:
     """The reports of one command's parts (a beginning, single steps) as one."""
     return dataclasses.replace(
         parts[-1],

@@ -46,23 +46,20 @@ def worker_environment(
 ) -> dict[str, str]:
     """The whole environment of worker `worker` of `num_workers`.
 
-    One BLAS thread each; software rendering (llvmpipe) and Numba get an even share of the cores. The
-    child finds the same modules as this process through PYTHONPATH.
+    One BLAS thread each; software rendering (llvmpipe) and Numba get an even share of the cores.
     """
     share = str(max(1, num_cores() // num_workers))
-    own = {name: environ[name] for name in RENDER_THREADS if name in environ}
     return {
         **HUGE_PAGES,
+        **dict.fromkeys(RENDER_THREADS, share),
         **environ,
         **dict.fromkeys(BLAS_THREADS, "1"),
-        **dict.fromkeys(RENDER_THREADS, share),
-        **own,
         **simulator_environment(benchmark, environ, worker=worker),
         "PYTHONPATH": python_path(),
     }
 
 
 def num_cores() -> int:
-    """CPU cores this process may use; processes that a launcher started on this machine share them out."""
+    """CPU cores this process may use: an even share for each process that a launcher started on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

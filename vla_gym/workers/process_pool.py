@@ -1,42 +1,49 @@
-"""`ProcessPool`: slots in worker processes, all stepping at the same time."""
+"""`ProcessPool`: sub-environments in worker processes, all stepping at the same time."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from typing import IO
 
-from vla_gym import errors
 from vla_gym.errors import VLAZooError, WorkerFailed
-from vla_gym.workers.messages import Failure, read_reply, write_commands
+from vla_gym.workers.messages import Failure, read_reply, write_commands, write_setup
 from vla_gym.workers.pool import (
+    Command,
     OnWorkerError,
+    PendingCommands,
     Pool,
-    SlotCommand,
-    SlotSetup,
-    Ticket,
-    describe,
+    SubEnvSetup,
+    describe_commands,
     warn_of_restart,
 )
 from vla_gym.workers.shared_memory import SlotMemory, shared_block
-from vla_gym.workers.sub_env import SlotReport
-from vla_gym.workers.worker_process import WorkerProcess
+from vla_gym.workers.sub_env import Report
 
 GRACE = 5.0
 """Seconds that all workers together get to free their simulators when the pool is closed."""
 MAX_RESTARTS = 3
 """Restarts of one worker in a row, without an answer in between, after which it counts as broken."""
-LOST = SlotReport(truncated=True, lost=True)
+STDERR_LINES = 4
+"""Lines of a failed worker's stderr that an error quotes."""
+_TAIL_BYTES = 8192
+LOST = Report(truncated=True, lost=True)
 
 
-def deal_slots(num_slots: int, num_workers: int, num_stages: int = 1) -> list[tuple[int, ...]]:
+def assign_slots(num_slots: int, num_workers: int, num_stages: int = 1) -> list[tuple[int, ...]]:
     """Slots of each worker: adjacent blocks, or with stages an adjacent block of each stage's slots.
 
-    So whichever stage is stepped, all workers have work.
+    So every worker has work, whichever stage is stepped.
     """
     size = num_slots // num_stages
     order = sorted(range(num_slots), key=lambda slot: (slot % size, slot))
@@ -44,8 +51,86 @@ def deal_slots(num_slots: int, num_workers: int, num_stages: int = 1) -> list[tu
     return [tuple(sorted(order[first:last])) for first, last in itertools.pairwise(bounds)]
 
 
+class WorkerProcess:
+    """The parent's end of a worker, started at once; its first message to `recv` is "ready"."""
+
+    def __init__(
+        self, setup: SubEnvSetup, slots: Sequence[int], environ: Mapping[str, str], memory_fd: int
+    ) -> None:
+        self.slots = tuple(slots)
+        self.num_pending = 1
+        """Answers that have not come."""
+        own_end, child_end = socket.socketpair()
+        # Simulators print a lot while they are imported: kept in a nameless file, quoted when they fail.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `join`
+        with child_end:
+            command = [sys.executable, "-P", "-m", "vla_gym.workers.worker"]
+            command += ["--socket", str(child_end.fileno()), "--memory", str(memory_fd)]
+            self._process = subprocess.Popen(  # noqa: S603  our own module
+                command,
+                pass_fds=(child_end.fileno(), memory_fd),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+            )
+        self.pid = self._process.pid
+        self.connection = Connection(own_end.detach())
+        self._send(write_setup(setup, slots))
+
+    def send(self, message: bytes) -> None:
+        """Send a request, also before earlier answers came; a dead worker is noticed by its missing answer."""
+        self.num_pending += 1
+        self._send(message)
+
+    def recv(self) -> bytes:
+        """Return the next answer. Raises `EOFError` or `ConnectionError` when the worker is gone."""
+        message = self.connection.recv_bytes()
+        self.num_pending -= 1
+        return message
+
+    def exit_reason(self) -> str:
+        """How the process ended, for an error message."""
+        try:
+            code = self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return "hung up without ending"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = " (is the machine out of memory?)" if -code == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
+
+    def last_output(self) -> str:
+        """The last lines of its stdout and stderr, joined by " | "."""
+        size = os.fstat(self._output.fileno()).st_size
+        tail = os.pread(self._output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+        return " | ".join(lines[-STDERR_LINES:])
+
+    def close(self, *, kill: bool = False) -> None:
+        """Close the connection, which ends an idle worker in good order; kill a busy one (with `kill`, any)."""
+        self.connection.close()
+        if kill or self.num_pending:
+            self._process.kill()
+
+    def join(self, grace: float) -> None:
+        """Wait up to `grace` seconds after `close`, then kill; the process is gone when this returns."""
+        try:
+            self._process.wait(timeout=grace)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self.connection.send_bytes(message)
+        except ConnectionError:
+            return  # `recv` finds the same, after the worker's last messages
+
+
 class ProcessPool(Pool):
-    """Deals N slots to workers, see `deal_slots`; one message per worker and `send`, answered in turn.
+    """N slots on workers, see `assign_slots`; one message per worker and `send`, answered in order.
 
     With `on_worker_error="restart"` a worker that died, hung or raised is started anew: its steps are
     reported as lost, its resets are done again.
@@ -53,7 +138,7 @@ class ProcessPool(Pool):
 
     def __init__(
         self,
-        setup: SlotSetup,
+        setup: SubEnvSetup,
         environments: Sequence[Mapping[str, str]],
         *,
         step_timeout: float,
@@ -62,7 +147,7 @@ class ProcessPool(Pool):
         num_stages: int = 1,
     ) -> None:
         self._setup = setup
-        self._deal = deal_slots(setup.memory.num_slots, len(environments), num_stages)
+        self._slots = assign_slots(setup.memory.num_slots, len(environments), num_stages)
         self._environments = environments
         self._step_timeout = step_timeout
         self._reset_timeout = reset_timeout
@@ -70,30 +155,47 @@ class ProcessPool(Pool):
         self._closed = False
         self._last_failure = ""
         self._restarts = [0] * len(environments)
-        self._under_way: deque[Ticket] = deque()
-        self._bereft: set[int] = set()
-        """Slots whose episode went with a worker while nothing was asked of them."""
+        self._pending: deque[PendingCommands] = deque()
+        self._orphaned: set[int] = set()
+        """Slots whose episode was lost with a worker while no command of theirs was pending."""
         self._memory_fd = shared_block(setup.memory.offsets()[1])
         self.memory = SlotMemory.attach(setup.memory, self._memory_fd)
         self._workers: list[WorkerProcess] = []
         try:
             for number in range(len(environments)):
                 self._workers.append(self._start(number))
-            self._worker_of = {slot: n for n, worker in enumerate(self._workers) for slot in worker.slots}
+            self._worker_of = {slot: n for n, slots in enumerate(self._slots) for slot in slots}
             self._await_ready(range(len(environments)))
         except BaseException:
             self.close()
             raise
 
-    def send(self, commands: Sequence[SlotCommand]) -> Ticket:
+    def send(self, commands: Sequence[Command]) -> PendingCommands:
         """See `vla_gym.workers.pool.Pool.send`."""
         with self._closed_on_failure():
-            return self._send(commands)
+            pending = PendingCommands(commands)
+            for command in commands:
+                if command.kind == "step" and command.slot in self._orphaned:
+                    pending.reports[command.slot] = LOST
+                else:
+                    pending.jobs.setdefault(self._worker_of[command.slot], []).append(command)
+                self._orphaned.discard(command.slot)
+            for number, job in pending.jobs.items():
+                self._workers[number].send(write_commands(job, self.memory))
+            self._pending.append(pending)
+            return pending
 
-    def receive(self, ticket: Ticket) -> list[SlotReport]:
+    def receive(self, pending: PendingCommands) -> list[Report]:
         """See `vla_gym.workers.pool.Pool.receive`."""
         with self._closed_on_failure():
-            return self._receive(ticket)
+            assert self._pending[0] is pending, "workers answer in the order of their requests"
+            self._pending.popleft()
+            answers = self._collect(list(pending.jobs), pending.jobs)
+            for number, job in pending.jobs.items():
+                answer = answers[number]
+                reports = answer if isinstance(answer, list) else self._recover(number, job, answer)
+                pending.reports.update(zip((command.slot for command in job), reports, strict=True))
+            return pending.ordered_reports()
 
     def pids(self) -> list[int]:
         """Process id of each worker."""
@@ -109,141 +211,113 @@ class ProcessPool(Pool):
             return
         self._closed = True
         for worker in self._workers:
-            worker.hang_up()
+            worker.close()
         deadline = time.monotonic() + GRACE
         for worker in self._workers:
-            worker.end(max(0.0, deadline - time.monotonic()))
+            worker.join(max(0.0, deadline - time.monotonic()))
         os.close(self._memory_fd)
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:  # also Ctrl-C: answers under way would be taken for later ones
+        except BaseException:  # also Ctrl-C: pending answers would be taken for later ones
             self.close()
             raise
 
     def _start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._setup, self._deal[number], self._environments[number], self._memory_fd)
+        return WorkerProcess(self._setup, self._slots[number], self._environments[number], self._memory_fd)
 
     def _await_ready(self, numbers: Sequence[int]) -> None:
         for answer in self._collect(numbers, {}).values():
             if not isinstance(answer, list):
                 raise answer
 
-    def _send(self, commands: Sequence[SlotCommand]) -> Ticket:
-        ticket = Ticket(commands)
-        for command in commands:
-            if command.kind == "step" and command.slot in self._bereft:
-                ticket.reports[command.slot] = LOST
-            else:
-                ticket.jobs.setdefault(self._worker_of[command.slot], []).append(command)
-            self._bereft.discard(command.slot)
-        for number, job in ticket.jobs.items():
-            self._workers[number].send(write_commands(job, self.memory))
-        self._under_way.append(ticket)
-        return ticket
-
-    def _receive(self, ticket: Ticket) -> list[SlotReport]:
-        assert self._under_way[0] is ticket, "workers answer in the order they were asked"
-        self._under_way.popleft()
-        answers = self._collect(list(ticket.jobs), ticket.jobs)
-        for number, job in ticket.jobs.items():
-            answer = answers[number]
-            reports = answer if isinstance(answer, list) else self._recover(number, job, answer)
-            ticket.reports.update(zip((command.slot for command in job), reports, strict=True))
-        return ticket.answers()
-
     def _collect(
-        self, numbers: Sequence[int], jobs: Mapping[int, list[SlotCommand]]
-    ) -> dict[int, list[SlotReport] | VLAZooError]:
-        """Answer or failure of each worker in `numbers`, as they come; one without a job is starting."""
-        pending = {self._workers[number].connection: number for number in numbers}
-        answers: dict[int, list[SlotReport] | VLAZooError] = {}
+        self, numbers: Sequence[int], jobs: Mapping[int, list[Command]]
+    ) -> dict[int, list[Report] | VLAZooError]:
+        """Answer or failure of each worker in `numbers`, as they come; a worker without a job is starting."""
+        waiting = {self._workers[number].connection: number for number in numbers}
+        answers: dict[int, list[Report] | VLAZooError] = {}
         began = time.monotonic()
         deadlines = {number: began + self._timeout(jobs.get(number, [])) for number in numbers}
-        while pending:
-            first = min(deadlines[number] for number in pending.values())
-            for connection in wait(list(pending), timeout=max(0.0, first - time.monotonic())):
-                number = pending.pop(connection)  # type: ignore[call-overload]
-                answers[number] = self._hear(number, jobs.get(number, []))
+        while waiting:
+            first = min(deadlines[number] for number in waiting.values())
+            for connection in wait(list(waiting), timeout=max(0.0, first - time.monotonic())):
+                number = waiting.pop(connection)  # type: ignore[call-overload]
+                answers[number] = self._recv(number, jobs.get(number, []))
             now = time.monotonic()
-            for connection, number in list(pending.items()):
+            for connection, number in list(waiting.items()):
                 if now >= deadlines[number]:
-                    del pending[connection]
+                    del waiting[connection]
                     job = jobs.get(number, [])
                     answers[number] = self._error(number, job, f"hung for {self._timeout(job):g} s")
         return answers
 
-    def _timeout(self, job: Sequence[SlotCommand]) -> float:
-        """Seconds that a worker may take for its own job, whatever the others have to do."""
+    def _timeout(self, job: Sequence[Command]) -> float:
+        """Seconds that a worker may take for its own job, independent of the others' jobs."""
         only_steps = bool(job) and all(command.kind == "step" for command in job)
         return self._step_timeout if only_steps else self._reset_timeout
 
-    def _hear(self, number: int, job: list[SlotCommand]) -> list[SlotReport] | VLAZooError:
+    def _recv(self, number: int, job: list[Command]) -> list[Report] | VLAZooError:
         worker = self._workers[number]
         try:
-            reply = read_reply(worker.receive())
+            reply = read_reply(worker.recv())
         except (EOFError, ConnectionError):
-            return self._error(number, job, worker.fate())
+            return self._error(number, job, worker.exit_reason())
         if isinstance(reply, Failure):
-            known = getattr(errors, reply.kind, None)
-            if isinstance(known, type) and issubclass(known, VLAZooError):
-                return known(reply.text)  # such as a missing asset: already says what to do
             culprit = job[reply.command :][:1] if reply.command >= 0 else []
-            return self._error(number, culprit or job, f"raised {reply.kind}: {reply.text}")
+            failed = self._error(number, culprit or job, f"raised {reply.kind}: {reply.text}")
+            return reply.user_error() or failed
         self._restarts[number] = 0
         return reply
 
-    def _error(self, number: int, job: Sequence[SlotCommand], what: str) -> WorkerFailed:
+    def _error(self, number: int, job: Sequence[Command], reason: str) -> WorkerFailed:
         worker = self._workers[number]
-        doing = "; ".join(describe(self._setup, command) for command in job[:3])
-        more = f" and {len(job) - 3} more" if len(job) > 3 else ""
-        said = worker.last_output()
+        commands = describe_commands(self._setup, job) or f"{self._setup.env_id}, starting"
+        output = worker.last_output()
         return WorkerFailed(
-            f"worker {number} (pid {worker.pid}) {what} [{doing or f'{self._setup.env_id}, starting'}{more}]"
-            + (f". Its last output: {said}" if said else "")
+            f"worker {number} (pid {worker.pid}) {reason} [{commands}]"
+            + (f". Its last output: {output}" if output else "")
         )
 
-    def _recover(self, number: int, job: list[SlotCommand], why: VLAZooError) -> list[SlotReport]:
+    def _recover(self, number: int, job: list[Command], error: VLAZooError) -> list[Report]:
         """Raise, or start the worker anew, do its resets again and report its steps as lost."""
         self._restarts[number] += 1
         if self._on_worker_error == "raise" or self._restarts[number] > MAX_RESTARTS:
-            raise why
-        self._last_failure = str(why)
-        warn_of_restart(str(why))
-        old = self._workers[number]
-        old.kill()
-        old.hang_up()
-        old.end(0.0)
+            raise error
+        self._last_failure = str(error)
+        warn_of_restart(str(error))
+        self._workers[number].close(kill=True)
+        self._workers[number].join(0.0)
         self._workers[number] = self._start(number)
         restarts = self._restarts[number]
         self._await_ready([number])
         self._restarts[number] = restarts  # being ready is not yet an answer
         reports = {command.slot: LOST for command in job}
-        again = [command for command in job if command.kind != "step"]
-        if again:
-            self._workers[number].send(write_commands(again, self.memory))
-        asked = reports.keys() | self._ask_again(number)
-        self._bereft.update(set(old.slots) - asked)
+        again = self._resend(number, job)
+        self._orphaned.update(set(self._slots[number]) - reports.keys() - self._resend_pending(number))
         if again:
             answer = self._collect([number], {number: again})[number]
             redone = answer if isinstance(answer, list) else self._recover(number, again, answer)
             reports.update(zip((command.slot for command in again), redone, strict=True))
         return [reports[command.slot] for command in job]
 
-    def _ask_again(self, number: int) -> set[int]:
-        """What a worker that was started anew owes to later tickets: steps are lost, the rest is asked again.
+    def _resend(self, number: int, job: Sequence[Command]) -> list[Command]:
+        """Send the commands of a job that a new worker can do, all but steps, and return them."""
+        again = [command for command in job if command.kind != "step"]
+        if again:
+            self._workers[number].send(write_commands(again, self.memory))
+        return again
 
-        Returns the slots of those tickets.
-        """
+    def _resend_pending(self, number: int) -> set[int]:
+        """Send a new worker what is pending with it: steps are lost. Returns the slots of all pending commands."""
         slots: set[int] = set()
-        for ticket in self._under_way:
-            job = ticket.jobs.pop(number, [])
-            slots.update(command.slot for command in ticket.commands)
-            ticket.reports.update((command.slot, LOST) for command in job if command.kind == "step")
-            again = [command for command in job if command.kind != "step"]
+        for pending in self._pending:
+            slots.update(command.slot for command in pending.commands)
+            job = pending.jobs.pop(number, [])
+            pending.reports.update((command.slot, LOST) for command in job if command.kind == "step")
+            again = self._resend(number, job)
             if again:
-                ticket.jobs[number] = again
-                self._workers[number].send(write_commands(again, self.memory))
+                pending.jobs[number] = again
         return slots

@@ -1,4 +1,4 @@
-"""Arrays that a parent and its slots share: the actions of each slot, and its last observation."""
+"""Arrays that a parent and its workers share: the actions of each slot, and its last observation."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SlotMemory:
 
 
 def shared_block(size: int) -> int:
-    """File descriptor of `size` zero bytes that have no name: nothing is left behind, even by SIGKILL."""
+    """File descriptor of `size` zero bytes without a name, so that not even SIGKILL leaves them behind."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("vla-gym", os.MFD_CLOEXEC)
     else:

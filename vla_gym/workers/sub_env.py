@@ -1,11 +1,12 @@
-"""One slot: the chunk loop over one simulator, with time limit, rewards and episode statistics.
+"""`SubEnv`: the chunk loop over one simulator, with time limit, rewards and episode statistics.
 
-Everything that must count *simulator* steps lives here, under the chunk. A slot never resets itself
-and renders only when `observe` is called.
+Everything that must count *simulator* steps lives here, under the chunk. A sub-environment never resets itself
+and renders only in `observe`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,53 +28,46 @@ class EpisodeStats:
     length: int
     """Simulator steps."""
     success_once: bool
-    """Solved at any step?"""
+    """Whether it was solved at any step."""
     success_at_end: bool
-    """Solved in the last state?"""
+    """Whether it was solved in the last state."""
     seconds: float
     """Wall-clock seconds from the reset's end to the last step's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlotReport:
-    """What one command did to one slot."""
+class Report:
+    """Outcome of one command."""
 
     fingerprint: str = ""
     """Hex string of the start state, after a reset or a replay; empty after a step."""
     step_rewards: tuple[float, ...] = ()
     """Reward of each simulator step really run, at most K."""
     success: bool = False
-    """Solved at any step of this decision?"""
+    """Whether the task was solved at any step of this decision."""
     terminated: bool = False
     """The task's own rule ended the episode."""
     truncated: bool = False
     """The time limit (or the loss of a worker) ended it."""
     lost: bool = False
-    """The worker was lost with the episode; nothing else here is meaningful."""
+    """The worker failed with the episode; nothing else here is meaningful."""
     episode: EpisodeStats | None = None
     """Statistics, on the episode's last decision only."""
 
 
-class Slot:
+class SubEnv:
     """Drives one simulator by decisions of up to K steps."""
 
     def __init__(self, simulator: Simulator, tasks: tuple[Task, ...], rule: RewardRule) -> None:
         self._simulator = simulator
         self._tasks = tasks
         self._rule = rule
-        self._horizon = 0
-        self._fingerprint = ""
-        self._length = 0
-        self._total_reward = 0.0
-        self._last_reward = 0.0
-        self._success_once = False
         self._running = False
-        self._began = 0.0
 
-    def reset(self, start: StartState) -> SlotReport:
+    def reset(self, start: StartState) -> Report:
         """Begin an episode; nothing is rendered."""
         self._running = False
-        self._fingerprint = self._simulator.reset(start)
+        fingerprint = self._simulator.reset(start)
         self._horizon = self._tasks[start.task_id].horizon
         self._length = 0
         self._total_reward = 0.0
@@ -81,9 +75,9 @@ class Slot:
         self._success_once = False
         self._running = True
         self._began = time.perf_counter()
-        return SlotReport(fingerprint=self._fingerprint)
+        return Report(fingerprint=fingerprint)
 
-    def step(self, action_KA: np.ndarray) -> SlotReport:
+    def step(self, action_KA: np.ndarray) -> Report:
         """Run up to K steps of float32 `[K, A]`, stopping where the episode ends."""
         if not self._running:
             raise RuntimeError("the slot was stepped although its episode has ended or never began")
@@ -91,7 +85,7 @@ class Slot:
         success = solved = terminated = truncated = False
         for action_A in action_KA:
             outcome = self._simulator.step(action_A)
-            reward = float(outcome.reward)  # NumPy's numbers become Python's: no worker could send them
+            reward = float(outcome.reward)  # NumPy's scalars do not go into a message
             rewards.append(self._rule.pay(reward, self._last_reward))
             self._last_reward = reward
             self._length += 1
@@ -104,8 +98,16 @@ class Slot:
         self._total_reward += sum(rewards)
         self._success_once = self._success_once or success
         self._running = not (terminated or truncated)
-        episode = None if self._running else self._statistics(success_at_end=solved)
-        return SlotReport(
+        episode = None
+        if not self._running:
+            episode = EpisodeStats(
+                total_reward=self._total_reward,
+                length=self._length,
+                success_once=self._success_once,
+                success_at_end=solved,
+                seconds=time.perf_counter() - self._began,
+            )
+        return Report(
             step_rewards=tuple(rewards),
             success=success,
             terminated=terminated,
@@ -113,27 +115,19 @@ class Slot:
             episode=episode,
         )
 
-    def replay(self, start: StartState, action_TA: np.ndarray) -> SlotReport:
+    def replay(self, start: StartState, action_TA: np.ndarray) -> Report:
         """Reach again the state after `start` and the steps `[T, A]`, rendering nothing in between."""
         began = self.reset(start)
         if not len(action_TA):
             return began
-        after = self.step(action_TA)
-        return SlotReport(
-            fingerprint=began.fingerprint,
-            step_rewards=after.step_rewards,
-            success=after.success,
-            terminated=after.terminated,
-            truncated=after.truncated,
-            episode=after.episode,
-        )
+        return dataclasses.replace(self.step(action_TA), fingerprint=began.fingerprint)
 
     def observe(self) -> Mapping[str, np.ndarray]:
         """Render the present state, once."""
         return self._simulator.observe()
 
     def privileged(self) -> np.ndarray:
-        """What scripted experts read of the present state, float64 `[P]`."""
+        """Present state as scripted experts read it, float64 `[P]`."""
         simulator: Any = self._simulator  # only benchmarks that declare a `privileged_dim` have it
         state: np.ndarray = simulator.privileged()
         return state
@@ -142,12 +136,3 @@ class Slot:
         """Free the simulator."""
         self._running = False
         self._simulator.close()
-
-    def _statistics(self, *, success_at_end: bool) -> EpisodeStats:
-        return EpisodeStats(
-            total_reward=self._total_reward,
-            length=self._length,
-            success_once=self._success_once,
-            success_at_end=success_at_end,
-            seconds=time.perf_counter() - self._began,
-        )

@@ -1,6 +1,6 @@
 """A worker process: `python -m vla_gym.workers.worker --socket FD --memory FD`.
 
-It hosts some adjacent slots, answers each message of commands with one of reports, and ends when its
+It hosts some sub-environments, answers each message of commands with one of reports, and ends when its
 parent does, however that happens. Nothing of the user's program is imported here.
 """
 
@@ -14,14 +14,14 @@ import traceback
 from multiprocessing.connection import Connection
 
 from vla_gym.system.child import end_with_parent
-from vla_gym.workers.messages import Failure, read_commands, read_setup, write_failure, write_reports
+from vla_gym.workers.messages import read_commands, read_setup, write_failure, write_reports
 from vla_gym.workers.pool import run_command
 from vla_gym.workers.shared_memory import SlotMemory
-from vla_gym.workers.sub_env import Slot, SlotReport
+from vla_gym.workers.sub_env import Report, SubEnv
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until the parent hangs up."""
+    """Serve until the parent closes the connection."""
     parser = argparse.ArgumentParser(prog="vla_gym.workers.worker", description=__doc__)
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of the connection")
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
@@ -32,47 +32,44 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _serve(connection, arguments.memory)
     except (EOFError, ConnectionError):
-        return 0  # the parent has gone; nobody to tell
+        return 0  # the parent has gone
 
 
 def _serve(connection: Connection, memory_fd: int) -> int:
-    setup, slot_ids = read_setup(connection.recv_bytes())
+    setup, slots = read_setup(connection.recv_bytes())
     memory = SlotMemory.attach(setup.memory, memory_fd)
     os.close(memory_fd)
-    slots: dict[int, Slot] = {}
     try:
-        for slot_id in slot_ids:
-            slots[slot_id] = setup.build()
-    except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+        envs = {slot: setup.build() for slot in slots}
+    except Exception as error:  # noqa: BLE001  sent to the parent, which raises it with its context
         return _fail(connection, error, command=-1)
     connection.send_bytes(write_reports([]))
     try:
-        return _answer(connection, memory, slots)
+        return _answer(connection, memory, envs)
     finally:
-        for slot in slots.values():
-            slot.close()
+        for env in envs.values():
+            env.close()
 
 
-def _answer(connection: Connection, memory: SlotMemory, slots: dict[int, Slot]) -> int:
+def _answer(connection: Connection, memory: SlotMemory, envs: dict[int, SubEnv]) -> int:
     while True:
         try:
             message = connection.recv_bytes()
         except EOFError:
             return 0
-        reports: list[SlotReport] = []
+        reports: list[Report] = []
         try:
             for command in read_commands(message, memory):
-                reports.append(run_command(slots[command.slot], command, memory))
+                reports.append(run_command(envs[command.slot], command, memory))
             answer = write_reports(reports)
-        except Exception as error:  # noqa: BLE001  told to the parent, which raises it with its context
+        except Exception as error:  # noqa: BLE001  sent to the parent, which raises it with its context
             return _fail(connection, error, command=len(reports))
         connection.send_bytes(answer)
 
 
 def _fail(connection: Connection, error: Exception, *, command: int) -> int:
     traceback.print_exception(error, file=sys.stderr)
-    failure = Failure(kind=type(error).__name__, text=str(error), command=command)
-    connection.send_bytes(write_failure(failure))
+    connection.send_bytes(write_failure(error, command=command))
     return 1
 
 

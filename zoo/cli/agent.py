@@ -14,7 +14,7 @@ import yaml
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
-from vla_gym.vector.instructions import retold
+from vla_gym.vector.instructions import with_instructions
 from zoo.cli.arguments import key_values
 from zoo.cli.run_flags import PolicyChoice, resolve_policy
 from zoo.config.gym_packages import import_gym_packages, import_packages_of
@@ -105,7 +105,7 @@ def plan_rollout(
     if args.run is not None:
         departures += _changes(own, options, args)
     benchmark = find_benchmark(env, **benchmark_options(options))
-    retold(benchmark, options.get("instructions", {}))  # a wrong name shows here
+    with_instructions(benchmark, options.get("instructions", {}))  # a wrong name shows here
     _check_lengths(policy, benchmark, reads_state=options.get("state", True))
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)

@@ -16,7 +16,7 @@ from typing import Any
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.registry import find_benchmark
-from vla_gym.vector.instructions import retold
+from vla_gym.vector.instructions import with_instructions
 from zoo.cli.arguments import key_values
 from zoo.config.algorithm_configs import check_algorithm
 from zoo.config.hyperparams import load_hyperparams
@@ -271,7 +271,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them shows here."""
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
-    retold(benchmark, config.env_options.get("instructions", {}))
+    with_instructions(benchmark, config.env_options.get("instructions", {}))
     grid = sum(task.num_trials for task in benchmark.tasks)
     if config.eval_episodes > grid:
         raise BadValue(

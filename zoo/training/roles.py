@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from vla_gym import VLAVectorEnv, make_vec
-from vla_gym.make import slot_setup
+from vla_gym.make import sub_env_setup
 from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.workers.absent_pool import AbsentPool
-from vla_gym.workers.pool import Pool
+from vla_gym.workers.pool import AbsentPool, Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.batch_plan import BatchPlan
@@ -172,7 +171,7 @@ class _PlacedRank:
     def _remote_pool(self, benchmark: Benchmark, config: EnvConfig) -> Pool:
         connections = self.servers.connect(self._placement, self._number)
         return RemotePool(
-            slot_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages
+            sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages
         )
 
     def _model(self, envs: VLAVectorEnv) -> VLAOnPolicyAlgorithm:
@@ -183,4 +182,4 @@ class _PlacedRank:
 
 
 def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-    return AbsentPool(slot_setup(benchmark, config).memory)
+    return AbsentPool(sub_env_setup(benchmark, config).memory)

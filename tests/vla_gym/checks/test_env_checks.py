@@ -18,7 +18,7 @@ from vla_gym.simulator import SimStep
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.start_states import Schedule
-from vla_gym.workers.slot_table import SlotTable
+from vla_gym.vector.state import EpisodeTable
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"wrist_camera": True, "image_size": 24}])
@@ -148,7 +148,7 @@ def test_a_held_slot_that_stays_solved_is_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wrong_instruction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="slot 0 is told its task"):
-        changed(monkeypatch, SlotTable, "instructions", lambda table, texts: ("reach out", *texts[1:]))
+        changed(monkeypatch, EpisodeTable, "instructions", lambda table, texts: ("reach out", *texts[1:]))
 
 
 def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return StartState(task_id=1, trial_id=1) if schedule.kind == "grid" and start == hole else start
 
     with pytest.raises(AssertionError, match="a grid begins in each cell once"):
-        changed(monkeypatch, Schedule, "cell", skip)
+        changed(monkeypatch, Schedule, "start_state", skip)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_gym.vector.infos import Decision, episode_info, masked, of_slot
-from vla_gym.workers.sub_env import EpisodeStats, SlotReport
+from vla_gym.vector.infos import Decision, episode_info, masked, single_info
+from vla_gym.workers.sub_env import EpisodeStats, Report
 
 STATS = EpisodeStats(total_reward=2.5, length=7, success_once=True, success_at_end=False, seconds=0.5)
 
@@ -31,7 +31,7 @@ def test_episode_info_exists_only_when_one_ended() -> None:
 def test_one_slot_of_everything() -> None:
     fields = {"executed": np.array([3, 4]), "step_rewards": np.eye(2, dtype=np.float32)}
     infos = masked(fields, np.array([True, True])) | episode_info([None, STATS])
-    first, second = of_slot(infos, 0), of_slot(infos, 1)
+    first, second = single_info(infos, 0), single_info(infos, 1)
     assert set(first) == {"executed", "step_rewards"}
     assert first["executed"] == 3
     assert type(first["executed"]) is int
@@ -47,7 +47,7 @@ def test_one_slot_of_everything() -> None:
 
 def test_decisions_collect_and_clear() -> None:
     decision = Decision(2, 3)
-    decision.enter(1, SlotReport(step_rewards=(0.25, 0.5), success=True, episode=STATS))
+    decision.enter(1, Report(step_rewards=(0.25, 0.5), success=True, episode=STATS))
     assert decision.reward_N.tolist() == [0, 0.75]
     assert decision.executed_N.tolist() == [0, 2]
     assert decision.success_N.tolist() == [False, True]

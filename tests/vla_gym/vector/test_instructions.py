@@ -10,14 +10,14 @@ import pytest
 from vla_gym import VLAVectorEnv, find_benchmark
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import Task
-from vla_gym.vector.instructions import changed_instructions, retold
+from vla_gym.vector.instructions import changed_instructions, with_instructions
 
 Make = Callable[..., VLAVectorEnv]
 
 
 def test_a_mapping_changes_the_tasks_it_names() -> None:
     own = find_benchmark("Toy-Reach")
-    told = retold(own, {"reach_green": "go to the green thing"})
+    told = with_instructions(own, {"reach_green": "go to the green thing"})
     assert [task.instruction for task in told.tasks] == [
         "reach the red block",
         "go to the green thing",
@@ -31,7 +31,9 @@ def test_a_function_is_asked_for_every_task() -> None:
     def shout(task: Task) -> str:
         return task.instruction.upper()
 
-    assert retold(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
+    assert (
+        with_instructions(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_a_function_is_asked_for_every_task() -> None:
 )
 def test_what_cannot_be_told(instructions: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        retold(find_benchmark("Toy-Reach"), instructions)
+        with_instructions(find_benchmark("Toy-Reach"), instructions)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

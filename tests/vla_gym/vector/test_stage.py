@@ -13,7 +13,7 @@ import pytest
 from scripted_simulator import scripted_benchmark
 
 from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted
-from vla_gym.workers.process_pool import deal_slots
+from vla_gym.workers.process_pool import assign_slots
 
 Make = Callable[..., VLAVectorEnv]
 KEYS = ("success", "task_id", "trial_id", "executed", "start_state", "step_rewards", "lost")
@@ -37,10 +37,10 @@ def quiet(num_slots: int) -> np.ndarray:
 
 
 def test_every_worker_has_slots_of_every_stage():
-    assert deal_slots(5, 2) == [(0, 1), (2, 3, 4)]
-    assert deal_slots(8, 2, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
-    assert deal_slots(12, 2, 3) == [(0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11)]
-    assert deal_slots(2, 2, 2) == [(0,), (1,)]
+    assert assign_slots(5, 2) == [(0, 1), (2, 3, 4)]
+    assert assign_slots(8, 2, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert assign_slots(12, 2, 3) == [(0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11)]
+    assert assign_slots(2, 2, 2) == [(0,), (1,)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])

@@ -13,14 +13,14 @@ TASKS = scripted_benchmark((1, 1, 1), num_trials=4).tasks  # 12 cells
 
 
 def cells(schedule: Schedule, slot: int, count: int) -> list[StartState | None]:
-    return [schedule.cell(slot, episode) for episode in range(count)]
+    return [schedule.start_state(slot, episode) for episode in range(count)]
 
 
 def walk(schedule: Schedule, slot: int) -> list[tuple[int, int]]:
     """Every cell the slot gets from a grid."""
     found = []
     episode = 0
-    while (cell := schedule.cell(slot, episode)) is not None:
+    while (cell := schedule.start_state(slot, episode)) is not None:
         found.append((cell.task_id, cell.trial_id))
         episode += 1
     return found

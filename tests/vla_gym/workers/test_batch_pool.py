@@ -16,8 +16,8 @@ from vla_gym.checks.env_checks import check_vla_env
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState
 from vla_gym.workers.batch_pool import _joined
-from vla_gym.workers.pool import SlotCommand
-from vla_gym.workers.sub_env import SlotReport
+from vla_gym.workers.pool import Command
+from vla_gym.workers.sub_env import Report
 
 Make = Callable[..., VLAVectorEnv]
 STILL = np.zeros((3, 5, 2), dtype=np.float32)
@@ -117,13 +117,11 @@ def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
 
 def test_a_command_s_parts_are_one_report() -> None:
     parts = (
-        SlotReport(fingerprint="0a"),
-        SlotReport(step_rewards=(1.0,), success=True),
-        SlotReport(step_rewards=(0.5,), truncated=True),
+        Report(fingerprint="0a"),
+        Report(step_rewards=(1.0,), success=True),
+        Report(step_rewards=(0.5,), truncated=True),
     )
-    assert _joined(parts) == SlotReport(
-        fingerprint="0a", step_rewards=(1.0, 0.5), success=True, truncated=True
-    )
+    assert _joined(parts) == Report(fingerprint="0a", step_rewards=(1.0, 0.5), success=True, truncated=True)
 
 
 def test_the_whole_contract_holds() -> None:
@@ -134,7 +132,7 @@ def test_the_whole_contract_holds() -> None:
 def test_commands_come_in_any_order_but_slots_are_given_in_ascending_order(make: Make) -> None:
     envs = make(batched_benchmark(), 3)
     commands = [
-        SlotCommand(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)
+        Command(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)
     ]
     reports = envs._pool.run(commands)
     assert [report.fingerprint for report in reports] == ["0201", "0001", "0101"]

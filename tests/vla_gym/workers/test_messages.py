@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 from scripted_simulator import scripted_benchmark
 
+from vla_gym.errors import MissingDependency
 from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
@@ -18,9 +19,9 @@ from vla_gym.workers.messages import (
     write_reports,
     write_setup,
 )
-from vla_gym.workers.pool import SlotCommand, SlotSetup
+from vla_gym.workers.pool import Command, SubEnvSetup
 from vla_gym.workers.shared_memory import MemoryLayout, SlotMemory
-from vla_gym.workers.sub_env import EpisodeStats, SlotReport
+from vla_gym.workers.sub_env import EpisodeStats, Report
 
 LAYOUT = MemoryLayout(
     num_slots=2,
@@ -32,7 +33,7 @@ LAYOUT = MemoryLayout(
 
 def test_setup_there_and_back() -> None:
     benchmark = scripted_benchmark()
-    setup = SlotSetup(
+    setup = SubEnvSetup(
         env_id=benchmark.id,
         simulator=benchmark.simulator,
         simulator_kwargs=benchmark.simulator_kwargs,
@@ -50,9 +51,9 @@ def test_commands_there_and_back() -> None:
     log_TA = rng.random((5, 2), dtype=np.float32)
     start = StartState(task_id=1, trial_id=4)
     commands = [
-        SlotCommand(slot=0, start=start, kind="step", action_TA=step_KA),
-        SlotCommand(slot=1, start=start, kind="replay", action_TA=log_TA),
-        SlotCommand(slot=1, start=start, kind="reset"),
+        Command(slot=0, start=start, kind="step", action_TA=step_KA),
+        Command(slot=1, start=start, kind="replay", action_TA=log_TA),
+        Command(slot=1, start=start, kind="reset"),
     ]
     found = read_commands(write_commands(commands, memory), memory)
     assert found == commands
@@ -66,16 +67,36 @@ def test_reports_there_and_back_exactly() -> None:
         total_reward=0.1 + 0.2, length=7, success_once=True, success_at_end=False, seconds=1 / 3
     )
     reports = [
-        SlotReport(fingerprint="ab"),
-        SlotReport(step_rewards=(0.1, 1 / 3), success=True, terminated=True, episode=stats),
-        SlotReport(truncated=True, lost=True),
+        Report(fingerprint="ab"),
+        Report(step_rewards=(0.1, 1 / 3), success=True, terminated=True, episode=stats),
+        Report(truncated=True, lost=True),
     ]
     assert read_reply(write_reports(reports)) == reports
 
 
 def test_failures_are_no_reports() -> None:
-    failure = Failure(kind="ValueError", text="no 'such' thing", command=1)
-    assert read_reply(write_failure(failure)) == failure
+    assert read_reply(write_failure(RuntimeError("no display"), command=1)) == Failure(
+        kind="RuntimeError", text="no display", command=1
+    )
+    assert Failure(kind="KeyError", text="no 'such' thing").user_error() is None
+    error = Failure(kind="MissingDependency", text="fetch the assets").user_error()
+    assert isinstance(error, MissingDependency)
+    assert str(error) == "fetch the assets"
+
+
+def test_without_shared_memory_actions_travel_along_and_slots_get_new_numbers() -> None:
+    memory = SlotMemory.private(LAYOUT)
+    action_TA = np.array([[0.25, -1.0]], dtype=np.float32)
+    start = StartState(task_id=2, trial_id=7)
+    sent = [
+        Command(slot=5, start=start, kind="step", action_TA=action_TA),
+        Command(slot=4, start=start, kind="reset"),
+    ]
+    step, reset = read_commands(write_commands(sent, slots=[1, 0]), memory)
+    assert (step.slot, step.start, step.kind) == (1, start, "step")
+    assert np.array_equal(step.action_TA, action_TA)
+    assert (reset.slot, reset.kind, reset.action_TA) == (0, "reset", None)
+    assert not memory.action_NKA.any()
 
 
 def test_actions_as_text_keep_every_bit() -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
+from vla_gym import VLAVectorEnv
 from vla_gym.errors import MissingDependency, WorkerFailed, WorkerRestarted
+from vla_gym.make import sub_env_setup
 from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
-from vla_gym.specs import StartState
-from vla_gym.workers.pool import LocalPool, OnWorkerError, SlotCommand, SlotSetup
+from vla_gym.specs import Benchmark, StartState
+from vla_gym.vector.protocol import EnvConfig
+from vla_gym.workers.pool import AbsentPool, Command, LocalPool, OnWorkerError, Pool, SubEnvSetup
 from vla_gym.workers.shared_memory import MemoryLayout
 
 
@@ -18,7 +22,7 @@ def make_pool(*, fate: str = "", on_worker_error: OnWorkerError = "raise") -> Lo
     benchmark = scripted_benchmark(fate=fate)
     layout = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
     return LocalPool(
-        SlotSetup(
+        SubEnvSetup(
             env_id=benchmark.id,
             simulator=benchmark.simulator,
             simulator_kwargs=benchmark.simulator_kwargs,
@@ -31,16 +35,16 @@ def make_pool(*, fate: str = "", on_worker_error: OnWorkerError = "raise") -> Lo
 
 
 def simulators(pool: LocalPool) -> list[Scripted]:
-    return [slot._simulator for slot in pool._slots]  # type: ignore[misc]
+    return [env._simulator for env in pool._envs]  # type: ignore[misc]
 
 
-def command(slot: int, kind: str) -> SlotCommand:
+def command(slot: int, kind: str) -> Command:
     action_KA = np.zeros((4, 2), dtype=np.float32) if kind == "step" else None
     start = StartState(task_id=1, trial_id=slot)
-    return SlotCommand(slot=slot, start=start, kind=kind, action_TA=action_KA)  # type: ignore[arg-type]
+    return Command(slot=slot, start=start, kind=kind, action_TA=action_KA)  # type: ignore[arg-type]
 
 
-def disaster(slot: int) -> SlotCommand:
+def disaster(slot: int) -> Command:
     """A step that sets off the simulator's fate."""
     return dataclasses.replace(command(slot, "step"), action_TA=np.ones((4, 2), dtype=np.float32))
 
@@ -96,13 +100,13 @@ def test_a_reset_that_fails_again_says_where() -> None:
 
 
 def test_a_simulator_that_cannot_be_built_again_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(setup: SlotSetup) -> None:
+    def build(setup: SubEnvSetup) -> None:
         raise OSError("no display left")
 
     pool = make_pool(fate="raise", on_worker_error="restart")
     made = simulators(pool)
     pool.run([command(0, "reset"), command(1, "reset")])
-    monkeypatch.setattr(SlotSetup, "build", build)
+    monkeypatch.setattr(SubEnvSetup, "build", build)
     says = "Scripted, slot 0, .* during step, started anew: OSError: no display left"
     with pytest.warns(WorkerRestarted, match="the arm fell off"), pytest.raises(WorkerFailed, match=says):
         pool.run([disaster(0)])
@@ -136,3 +140,20 @@ def test_closing_what_has_failed_hides_no_error(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WorkerFailed, match="the arm fell off"):
         pool.run([disaster(0)])
     assert [simulator.closed for simulator in made] == [True, True]
+
+
+def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:
+    return AbsentPool(sub_env_setup(benchmark, config).memory)
+
+
+def test_it_begins_the_episodes_that_others_play(make: Callable[..., VLAVectorEnv]):
+    # A simulator that cannot be built is never asked for.
+    benchmark = scripted_benchmark(fate="unbuildable")
+    envs, played = make(benchmark, 3, seed=4, pool=absent), make(scripted_benchmark(), 3, seed=4)
+    obs, infos = envs.reset()
+    assert obs["image"].shape == (3, 8, 8, 3)
+    assert not obs["image"].any()
+    assert infos["task_id"].tolist() == played.reset()[1]["task_id"].tolist()
+    envs.load_state_dict(envs.state_dict())
+    with pytest.raises(AssertionError, match="stepped elsewhere"):
+        envs.step(np.zeros((3, 2)))

@@ -13,11 +13,11 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, make_vec
 from vla_gym.errors import LostRank
-from vla_gym.make import slot_setup
-from vla_gym.specs import Benchmark, StartState
+from vla_gym.make import sub_env_setup
+from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.workers.pool import Pool, SlotCommand
-from vla_gym.workers.remote_pool import RemotePool, read_remote_commands, serve, write_remote_commands
+from vla_gym.workers.pool import Pool
+from vla_gym.workers.remote_pool import RemotePool, serve
 
 Make = Callable[..., VLAVectorEnv]
 
@@ -65,7 +65,7 @@ def remote(make: Make, servers: Servers, count: int, benchmark: Benchmark, **opt
     connections = servers.start(count, 4, benchmark, num_workers=options.pop("num_workers", 0))
 
     def pool(_: Benchmark, config: EnvConfig) -> Pool:
-        return RemotePool(slot_setup(benchmark, config).memory, connections)
+        return RemotePool(sub_env_setup(benchmark, config).memory, connections)
 
     return make(benchmark, 4, chunk=2, schedule="random", seed=5, pool=pool, **options)
 
@@ -124,19 +124,6 @@ def test_a_server_that_goes_is_named(make: Make, servers: Servers):
 
 
 def test_servers_get_equal_blocks(make: Make):
-    layout = slot_setup(scripted_benchmark(), make(scripted_benchmark(), 3).config).memory
+    layout = sub_env_setup(scripted_benchmark(), make(scripted_benchmark(), 3).config).memory
     with pytest.raises(BadValue, match="3 slots are not dealt evenly to 2 servers"):
         RemotePool(layout, [None, None])  # type: ignore[list-item]
-
-
-def test_commands_travel_with_their_actions_and_slots_of_the_server():
-    action_TA = np.array([[0.25, -1.0]], dtype=np.float32)
-    start = StartState(task_id=2, trial_id=7)
-    sent = [
-        SlotCommand(slot=5, start=start, kind="step", action_TA=action_TA),
-        SlotCommand(slot=4, start=start, kind="reset"),
-    ]
-    step, reset = read_remote_commands(write_remote_commands(sent, [1, 0]), 2)
-    assert (step.slot, step.start, step.kind) == (1, start, "step")
-    assert np.array_equal(step.action_TA, action_TA)  # type: ignore[arg-type]
-    assert (reset.slot, reset.kind, reset.action_TA) == (0, "reset", None)

@@ -6,7 +6,7 @@ from scripted_simulator import Scripted, scripted_benchmark
 
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
-from vla_gym.workers.sub_env import Slot
+from vla_gym.workers.sub_env import SubEnv
 
 
 def make_slot(
@@ -15,10 +15,10 @@ def make_slot(
     horizon: int = 100,
     rule: RewardRule | None = None,
     fate: str = "",
-) -> tuple[Slot, Scripted]:
+) -> tuple[SubEnv, Scripted]:
     tasks = scripted_benchmark(lengths, horizon=horizon).tasks
     simulator = Scripted(tasks, 8, ("image",), lengths=lengths, fate=fate)
-    return Slot(simulator, tasks, rule or RewardRule()), simulator
+    return SubEnv(simulator, tasks, rule or RewardRule()), simulator
 
 
 def cell(task_id: int) -> StartState:

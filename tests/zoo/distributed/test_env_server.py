@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_gym import VLAVectorEnv, WorkerFailed, make_vec
-from vla_gym.make import slot_setup
+from vla_gym.make import sub_env_setup
 from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
@@ -32,7 +32,7 @@ def servers() -> EnvServers:
 
 def remote(servers: EnvServers) -> VLAVectorEnv:
     def pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-        return RemotePool(slot_setup(benchmark, config).memory, servers.connect(PLACEMENT, 1))
+        return RemotePool(sub_env_setup(benchmark, config).memory, servers.connect(PLACEMENT, 1))
 
     return make_vec("Toy-Reach", 4, chunk=2, seed=3, pool=pool)
 

@@ -15,11 +15,10 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from vla_gym import BadValue, VLAVectorEnv, make_vec
-from vla_gym.make import slot_setup
+from vla_gym.make import sub_env_setup
 from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
-from vla_gym.workers.absent_pool import AbsentPool
-from vla_gym.workers.pool import Pool
+from vla_gym.workers.pool import AbsentPool, Pool
 from zoo import PPO
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.weight_sync import WeightSender, trained, weights_hash
@@ -52,7 +51,7 @@ class BoxMail:
 
 
 def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:
-    return AbsentPool(slot_setup(benchmark, config).memory)
+    return AbsentPool(sub_env_setup(benchmark, config).memory)
 
 
 def ppo(envs: VLAVectorEnv) -> PPO:

@@ -17,7 +17,7 @@ from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState, Task
 from vla_gym.workers.environment import BLAS_THREADS
-from vla_gym.workers.pool import LocalPool, Pool, SlotCommand, SlotSetup
+from vla_gym.workers.pool import Command, LocalPool, Pool, SubEnvSetup
 from vla_gym.workers.process_pool import ProcessPool
 from vla_gym.workers.shared_memory import MemoryLayout
 
@@ -51,7 +51,7 @@ class StartTable:
     def __init__(self, task: Task, *, first_seed: int, state_dim: int, num_workers: int) -> None:
         self._known: dict[int, tuple[str, np.ndarray]] = {}
         self._width = max(1, num_workers)
-        setup = SlotSetup(
+        setup = SubEnvSetup(
             env_id=f"start states of ManiSkill/{task.name}",
             simulator=f"{__name__}:{StartSource.__name__}",
             simulator_kwargs={"first_seed": first_seed},
@@ -85,7 +85,7 @@ class StartTable:
             some = missing[begin : begin + self._width]
             reports = self._pool.run(
                 [
-                    SlotCommand(slot=slot, start=StartState(task_id=0, trial_id=trial), kind="reset")
+                    Command(slot=slot, start=StartState(task_id=0, trial_id=trial), kind="reset")
                     for slot, trial in enumerate(some)
                 ]
             )

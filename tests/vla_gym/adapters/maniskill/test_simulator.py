@@ -11,7 +11,7 @@ import pytest
 from vla_gym.adapters.maniskill.tasks import TASKS, maniskill_benchmark
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState
-from vla_gym.workers.sub_env import Slot
+from vla_gym.workers.sub_env import SubEnv
 
 pytest.importorskip("mani_skill")
 pytestmark = pytest.mark.sim
@@ -138,7 +138,7 @@ def test_the_goal_is_in_the_picture(pick: Any) -> None:
 
 def test_success_is_paid_and_stops_a_chunk(pick: Any) -> None:
     """The goal is laid on the cube: the first step ends in success, the other seven are not run."""
-    slot = Slot(pick, maniskill_benchmark("ManiSkill/PickCube").tasks, RewardRule())
+    slot = SubEnv(pick, maniskill_benchmark("ManiSkill/PickCube").tasks, RewardRule())
     slot.reset(StartState(task_id=0, trial_id=0))
     pick._env.goal_site.set_pose(pick._env.cube.pose)
     report = slot.step(np.zeros((8, 7), dtype=np.float32))
