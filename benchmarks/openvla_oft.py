@@ -30,8 +30,8 @@ from torch.nn import functional
 
 from vla_gym.observation import encode_instruction
 from vla_policies import ActionSample, Conventions, VLAPolicy
-from vla_policies.modules.activation_checkpointing import keep_everything
-from vla_policies.modules.lora_linear import FusedLoraLinear
+from vla_policies.modules.activation_checkpointing import store_activations
+from vla_policies.modules.lora import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 
@@ -121,7 +121,7 @@ def plain_pass(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> tuple[Tensor, T
     backbone: Any = policy.backbone
     segment, last_B, first_slot = backbone.sequence(policy._inputs(obs))
     network = backbone.network
-    hidden_LD = network.final_norm(run_layers(network.language_model.model, segment, keep_everything))[0]
+    hidden_LD = network.final_norm(run_layers(network.language_model.model, segment, store_activations))[0]
     logits_LW = network.language_model.lm_head(hidden_LD).float()
     where_S = torch.cat([last_B, torch.arange(first_slot, first_slot + 55)])
     return logits_LW[where_S], hidden_LD[where_S]

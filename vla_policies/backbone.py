@@ -1,6 +1,6 @@
-"""What a model family must offer `VLAPolicy`. Families with token heads only write `forward`.
+"""The interface between a model family and `VLAPolicy`. Families with token heads only implement `forward`.
 
-Backbone            prepare, act, evaluate, value: everything an algorithm may ask
+Backbone            prepare, act, evaluate, value: everything an algorithm calls
 └── TokenBackbone   a network that gives logits for every token of the chunk at once
 """
 
@@ -43,7 +43,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings, from the user's `backbone_kwargs`."""
     wanted: Conventions | None = None
-    """What the environment gives and takes, for families whose checkpoints fit many chunks and robots."""
+    """The environment's conventions, for families whose checkpoints fit many chunks and robots."""
 
     def __post_init__(self) -> None:
         as_annotated(Mapping[str, Any], self.options, "backbone_kwargs")
@@ -51,12 +51,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint folder says before its weights are read."""
+    """The content of a checkpoint folder without its weights."""
 
     family: str
     """Name in `registry.FAMILIES`."""
     conventions: Conventions
-    """What the policy reads and writes."""
+    """Observations and actions of the policy."""
     sampling: Sampling
     """How it draws its tokens."""
     model: Mapping[str, Any]
@@ -81,13 +81,13 @@ class Backbone(nn.Module, ABC):
     family: ClassVar[str]
     """Name in `registry.FAMILIES`."""
     default_conventions: ClassVar[Conventions]
-    """What fresh weights read and write when no environment is given."""
+    """Observations and actions of fresh weights when no environment is given."""
     published: ClassVar[str | None] = None
     """Hub id that the bare family name stands for; None = the name stands for fresh weights."""
     continuous: ClassVar[bool] = False
-    """Are log-probabilities densities of real numbers, not probabilities of tokens?"""
+    """Whether log-probabilities are densities of real numbers, not probabilities of tokens."""
     fits_environment: ClassVar[bool] = False
-    """Do published checkpoints take whatever chunk and cameras the environment has?"""
+    """Whether published checkpoints take any chunk and cameras of the environment."""
     source: str | None = None
     """Folder or Hub id the weights came from; None when fresh."""
     source_revision: str | None = None
@@ -109,24 +109,24 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
-        """Do these `backbone_kwargs` of the bare family name ask for fresh weights?"""
+        """Whether these `backbone_kwargs` of the bare family name mean fresh weights."""
         return cls.published is None
 
     @classmethod
     def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
-        """Does a folder that several families could read look like this one's?"""
+        """Whether a folder that several families could read is one of this family's."""
         return True
 
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
-        """Header of a folder that is not in our layout but in the one its makers publish."""
+        """Header of a folder in the layout that its makers publish."""
         raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
 
     @classmethod
     def with_options(
         cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str
     ) -> Mapping[str, Any]:
-        """Settings of a checkpoint in our layout with the user's `backbone_kwargs` over them."""
+        """Settings of a checkpoint in this project's layout with the user's `backbone_kwargs` over them."""
         if options:
             raise BadValue(
                 f"backbone_kwargs are for fresh weights; '{where}' is a checkpoint (got {sorted(options)})"
@@ -149,7 +149,7 @@ class Backbone(nn.Module, ABC):
         raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
 
     def load(self, folder: Path) -> None:
-        """Read the weights of a checkpoint folder; what is missing, left over or misshapen raises."""
+        """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise."""
         load_weights(folder, self)
 
     def restore(self, folder: Path) -> None:
@@ -158,12 +158,12 @@ class Backbone(nn.Module, ABC):
         load_weights(folder, self)
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Write a folder that `load` reads; `config` is what `config.json` says in our own layout."""
+        """Write a folder that `load` reads; `config` is the `config.json` of this project's layout."""
         write_checkpoint(folder, config, self)
 
     @property
     def has_adapter(self) -> bool:
-        """Is a LoRA adapter attached?"""
+        """Whether a LoRA adapter is attached."""
         return False
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
@@ -171,17 +171,17 @@ class Backbone(nn.Module, ABC):
         raise BadValue(f"family '{self.family}' has no adapters; use save_pretrained")
 
     def load_adapter(self, folder: Path) -> None:
-        """Attach the adapter of a folder to the weights that are there."""
+        """Attach the adapter of a folder to the loaded weights."""
         raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
-        """Inside, the network is as if its LoRA adapter were not there."""
+        """Context manager that computes without the LoRA adapter."""
         raise BadValue(f"family '{self.family}' has no adapters to switch off")
         yield
 
     def merge_adapter(self) -> None:
-        """Add the adapter to the weights and take it away; they train from then on."""
+        """Merge the adapter into the weights, which train from then on."""
         raise BadValue(f"family '{self.family}' has no adapters to merge")
 
     @abstractmethod
@@ -193,12 +193,12 @@ class Backbone(nn.Module, ABC):
         """Parameters of the value head, which may have a learning rate of their own."""
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of `value_parameters` that no action depends on: what may be trained while the policy rests."""
+        """Those of `value_parameters` that no action depends on: they may train while the policy stays fixed."""
         return self.value_parameters()
 
     @property
     def step_values(self) -> bool:
-        """Has the critic an output for each step of the chunk?"""
+        """Whether the critic has an output for each step of the chunk."""
         return self.conventions.chunk == 1
 
     @abstractmethod
@@ -209,10 +209,10 @@ class Backbone(nn.Module, ABC):
     def act(
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
-        """Decide; what is random comes from `noise`, a row of it for each observation."""
+        """Decide; random numbers come from `noise`, a row of it for each observation."""
 
-    def manner(self, sampling: Sampling, *, deterministic: bool) -> str:
-        """How it decides, in words: what a success rate depends on besides the weights."""
+    def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
+        """A short description of how actions are selected, on which a success rate depends besides the weights."""
         if deterministic:
             return "deterministic actions" + (" (nearest the mean)" if sampling.greedy == "mean" else "")
         top = f" among the top {sampling.top_k}" if sampling.top_k else ""

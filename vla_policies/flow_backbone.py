@@ -50,7 +50,7 @@ class Denoised:
 
 
 class FlowBackbone(Backbone):
-    """Continuous chunks by denoising: subclasses give `read`, `denoise`, `learned_std`, `value_of`, `to_env`.
+    """Continuous chunks by denoising: subclasses give `encode`, `denoise`, `learned_std`, `value_of`, `to_env`.
 
     `horizon` is H, the actions predicted at once (at least K), and `flow_width` D, the numbers per action
     that the network knows (at least A). Log-probabilities are those of the first K actions and A dims.
@@ -71,11 +71,11 @@ class FlowBackbone(Backbone):
         self.horizon = horizon
         self.flow_width = flow_width
 
-    # What a family gives ------------------------------------------------------------------------------
+    # Implemented by families --------------------------------------------------------------------------
 
     @abstractmethod
-    def read(self, inputs: PolicyInputs) -> Any:
-        """What denoising needs of the observation (images, sentence), computed once per decision."""
+    def encode(self, inputs: PolicyInputs) -> Any:
+        """Encode the observation (images, sentence) for `denoise`, once per decision."""
 
     @abstractmethod
     def denoise(self, context: Any, x_BHD: Tensor, time_B: Tensor) -> Denoised:
@@ -94,17 +94,17 @@ class FlowBackbone(Backbone):
         """Denoised chunks to environment actions, float32 `[B, K, A]` in [-1, 1]."""
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        """The way back of `to_env`, `[B, H, D]`, for imitation; what follows the chunk and pads it is zero."""
+        """Inverse of `to_env`, `[B, H, D]`, for imitation; zero after the chunk and in padding dims."""
         raise BadValue(f"family '{self.family}' cannot be fine-tuned on environment actions")
 
-    # What algorithms call -----------------------------------------------------------------------------
+    # Called by algorithms -----------------------------------------------------------------------------
 
     def act(
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
         """Decide; `deterministic` follows the ODE from the noise that `FlowSettings.eval_noise` names."""
         _refuse_token_settings(sampling)
-        context = self.read(inputs)
+        context = self.encode(inputs)
         num_samples, device = len(inputs.pixels_BMCHW), inputs.pixels_BMCHW.device
         shape = (num_samples, self.horizon, self.flow_width)
         if deterministic and self.flow.eval_noise == "fixed":
@@ -136,7 +136,7 @@ class FlowBackbone(Backbone):
             record={"chain": torch.stack(chain, dim=1), "step": chosen_B},
         )
 
-    def manner(self, sampling: Sampling, *, deterministic: bool) -> str:
+    def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
         steps = f"in {self.flow.num_steps} denoising steps"
         if deterministic:
             start = " from drawn noise" if self.flow.eval_noise == "random" else ""
@@ -146,7 +146,7 @@ class FlowBackbone(Backbone):
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """Score stored chains: one pass of the flow head for Flow-SDE, J for Flow-Noise."""
         _refuse_token_settings(sampling)
-        context = self.read(inputs)
+        context = self.encode(inputs)
         chain_BJHD, chosen_B = record["chain"], record["step"].long()
         every = self.flow.scheme == "flow_noise"
         steps = (
@@ -168,11 +168,11 @@ class FlowBackbone(Backbone):
         )
 
     def value(self, inputs: PolicyInputs) -> Tensor:
-        return self.value_of(self.read(inputs))
+        return self.value_of(self.encode(inputs))
 
     def integrate(self, inputs: PolicyInputs, noise_BHD: Tensor, num_steps: int) -> Tensor:
         """The ODE's chain x_0 ... x_J from `noise_BHD`, `[B, J + 1, H, D]`: the published inference."""
-        context = self.read(inputs)
+        context = self.encode(inputs)
         chain = [noise_BHD]
         for time in flow_times(num_steps)[:-1].tolist():
             time_B = torch.full((len(noise_BHD),), time, device=noise_BHD.device)
@@ -183,9 +183,9 @@ class FlowBackbone(Backbone):
     def matching_loss(
         self, inputs: PolicyInputs, action_BHD: Tensor, noise_BHD: Tensor, time_B: Tensor
     ) -> Tensor:
-        """Squared error of the velocity, `[B, H, D]`: what imitation minimises. Actions as the network has them."""
+        """Squared error of the velocity, `[B, H, D]`: the loss of imitation. Actions in the network's units."""
         x_BHD, target_BHD = matching_pair(noise_BHD, action_BHD, time_B)
-        denoised = self.denoise(self.read(inputs), x_BHD, time_B)
+        denoised = self.denoise(self.encode(inputs), x_BHD, time_B)
         return (denoised.velocity_BHD - target_BHD).square()
 
     # Inside -------------------------------------------------------------------------------------------

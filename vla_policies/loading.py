@@ -1,79 +1,135 @@
-"""The way in: what a user says of a policy -> its backbone, fresh or loaded, fitted to an environment."""
+"""From a policy's name (a family, a checkpoint folder, a Hub id) to its backbone, and back to a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from gymnasium import spaces
+from huggingface_hub.errors import StrictDataclassError
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Request
-from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
-from vla_policies.pretrained import (
-    Pretrained,
-    find_checkpoint,
-    fresh_backbone,
-    load_checkpoint,
-    name_source,
-    read_header,
+from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
+from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG, ADAPTER_SETTINGS, CONFIG_FILE, read_config
+from vla_policies.conventions import (
+    Conventions,
+    check_compatible,
+    check_spaces,
+    conventions_from_json,
+    conventions_of,
 )
-from vla_policies.registry import FAMILIES, family_class
+from vla_policies.processing.norm_stats import STATISTICS_FILE
+from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
+
+FORMAT_VERSION = 1
+_CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
+_DAMAGE = (
+    *(LookupError, TypeError, AttributeError, AssertionError, ValueError, ArithmeticError),
+    StrictDataclassError,
+)
+"""Exceptions of reading and building where a file's content does not fit its layout; the last is transformers' own."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a name stands for, no weights read."""
+class Adapter:
+    """A folder that holds a LoRA adapter alone."""
+
+    base_name: str
+    """Folder or Hub id of the model it belongs to."""
+    revision: str | None
+    """Commit of the Hub id that it was trained on, where that is known."""
+    base: Path
+    """That model's folder."""
+    config: Mapping[str, Any]
+    """The model's `config.json` with the adapter's own settings and statistics over it."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A backbone with its weights."""
+
+    backbone: Backbone
+    """Network with its weights and conventions."""
+    sampling: Sampling
+    """How it drew its tokens when it was saved."""
+
+
+@dataclass(frozen=True)
+class ResolvedPolicy:
+    """A policy's name resolved, no weights read."""
 
     folder: Path | None
     """Its checkpoint; None = fresh weights."""
     conventions: Conventions
-    """What the checkpoint, or the family where weights are fresh, reads and writes where nobody says otherwise."""
+    """Those of the checkpoint, or the family's defaults where weights are fresh."""
     request: Request
     """How it is to be opened."""
 
 
-def look_up(
+# Names ------------------------------------------------------------------------------------------------
+
+
+def resolve_policy(
     name: str, request: Request, revision: str | None = None, dtype: torch.dtype | str | None = None
-) -> Found:
-    """Find the checkpoint, downloading a Hub id, and read what it says; `dtype` becomes the family's option."""
+) -> ResolvedPolicy:
+    """Find the checkpoint, downloading a Hub id, and read its header; `dtype` becomes the family's option."""
     folder = find_checkpoint(name, request.options, revision)
     if folder is None:
         _check_fresh(name, request)
-        return Found(None, family_class(name).default_conventions, replace(request, family=None))
-    request = _by_name(request, name)
+        return ResolvedPolicy(None, family_class(name).default_conventions, replace(request, family=None))
+    request = _with_named_family(request, name)
     header = read_header(folder, request)
     if dtype is not None:
-        chosen = family_class(header.family).dtype_options(_dtype_name(dtype))
-        request = replace(request, options={**request.options, **chosen})
-    return Found(folder, header.conventions, request)
+        dtype_options = family_class(header.family).dtype_options(_dtype_name(dtype))
+        request = replace(request, options={**request.options, **dtype_options})
+    return ResolvedPolicy(folder, header.conventions, request)
 
 
-def open_backbone(
-    name: str,
-    request: Request,
-    revision: str | None,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-) -> Pretrained:
-    """The backbone for an environment's spaces; a checkpoint that does not fit them raises."""
-    folder = find_checkpoint(name, request.options, revision)
-    wanted = conventions_of(observation_space, action_space, request.action_spec)
-    if folder is None:
-        return Pretrained(fresh_backbone(name, wanted, request.options), Sampling())
-    loaded = load_checkpoint(folder, replace(_by_name(request, name), wanted=wanted))
-    check_spaces(loaded.backbone.conventions, observation_space, action_space)
-    if request.action_spec is not None:
-        check_compatible(request.action_spec, loaded.backbone.conventions.action_spec)
-    name_source(loaded.backbone, name, folder)
-    return loaded
+def find_checkpoint(
+    name: str, options: Mapping[str, Any] | None = None, revision: str | None = None
+) -> Path | None:
+    """The checkpoint folder that `name` means, downloading a Hub id; None when fresh weights are meant.
+
+    A family's bare name stands for its published checkpoint, or for fresh weights where it has none or
+    where `options` (the user's `backbone_kwargs`) describe some. A name with one slash whose first part is
+    no local folder is a Hub id, `org/model[@revision]`.
+    """
+    if name in FAMILIES:
+        family = family_class(name)
+        if family.published is None or family.wants_fresh(options or {}):
+            if revision is not None:
+                raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' means fresh weights here")
+            return None
+        return _download(family.published, revision)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' is a folder")
+        return path
+    hub = parse_hub_id(name)
+    if hub is not None:
+        return _download(hub.repo, revision or hub.revision)
+    if "/" in name or path.exists():
+        raise BadValue(
+            f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
+        )
+    raise unknown_name("policy", name, FAMILIES)
 
 
-def _by_name(request: Request, name: str) -> Request:
-    """A family's bare name says which family reads what it stands for, unless the user does."""
+def _download(repo: str, revision: str | None) -> Path:
+    return fetch(HubId(repo, revision), allow=POLICY_FILES, ignore=(CHECKPOINTS,))
+
+
+def _with_named_family(request: Request, name: str) -> Request:
+    """`request`, read by the family that `name` is the bare name of, unless the user chose one."""
     return replace(request, family=request.family or name) if name in FAMILIES else request
 
 
@@ -91,3 +147,199 @@ def _dtype_name(dtype: torch.dtype | str) -> str:
     if name not in ("auto", "float32", "bfloat16"):
         raise BadValue(f"dtype must be auto, float32 or bfloat16, got '{name}'")
     return name
+
+
+# Headers ----------------------------------------------------------------------------------------------
+
+
+def read_header(folder: Path, request: Request | None = None) -> Header:
+    """Read and check the folder's `config.json`, of this project's layout or a published one; no weights are read."""
+    request = request or Request()
+    with _damage_reported(folder):
+        adapter = _read_adapter(folder)
+        if adapter is not None:
+            return _published_header(adapter.base, adapter.config, request)
+        config = read_config(folder)
+        if "format_version" in config or "family" in config:
+            return _own_header(folder, config, request)
+        return _published_header(folder, config, request)
+
+
+@contextmanager
+def _damage_reported(folder: Path) -> Iterator[None]:
+    """Context manager that names the folder where a damaged file raises what no check has named."""
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except _DAMAGE as error:
+        cause = shorten(f"{type(error).__name__}: {error}", 200)
+        raise BadValue(
+            f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})"
+        ) from error
+
+
+def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    # openpi's conversions do not name their layout.
+    openpi = "type" not in config and "action_horizon" in config
+    layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
+    if layout not in PUBLISHED_LAYOUTS:
+        raise BadValue(
+            f"'{folder / CONFIG_FILE}' is neither ours (it lacks {', '.join(_CONFIG_KEYS)}) nor of a known "
+            f"model_type ({', '.join(sorted(PUBLISHED_LAYOUTS))}); it says '{layout}'"
+        )
+    families = PUBLISHED_LAYOUTS[layout]
+    if request.family is None:
+        candidates = [family_class(name) for name in families]
+        family = next(candidate for candidate in candidates if candidate.recognises(folder, config))
+    else:
+        family = family_class(request.family)
+        if family.family not in families:
+            raise BadValue(
+                f"'{folder}' is read as one of: {', '.join(families)}; got family='{request.family}'"
+            )
+    return family.read_official(folder, config, request)
+
+
+def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    where = str(folder / CONFIG_FILE)
+    for key in config:
+        if key not in _CONFIG_KEYS:
+            raise unknown_name(f"setting in {where}", key, _CONFIG_KEYS)
+    if lacking := [key for key in _CONFIG_KEYS if key not in config]:
+        raise BadValue(f"{where} lacks {', '.join(lacking)}; it must have: {', '.join(_CONFIG_KEYS)}")
+    if config["format_version"] != FORMAT_VERSION:
+        raise BadValue(
+            f"{where} has format_version {config['format_version']}, this version reads {FORMAT_VERSION}"
+        )
+    family = family_class(config["family"]).family
+    if request.family is not None and family_class(request.family).family != family:
+        raise BadValue(f"'{folder}' is of family '{family}', got family='{request.family}'")
+    if request.unnorm_key is not None:
+        raise BadValue(
+            f"family '{family}' keeps no action statistics; unnorm_key must be None, got '{request.unnorm_key}'"
+        )
+    return Header(
+        family=family,
+        conventions=conventions_from_json(config["conventions"], f"conventions of {where}"),
+        sampling=from_json(Sampling, config["sampling"], f"sampling of {where}"),
+        model=family_class(family).with_options(config["model"], request.options, str(folder)),
+    )
+
+
+def _read_adapter(folder: Path) -> Adapter | None:
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
+        return None
+    from vla_policies.modules.lora import read_adapter_config  # loads peft, which most policies do without
+
+    values = read_adapter_config(folder)
+    name = str(values["base_model_name_or_path"])
+    revision = None if Path(name).is_dir() else values.get("revision")
+    base = find_checkpoint(name, revision=revision)
+    if base is None:
+        raise BadValue(
+            f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'"
+        )
+    config = read_config(base)
+    if (folder / ADAPTER_SETTINGS).is_file():
+        config |= read_config(folder, ADAPTER_SETTINGS)
+    if (folder / STATISTICS_FILE).is_file():
+        config["norm_stats"] = {**config.get("norm_stats", {}), **read_config(folder, STATISTICS_FILE)}
+    return Adapter(name, revision, base, config)
+
+
+# Backbones --------------------------------------------------------------------------------------------
+
+
+def open_backbone(
+    name: str,
+    request: Request,
+    revision: str | None,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> Pretrained:
+    """The backbone for an environment's spaces; a checkpoint that does not fit them raises."""
+    folder = find_checkpoint(name, request.options, revision)
+    wanted = conventions_of(observation_space, action_space, request.action_spec)
+    if folder is None:
+        return Pretrained(fresh_backbone(name, wanted, request.options), Sampling())
+    loaded = load_checkpoint(folder, replace(_with_named_family(request, name), wanted=wanted))
+    check_spaces(loaded.backbone.conventions, observation_space, action_space)
+    if request.action_spec is not None:
+        check_compatible(request.action_spec, loaded.backbone.conventions.action_spec)
+    set_source(loaded.backbone, name, folder)
+    return loaded
+
+
+def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
+    """Read a checkpoint folder; anything missing, left over or unknown raises."""
+    with _damage_reported(folder):
+        header = read_header(folder, request)
+        adapter = _read_adapter(folder)
+        base = folder if adapter is None else adapter.base
+        where = f"model of {base / CONFIG_FILE}"
+        backbone = family_class(header.family).from_config(header.conventions, header.model, where)
+        backbone.load(base)
+        if adapter is None:
+            backbone.source = str(folder.resolve())
+        else:
+            backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+            backbone.load_adapter(folder)
+    return Pretrained(backbone, header.sampling)
+
+
+def set_source(backbone: Backbone, name: str, folder: Path) -> None:
+    """After `load_checkpoint(folder)`: set the source to a Hub id and commit instead of the local copy's folder."""
+    if backbone.source == str(folder.resolve()) and not Path(name).expanduser().is_dir():
+        backbone.source = backbone.published if name in FAMILIES else name.partition("@")[0]
+        backbone.source_revision = folder.name
+
+
+def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, Any]) -> Backbone:
+    """New weights of `family` for an environment's conventions.
+
+    Any family understands `cameras`, `image_size` and `use_state`, which narrow what is read of the
+    environment; the other options are the family's own.
+    """
+    rest = dict(options)
+
+    def take(name: str, kind: Any, otherwise: Any) -> Any:
+        return as_annotated(kind, rest.pop(name, otherwise), f"{name} of backbone_kwargs")
+
+    cameras = take("cameras", tuple[str, ...], conventions.cameras)
+    if missing := [key for key in cameras if key not in conventions.cameras]:
+        raise BadValue(f"cameras {missing} are not in the observation; it has {list(conventions.cameras)}")
+    narrowed = replace(
+        conventions,
+        cameras=cameras,
+        image_size=take("image_size", int, conventions.image_size),
+        state_dim=conventions.state_dim if take("use_state", bool, True) else 0,
+    )
+    return family_class(family).fresh(narrowed, rest)
+
+
+def fresh_options(backbone: Backbone) -> dict[str, Any]:
+    """Options with which `fresh_backbone` builds a network of the same shape."""
+    conventions = backbone.conventions
+    narrowing = {"image_size": conventions.image_size, "use_state": conventions.state_dim > 0}
+    return {**backbone.config_json(), "cameras": list(conventions.cameras), **narrowing}
+
+
+def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
+    """Write the folder in the family's layout: `config.json` and `model.safetensors`, or the published one."""
+    config = {
+        "format_version": FORMAT_VERSION,
+        "family": backbone.family,
+        "conventions": backbone.conventions.to_json(),
+        "sampling": to_json(sampling),
+        "model": backbone.config_json(),
+    }
+    backbone.save(folder, config)
+
+
+def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str | None) -> None:
+    """Write the adapter alone, naming the model it belongs to."""
+    name = base or backbone.source
+    if name is None:
+        raise BadValue("fresh weights have no name to put on an adapter; save_pretrained writes them whole")
+    backbone.save_adapter(folder, {"sampling": to_json(sampling)}, name)

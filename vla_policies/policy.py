@@ -1,7 +1,7 @@
 """`VLAPolicy`: a vision-language-action model behind Stable-Baselines3's `ActorCriticPolicy`.
 
-SB3's methods speak of whole chunks in environment actions; `act` and `evaluate` speak of records and of
-every action token by itself. Both pairs go through the same backbone methods.
+SB3's methods take and return whole chunks of environment actions; `act` and `evaluate` take records and return
+one log-probability for each action token. Both go through the same backbone methods.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ from vla_policies.actions.sampling import Greedy, Sampling
 from vla_policies.backbone import Backbone, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
-from vla_policies.loading import look_up, open_backbone
+from vla_policies.loading import (
+    fresh_options,
+    open_backbone,
+    resolve_policy,
+    save_adapter,
+    save_checkpoint,
+    set_source,
+)
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
-from vla_policies.pretrained import fresh_options, name_source, save_adapter, save_checkpoint
 from vla_policies.processing.observations import batch_observation
 from vla_policies.types import ActionSample, Evaluation
 
@@ -119,16 +125,16 @@ class VLAPolicy(ActorCriticPolicy):
         groups = parameter_groups(self.backbone, self.backbone.value_parameters(), scale)
         self.optimizer = self.optimizer_class(groups, lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
 
-    # What our algorithms call ---------------------------------------------------------------------
+    # Called by PPO and GRPO -------------------------------------------------------------------------
 
     @property
     def conventions(self) -> Conventions:
-        """What the policy reads and writes."""
+        """Observations and actions of the policy."""
         return self.backbone.conventions
 
-    def manner(self, *, deterministic: bool) -> str:
-        """How it decides, in words."""
-        return self.backbone.manner(self.sampling, deterministic=deterministic)
+    def action_selection_text(self, *, deterministic: bool) -> str:
+        """A short description of how actions are selected, for reports."""
+        return self.backbone.action_selection_text(self.sampling, deterministic=deterministic)
 
     @torch.no_grad()
     def act(
@@ -214,7 +220,7 @@ class VLAPolicy(ActorCriticPolicy):
         save_checkpoint(Path(folder), self.backbone, self.sampling)
 
     def save_trained(self, folder: str | Path) -> None:
-        """Write what training changed, to load or go on with: the adapter alone where there is one, else all."""
+        """Write the weights that training changed, to load or resume: the adapter where there is one, else all."""
         if self.backbone.has_adapter and self.backbone.source is not None:
             self.save_adapter(folder)
         else:
@@ -228,13 +234,12 @@ class VLAPolicy(ActorCriticPolicy):
         save_adapter(Path(folder), self.backbone, self.sampling, base)
 
     def merge_adapter(self) -> None:
-        """Add the LoRA adapter to the weights and take it away. The policy is then a full one: all its weights train,
-        and the optimiser is made anew over them."""
+        """Merge the LoRA adapter into the weights. All weights train from then on, with a new optimiser."""
         self.backbone.merge_adapter()
         self._build(lambda _: self.optimizer.param_groups[0]["lr"])
 
     @classmethod
-    def from_pretrained(  # noqa: PLR0913 - the public way in, all by keyword
+    def from_pretrained(  # noqa: PLR0913 - public, all by keyword
         cls,
         name: str | Path,
         family: str | None = None,
@@ -258,7 +263,7 @@ class VLAPolicy(ActorCriticPolicy):
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
         large part of the weights (heads and critic stay float32). `compile`: see the class. `device_map`,
-        transformers', spreads OpenVLA's layers over several devices and stands in for `device`; those on "disk"
+        transformers', spreads OpenVLA's layers over several devices and replaces `device`; those on "disk"
         are kept in `offload_folder`.
         """
         request = Request(
@@ -268,7 +273,7 @@ class VLAPolicy(ActorCriticPolicy):
             action_spec=action_spec,
             options=backbone_kwargs or {},
         )
-        found = look_up(str(name), request, revision, dtype)
+        found = resolve_policy(str(name), request, revision, dtype)
         if found.folder is None and (dtype is not None or device_map is not None):
             raise BadValue(
                 f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
@@ -287,7 +292,7 @@ class VLAPolicy(ActorCriticPolicy):
             action_spec=action_spec,
         )
         if found.folder is not None:
-            name_source(policy.backbone, str(name), found.folder)
+            set_source(policy.backbone, str(name), found.folder)
         if device_map is not None:
             policy.backbone.place(device_map, offload_folder)
             policy._build(cls._dummy_schedule)

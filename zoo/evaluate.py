@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
         episodes,
         tasks,
         chunk=envs.chunk,
-        actions=policy.manner(deterministic=not args.stochastic),
+        actions=policy.action_selection_text(deterministic=not args.stochastic),
         start_kind=envs.benchmark.start_kind,
     )
     line = with_split(line, protocol["split"])

@@ -37,7 +37,7 @@ class LinearFlow(FlowBackbone):
         self.gain = nn.Parameter(torch.tensor(0.3))
         self.log_std = nn.Parameter(torch.tensor(-2.0))
         self.bias = nn.Parameter(torch.tensor(0.5))
-        self.reads = 0
+        self.encodings = 0
 
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
@@ -56,8 +56,8 @@ class LinearFlow(FlowBackbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return INPUTS
 
-    def read(self, inputs: PolicyInputs) -> int:
-        self.reads += 1
+    def encode(self, inputs: PolicyInputs) -> int:
+        self.encodings += 1
         return len(inputs.pixels_BMCHW)
 
     def denoise(self, context: int, x_BHD: Tensor, time_B: Tensor) -> Denoised:
@@ -160,12 +160,12 @@ def test_deterministic_decisions_may_start_from_fresh_noise() -> None:
     )
 
 
-def test_the_observation_is_read_once_per_decision() -> None:
+def test_the_observation_is_encoded_once_per_decision() -> None:
     flow = LinearFlow(FlowSettings(num_steps=4))
     sample = act(flow)
-    assert flow.reads == 1
+    assert flow.encodings == 1
     flow.evaluate(INPUTS, sample.record, Sampling())
-    assert flow.reads == 2
+    assert flow.encodings == 2
 
 
 def test_matching_loss_by_hand() -> None:

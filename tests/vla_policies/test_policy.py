@@ -252,4 +252,4 @@ def test_a_policy_says_in_words_how_it_decides(
         backbone_kwargs={"size": "tiny"},
         **options,
     )
-    assert policy.manner(deterministic=deterministic) == words
+    assert policy.action_selection_text(deterministic=deterministic) == words

@@ -13,12 +13,12 @@ from typing import TypeVar
 from vla_gym.errors import BadValue
 
 POLICY_FILES = ("*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
-"""What the download of a policy may bring: no code, and of torch's own files only those read with
+"""Files that the download of a policy may bring: no code, and of torch's own files only those read with
 `weights_only=True`."""
 RUN_FILES = ("*.yml", "*.txt", "*.csv", "*.jsonl", "*.npz", "*.mp4", "README.md")
-"""What the download of a whole run brings besides."""
+"""Files that the download of a whole run brings besides."""
 CHECKPOINTS = "checkpoints/*"
-"""Where a repository keeps what only resuming needs."""
+"""Files of a repository that only resuming needs."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _Result = TypeVar("_Result")
@@ -35,7 +35,7 @@ class HubId:
 
 
 def parse_hub_id(name: str) -> HubId | None:
-    """`name` as a Hub id; None for what is, or looks like, a path: an existing folder's content, `./x`, `a/b/c`."""
+    """Return `name` as a Hub id; None where it is or looks like a path: an existing folder, `./x`, `a/b/c`."""
     path = Path(name).expanduser()
     found = _HUB_ID.fullmatch(name)
     if found is None or name.startswith((".", "~")) or path.exists() or path.parent.is_dir():
@@ -44,7 +44,7 @@ def parse_hub_id(name: str) -> HubId | None:
 
 
 def fetch(hub: HubId, *, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
-    """Folder with the repository's files that match; downloaded once, then from the cache, also offline."""
+    """Return the folder with the repository's files that match; downloaded once, then from the cache, also offline."""
     from huggingface_hub import snapshot_download
 
     folder = call(
@@ -57,16 +57,16 @@ def fetch(hub: HubId, *, allow: Sequence[str], ignore: Sequence[str] = ()) -> Pa
     return Path(folder)
 
 
-def call(ask: Callable[[], _Result], what_failed: str) -> _Result:
-    """`ask()`, quietly; whatever goes wrong on the way to the Hub and back is one `BadValue` of one line."""
+def call(request: Callable[[], _Result], what_failed: str) -> _Result:
+    """Return `request()`, which runs without log lines; any failure becomes one `BadValue` of one line."""
     from huggingface_hub.utils import logging
 
     verbosity = logging.get_verbosity()
-    # Its retries are not news; what comes of them is.
+    # Retries are not worth a line; their outcome is.
     logging.set_verbosity_error()
     try:
-        with _bars_for_people_only():
-            return ask()
+        with _progress_bars_on_terminals_only():
+            return request()
     except (
         Exception
     ) as error:  # the client's errors have no common base: its own, httpx2's, OSError, ValueError
@@ -76,8 +76,8 @@ def call(ask: Callable[[], _Result], what_failed: str) -> _Result:
 
 
 @contextmanager
-def _bars_for_people_only() -> Iterator[None]:
-    """No progress bars where nobody watches them: in a log they are noise around the one line that matters."""
+def _progress_bars_on_terminals_only() -> Iterator[None]:
+    """Context manager that hides the client's progress bars where output goes to a log."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled() or sys.stderr.isatty():
@@ -91,27 +91,28 @@ def _bars_for_people_only() -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Why the Hub did not do what it was asked, and what helps, on one line."""
-    chain = list(_chain(error))
-    for one in chain:
-        if type(one).__name__ == "OfflineModeIsEnabled":
+    """The cause of a failed Hub request, and what helps, on one line."""
+    chain = _chain(error)
+    for cause in chain:
+        if type(cause).__name__ == "OfflineModeIsEnabled":
             return "HF_HUB_OFFLINE is set, and what is needed is not in the cache; unset it to go online"
-    for one in chain:
-        status = getattr(getattr(one, "response", None), "status_code", None)
+    for cause in chain:
+        status = getattr(getattr(cause, "response", None), "status_code", None)
         if status is not None:
-            return _status_reason(int(status), one)
-    for one in chain:
-        if type(one).__module__.startswith(("httpx", "httpcore")):
-            return f"no connection to {_endpoint()} ({_first_line(one)})"
-    cause = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
-    return _first_line(chain[0]) + cause
+            return _status_reason(int(status), cause)
+    for cause in chain:
+        if type(cause).__module__.startswith(("httpx", "httpcore")):
+            return f"no connection to {_endpoint()} ({_first_line(cause)})"
+    root = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
+    return _first_line(chain[0]) + root
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:
-    found, one = [], error
-    while one is not None and one not in found:
-        found.append(one)
-        one = one.__cause__ or one.__context__  # type: ignore[assignment]
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return found
 
 

@@ -1,5 +1,5 @@
 """Frozen dataclasses <-> JSON objects. A key that is unknown or absent, or a value that its field's annotation does
-not allow, raises and is named: what is only nearly right would mean something else."""
+not allow, raises and is named."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from vla_gym.errors import BadValue, unknown_name
 
 Record = TypeVar("Record")
 
-_STAND_FOR: dict[Any, tuple[type, ...]] = {
-    float: (int, float),
-    tuple: (list, tuple),
-    Literal: (str,),
-}
-"""What may be written for an annotation, where that is not the annotation's own type."""
-_WORDS: dict[Any, tuple[str, str]] = {
+_ACCEPTED: dict[Any, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple), Literal: (str,)}
+"""Types accepted for an annotation, where those are not the annotation's own."""
+_TYPE_NAMES: dict[Any, tuple[str, str]] = {
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
     bool: ("true or false", "booleans"),
     str: ("a string", "strings"),
     NoneType: ("null", "nulls"),
 }
-"""One and many, as messages say them."""
+"""Singular and plural for messages."""
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """The record's fields as plain JSON values (tuples become lists)."""
+    """Return the record's fields as plain JSON values (tuples become lists)."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(record).items()}
 
 
@@ -52,69 +48,66 @@ def from_json(cls: type[Record], values: Mapping[str, Any], where: str) -> Recor
 
 
 def changed(record: Record, changes: Mapping[str, Any], where: str) -> Record:
-    """`record` with single fields replaced, checked as in `from_json`."""
+    """Return `record` with single fields replaced, checked as in `from_json`."""
     assert is_dataclass(record)
     now = {field.name: getattr(record, field.name) for field in fields(record)}
     return from_json(type(record), {**now, **changes}, where)
 
 
-def as_annotated(hint: Any, value: Any, what: str) -> Any:
-    """`value` if the annotation `hint` allows it, else an error that begins with `what`.
+def as_annotated(hint: Any, value: Any, name: str) -> Any:
+    """Return `value` if the annotation `hint` allows it, else raise an error that begins with `name`.
 
-    Lists become tuples and mappings records where `hint` says so; an integer will do for a float, nothing else
-    for anything else.
+    Lists become tuples and mappings records where `hint` says so. An integer is allowed for a float.
     """
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for option in options:
-        if _may_be(option, value):
-            return _inside(option, value, what)
-    raise BadValue(f"{what} must be {' or '.join(map(_words, options))}, got {reprlib.repr(value)}")
+        if _is_kind(option, value):
+            return _parts_as_annotated(option, value, name)
+    raise BadValue(f"{name} must be {' or '.join(map(_describe, options))}, got {reprlib.repr(value)}")
 
 
-def _may_be(hint: Any, value: Any) -> bool:
-    """Is `value` of the right kind, whatever is in it?"""
+def _is_kind(hint: Any, value: Any) -> bool:
+    """Whether `value` is of the right kind, whatever it contains."""
     if hint is Any:
         return True
     kind = get_origin(hint) or hint
     if is_dataclass(kind):
         return isinstance(value, (kind, Mapping))  # type: ignore[arg-type]
-    # A bool is an int to Python, and to nobody who writes a number.
-    return isinstance(value, _STAND_FOR.get(kind, (kind,))) and (kind is bool or not isinstance(value, bool))
+    # To Python a bool is an int.
+    return isinstance(value, _ACCEPTED.get(kind, (kind,))) and (kind is bool or not isinstance(value, bool))
 
 
-def _inside(hint: Any, value: Any, what: str) -> Any:
-    """The parts of a value of the right kind."""
+def _parts_as_annotated(hint: Any, value: Any, name: str) -> Any:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Literal and value not in parts:
-        raise unknown_name(what, value, parts)
+        raise unknown_name(name, value, parts)
     if kind is tuple:
-        return _items(parts, value, what)
+        return _items(parts, value, name)
     if kind is Mapping and parts[1] is not Any:
-        return {key: as_annotated(parts[1], one, f"{key} of {what}") for key, one in value.items()}
+        return {key: as_annotated(parts[1], item, f"{key} of {name}") for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, Mapping):
-        return from_json(kind, value, what)  # type: ignore[arg-type]
+        return from_json(kind, value, name)  # type: ignore[arg-type]
     return value
 
 
-def _items(parts: tuple[Any, ...], value: Any, what: str) -> tuple[Any, ...]:
+def _items(parts: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...]:
     hints = parts[:1] * len(value) if parts[-1] is ... else parts
     if len(hints) != len(value):
-        raise BadValue(f"{what} must be {_words(tuple[parts])}, got {reprlib.repr(value)}")  # type: ignore[valid-type]
+        raise BadValue(f"{name} must be {_describe(tuple[parts])}, got {reprlib.repr(value)}")  # type: ignore[valid-type]
     return tuple(
-        as_annotated(hint, one, f"item {index} of {what}")
-        for index, (hint, one) in enumerate(zip(hints, value, strict=True))
+        as_annotated(hint, item, f"item {index} of {name}")
+        for index, (hint, item) in enumerate(zip(hints, value, strict=True))
     )
 
 
-def _words(hint: Any) -> str:
-    """What an annotation allows."""
+def _describe(hint: Any) -> str:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if kind is tuple:
         count = "" if parts[-1] is ... else f"{len(parts)} "
-        return f"a list of {count}{_WORDS.get(parts[0], ('', 'items'))[1]}"
-    return _WORDS.get(kind, ("a mapping", ""))[0]
+        return f"a list of {count}{_TYPE_NAMES.get(parts[0], ('', 'items'))[1]}"
+    return _TYPE_NAMES.get(kind, ("a mapping", ""))[0]
 
 
 @cache

@@ -1,17 +1,22 @@
-"""Checkpoint folders: `config.json` + `model.safetensors`. Loading is strict, and nothing is ever unpickled.
+"""Checkpoint folders: JSON configs and weights in safetensors (one file or shards) or torch's own `.pt`.
 
-A folder that lacks a file, a tensor that is missing, left over or of another shape: each raises and is
-named. Weights never stay at their random values in silence.
+Everything is strict: a missing file or shard, a truncated file, a tensor that is missing, left over or of another
+shape raises `BadValue` in one line that names it. Weights never stay at their random values in silence. `.pt` files
+are read with `weights_only=True`, so nothing is unpickled but tensors. Files are written under a temporary name until
+they are complete.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,10 +25,17 @@ from vla_gym.errors import BadValue
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = WEIGHTS_FILE + ".index.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_SETTINGS = "vla_zoo.json"
+"""Beside an adapter: what goes over its base's `config.json`."""
+SHARD_BYTES = 5 * 10**9
+"""Largest file that `write_tensors` makes, as on the Hub."""
+_SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
-    """The folder's `config.json` (or another JSON object); raises `BadValue` naming what the folder lacks."""
+    """Return the folder's `config.json` (or another JSON object); raises `BadValue` naming what the folder lacks."""
     path = _require(folder, name)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -35,34 +47,117 @@ def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module) -> None:
-    """Write both files, the weights first, each under a temporary name until complete."""
+    """Write `model.safetensors`, then `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    partial = folder / (WEIGHTS_FILE + ".partial")
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, folder / WEIGHTS_FILE)
-    partial = folder / (CONFIG_FILE + ".partial")
-    partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / CONFIG_FILE)
+    write_safetensors(folder / WEIGHTS_FILE, module.state_dict())
+    write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def load_weights(folder: Path, module: nn.Module) -> None:
     """Fill `module` from the folder's `model.safetensors`, every tensor and no other."""
     path = _require(folder, WEIGHTS_FILE)
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+    tensors = read_safetensors(path)
     check_tensors(path, tensors, module.state_dict())
     module.load_state_dict(tensors, strict=True)
 
 
-def _require(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise BadValue(
-            f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}"
-        )
-    return folder / name
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors: the one file, or all shards of the index."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    index_path = folder / INDEX_FILE
+    if not index_path.is_file():
+        raise BadValue(f"checkpoint folder '{folder}' lacks {WEIGHTS_FILE} (or {INDEX_FILE} and its shards)")
+    try:
+        index = json.loads(index_path.read_text(encoding="utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadValue(f"'{index_path}' is no index of shards: {error!r}") from error
+    for name in names:
+        if Path(name).name != name:
+            raise BadValue(f"'{index_path}' points outside its folder: '{name}'")
+        if not (folder / name).is_file():
+            raise BadValue(f"checkpoint folder '{folder}' lacks the shard {name} that {INDEX_FILE} lists")
+    return [folder / name for name in names]
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder."""
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        tensors |= read_safetensors(path)
+    return tensors
+
+
+def read_pt(path: Path) -> dict[str, Tensor]:
+    """A torch state dict, the `module.` of data-parallel training taken off its keys."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling reports damage by many types, none of them of one base
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadValue(f"'{path}' cannot be read as tensors: {first_line}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadValue(f"'{path}' must hold a mapping of names to tensors, got {type(state).__name__}")
+    return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def one_file(folder: Path, pattern: str) -> Path | None:
+    """The only file that matches, None when there is none; several raise."""
+    found = sorted(folder.glob(pattern))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise BadValue(f"'{folder}' has {len(found)} files like {pattern}: {names}")
+    return found[0] if found else None
+
+
+def fill(
+    module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype_of: Callable[[str], torch.dtype]
+) -> None:
+    """Give `module` (which may be on the meta device) exactly these tensors, cast to `dtype_of(name)`."""
+    check_tensors(where, tensors, module.state_dict())
+    cast = {name: tensor.to(dtype_of(name), copy=True) for name, tensor in tensors.items()}
+    module.load_state_dict(cast, strict=True, assign=True)
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write `model.safetensors`, or shards and their index above `SHARD_BYTES`; remove files of the other kind."""
+    plan = split_torch_state_dict_into_shards(
+        dict(tensors), filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_BYTES
+    )
+    for name, keys in plan.filename_to_tensors.items():
+        write_safetensors(folder / name, {key: tensors[key] for key in keys})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        write_text(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+    else:
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        stale = _SHARDS.fullmatch(path.name) or path.name == WEIGHTS_FILE
+        if stale and path.name not in plan.filename_to_tensors:
+            path.unlink()
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one file of tensors."""
+    partial = path.with_name(path.name + ".partial")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, partial, metadata={"format": "pt"})
+    os.replace(partial, path)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write one text file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(content, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -79,6 +174,14 @@ def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Te
             )
     if faults:
         raise BadValue(f"'{path}' does not fit its {CONFIG_FILE}: {'; '.join(faults[:8])}")
+
+
+def _require(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise BadValue(
+            f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}"
+        )
+    return folder / name
 
 
 def _listed(names: list[str], show: int = 6) -> str:

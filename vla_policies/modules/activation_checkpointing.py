@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep a block's inputs, and run it again on the way back."""
+"""Activation checkpointing: keep a block's inputs, and run the block again in the backward pass."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-Remember = Callable[..., Any]
-"""`remember(function, *args)` is `function(*args)`, with all activations kept or only the inputs."""
+CheckpointFn = Callable[..., Any]
+"""`run(function, *args)` returns `function(*args)` and stores all its activations, or only the inputs."""
 
 
-def keep_everything(function: Callable[..., Any], *args: Any) -> Any:
-    """Run it; autograd keeps what it needs."""
+def store_activations(function: Callable[..., Any], *args: Any) -> Any:
+    """Run `function`; autograd stores what it needs."""
     return function(*args)
 
 
-def keep_inputs(function: Callable[..., Any], *args: Any) -> Any:
-    """Run it now and again in the backward pass: memory for time, about a third more of it."""
+def store_inputs(function: Callable[..., Any], *args: Any) -> Any:
+    """Run `function` now and again in the backward pass: less memory, about a third more time."""
     return checkpoint(function, *args, use_reentrant=False)
 
 
-def remember_for(*, recompute: bool) -> Remember:
-    """The way to run a block, given the setting and whether gradients are on at all."""
-    return keep_inputs if recompute and torch.is_grad_enabled() else keep_everything
+def checkpoint_fn(*, recompute: bool) -> CheckpointFn:
+    """How blocks run, given the setting `recompute` and whether gradients are on."""
+    return store_inputs if recompute and torch.is_grad_enabled() else store_activations

@@ -1,18 +1,21 @@
-"""The flow head of pi0 and pi0.5: noisy actions and time in, velocity out, on top of a prefix read by others."""
+"""Heads of pi0, pi0.5 and nano-flow: the velocity of noisy actions at a time, given a prefix; Flow-Noise's noise."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.actions.flow import time_embedding
-from vla_policies.modules.gemma import ActionExpert
-from vla_policies.pi0.config import GemmaShape
+from vla_policies.actions.flow import bounded_std, time_embedding
+from vla_policies.modules.gemma import ActionExpert, GemmaShape
+from vla_policies.modules.mixed_precision import in_float32
 
 
 class FlowHead(nn.Module):
-    """Action expert with its projections; `adaptive` lets time in through the norms (pi0.5), else through an MLP."""
+    """Action expert with its projections; time conditions the norms where `adaptive` (pi0.5), else an MLP's input."""
 
     def __init__(
         self,
@@ -46,6 +49,32 @@ class FlowHead(nn.Module):
         return self.action_time_mlp_out(functional.silu(self.action_time_mlp_in(both))), None
 
     def velocity(self, hidden_BQE: Tensor, horizon: int) -> Tensor:
-        """The velocity `[B, H, D]` that the last `horizon` tokens stand for."""
+        """The velocity `[B, H, D]` of the last `horizon` tokens."""
         velocity_BHD: Tensor = self.action_out_proj(hidden_BQE[:, -horizon:])
         return velocity_BHD
+
+
+class NoiseHead(nn.Module):
+    """Hidden states to standard deviations in a fixed range, whose geometric middle is the first output."""
+
+    def __init__(
+        self, width: int, hidden: Sequence[int], outputs: int, noise_std: tuple[float, float]
+    ) -> None:
+        super().__init__()
+        self.noise_std = noise_std
+        last = nn.Linear(hidden[-1], outputs)
+        self.mlp = nn.Sequential(*hidden_layers(width, hidden, nn.Tanh), last)
+        nn.init.normal_(last.weight, std=1e-3)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, hidden_BHE: Tensor) -> Tensor:
+        """`[B, H, E]` of any float dtype to float32 `[B, H, D]`, under autocast too."""
+        return bounded_std(in_float32(self.mlp, hidden_BHE), *self.noise_std)
+
+
+def hidden_layers(width: int, hidden: Sequence[int], activation: type[nn.Module]) -> list[nn.Module]:
+    """Linear layers of the widths `hidden`, each followed by `activation`."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise([width, *hidden]):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return layers

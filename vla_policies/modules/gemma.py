@@ -1,5 +1,7 @@
-"""Gemma layers of both streams: plain or time-conditioned norms, attention over tokens read earlier.
+"""Gemma layers of both streams: plain or time-conditioned norms, attention over tokens encoded earlier.
 
+By hand, not transformers' GemmaModel: the expert attends to keys and values of another stream, and time conditions
+its norms in pi0.5.
 Letters: L tokens of the prefix (images and text), Q tokens of a stream, D its width, C kv heads, F head size.
 """
 
@@ -14,21 +16,36 @@ from torch.nn import functional
 from transformers import GemmaConfig
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm, apply_rotary_pos_emb
 
-from vla_policies.modules.activation_checkpointing import remember_for
-from vla_policies.pi0.config import GemmaShape
+from vla_policies.modules.activation_checkpointing import checkpoint_fn
 
 ROPE_THETA = 10000.0
 NORM_EPSILON = 1e-6
 
 
+@dataclass(frozen=True, kw_only=True)
+class GemmaShape:
+    """One Gemma stream, in openpi's words. Streams that attend to each other are equal in all but width and MLP."""
+
+    width: int
+    """Features of a token."""
+    mlp_dim: int
+    """Hidden features of the MLPs."""
+    depth: int
+    """Layers."""
+    num_heads: int = 8
+    """Query heads."""
+    num_kv_heads: int = 1
+    """Key and value heads."""
+    head_dim: int = 256
+    """Features of a head."""
+
+
 @dataclass(frozen=True)
 class KeyValue:
-    """What one layer has made of some tokens, for later ones to attend to."""
+    """Keys (rotated to their positions) and values of one layer, for later tokens to attend to."""
 
     key_BCLF: Tensor
-    """Keys, rotated to their positions."""
     value_BCLF: Tensor
-    """Values."""
 
 
 class AdaptiveRMSNorm(nn.Module):
@@ -76,9 +93,9 @@ class GemmaLayer(nn.Module):
         """
         normed, gate = apply_norm(self.input_layernorm, x_BQD, condition_BD)
         query, own = self._project(normed, rotary)
-        seen = own if earlier is None else _after(earlier, own)
+        joined = own if earlier is None else _after(earlier, own)
         mixed = functional.scaled_dot_product_attention(
-            query, seen.key_BCLF, seen.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
+            query, joined.key_BCLF, joined.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
         )
         x_BQD = x_BQD + gated(self.o_proj(mixed.transpose(1, 2).flatten(2)), gate)
         normed, gate = apply_norm(self.post_attention_layernorm, x_BQD, condition_BD)
@@ -98,7 +115,7 @@ class GemmaLayer(nn.Module):
 
 
 class ActionExpert(nn.Module):
-    """The stream that denoises: its tokens attend to a prefix read earlier and, by a mask, to one another."""
+    """The stream that denoises: its tokens attend to a prefix encoded earlier and, by a mask, to one another."""
 
     def __init__(self, shape: GemmaShape, *, adaptive: bool) -> None:
         super().__init__()
@@ -117,9 +134,9 @@ class ActionExpert(nn.Module):
     ) -> Tensor:
         """`[B, Q, D]`, after the last norm; `prefix` holds one `KeyValue` per layer."""
         rotary = rotary_embedding(position_BQ, self.shape.head_dim, x_BQD.dtype)
-        remember = remember_for(recompute=self.recompute)
+        run = checkpoint_fn(recompute=self.recompute)
         for layer, earlier in zip(self.layers, prefix, strict=True):
-            x_BQD, _ = remember(layer, x_BQD, rotary, mask_B1QL, earlier, condition_BD)
+            x_BQD, _ = run(layer, x_BQD, rotary, mask_B1QL, earlier, condition_BD)
         return apply_norm(self.norm, x_BQD, condition_BD)[0]
 
 
@@ -154,7 +171,7 @@ def apply_norm(norm: nn.Module, x_BQD: Tensor, condition_BD: Tensor | None) -> t
 
 
 def gated(x_BQD: Tensor, gate_B1D: Tensor | None) -> Tensor:
-    """What a sublayer adds to the residual stream."""
+    """The sublayer's contribution to the residual stream."""
     return x_BQD if gate_B1D is None else gate_B1D * x_BQD
 
 

@@ -2,6 +2,10 @@
 
 Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetensors`), so they load with
 `peft.PeftModel.from_pretrained` on the published model, and adapters made elsewhere load here.
+
+peft adds adapters by separate operations, each of which makes a tensor as large as the layer's output, and computes
+adapters kept in float32 beside half-precision weights in float32. `FusedLoraLinear` adds the product where the
+layer's output already lies, in the type of the input; gradients arrive in float32 as before.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weight_files import read_safetensors, write_safetensors, write_text
-from vla_policies.checkpoint_io.weights import check_tensors
-from vla_policies.modules.lora_linear import fuse
-from vla_policies.modules.mixed_precision import as_written
+from vla_policies.checkpoint_io.weights import (
+    ADAPTER_CONFIG,
+    check_tensors,
+    read_safetensors,
+    write_safetensors,
+    write_text,
+)
+from vla_policies.modules.mixed_precision import as_written, autocast_type
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _PREFIX = "base_model.model."
@@ -59,12 +66,12 @@ class LoraSettings:
 
     @property
     def scale_alpha(self) -> int:
-        """alpha, whether given or not."""
+        """alpha, given or by default."""
         return min(self.rank, 16) if self.alpha is None else self.alpha
 
 
-def lora_settings(values: Mapping[str, Any], where: str = "lora") -> LoraSettings:
-    """From a mapping; unknown keys raise."""
+def lora_settings(values: Mapping[str, Any], where: str) -> LoraSettings:
+    """Return the settings of a mapping; unknown keys raise."""
     return from_json(LoraSettings, values, where)
 
 
@@ -78,19 +85,19 @@ def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) 
         lora_alpha=settings.scale_alpha,
         lora_dropout=0.0,
         init_lora_weights="gaussian",
-        target_modules=_as_targets(settings.targets or targets),
+        target_modules=_target_modules(settings.targets or targets),
     )
     _inject(module, config)
 
 
 def is_attached(module: nn.Module) -> bool:
-    """Has any layer an adapter?"""
+    """Whether any layer has an adapter."""
     return any(isinstance(layer, LoraLayer) for layer in module.modules())
 
 
 @contextmanager
 def switched_off(module: nn.Module) -> Iterator[None]:
-    """Inside, every adapter of `module` is left out; which parameters train is the same before and after."""
+    """Context manager without the adapters of `module`; which parameters train is the same before and after."""
     layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
@@ -118,7 +125,7 @@ def merge(module: nn.Module) -> None:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict as if merged, under the names of the plain module; `module` stays as it is."""
+    """Return the state dict as if merged, under the names of the plain module; `module` does not change."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     state = {}
     for key, tensor in module.state_dict().items():
@@ -224,7 +231,7 @@ def _inject(module: nn.Module, config: LoraConfig) -> None:
     fuse(module)
 
 
-def _as_targets(targets: tuple[str, ...] | str) -> list[str] | str:
+def _target_modules(targets: tuple[str, ...] | str) -> list[str] | str:
     return targets if isinstance(targets, str) else list(targets)
 
 
@@ -232,3 +239,69 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, tuple, frozenset)):
         return sorted(value)
     return getattr(value, "value", value)
+
+
+class FusedLoraLinear(LoraLinear):
+    """peft's layer with one adapter, run as one operation; all other cases run peft's own forward."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """`[..., in]` to `[..., out]`."""
+        base: nn.Module = self.get_base_layer()
+        names = self.active_adapters
+        if (
+            args
+            or kwargs
+            or self.disable_adapters
+            or self.merged
+            or len(names) != 1
+            or names[0] not in self.lora_A
+            or base.weight.requires_grad
+            or x.dtype != base.weight.dtype
+            # Autocast would change the type of the products and not of the sum.
+            or autocast_type(x) not in (None, x.dtype)
+        ):
+            out: Tensor = super().forward(x, *args, **kwargs)
+            return out
+        down, up = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight
+        fused: Tensor = _FusedLora.apply(x, base.weight, base.bias, down, up, self.scaling[names[0]])
+        return fused
+
+
+def fuse(module: nn.Module) -> None:
+    """Run every adapted linear layer of `module` as one operation; names and weights stay as they are."""
+    layer: Any
+    for layer in module.modules():
+        if type(layer) is not LoraLinear or any(layer.use_dora.values()):
+            continue
+        if all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values()):
+            layer.__class__ = FusedLoraLinear
+
+
+class _FusedLora(torch.autograd.Function):
+    """x W' + b + scale (x A') B'; W and b take no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        flat_NI = x.reshape(-1, x.shape[-1])
+        inner_NR = flat_NI @ down.to(x.dtype).t()
+        out_NO = functional.linear(flat_NI, weight, bias)
+        out_NO.addmm_(inner_NR, up.to(x.dtype).t(), alpha=scale)
+        ctx.save_for_backward(flat_NI, inner_NR, weight, down, up)
+        ctx.scale = scale
+        return out_NO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        flat_NI, inner_NR, weight, down, up = ctx.saved_tensors
+        grad_NO = grad_outputs[0].reshape(-1, weight.shape[0])
+        grad_NR = grad_NO @ up.to(grad_NO.dtype)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad_NO @ weight
+            grad_x.addmm_(grad_NR, down.to(grad_NO.dtype), alpha=ctx.scale)
+            grad_x = grad_x.view(*grad_outputs[0].shape[:-1], -1)
+        grad_down = (grad_NR.t() @ flat_NI).to(down.dtype) * ctx.scale
+        grad_up = (grad_NO.t() @ inner_NR).to(up.dtype) * ctx.scale
+        return grad_x, None, None, grad_down, grad_up, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,18 +11,15 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings, gaussian_velocity
-from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
-from vla_policies.modules.flow_head import FlowHead
-from vla_policies.modules.gemma import KeyValue
+from vla_policies.modules.flow_head import FlowHead, NoiseHead
+from vla_policies.modules.gemma import GemmaShape, KeyValue
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
-from vla_policies.nano.layers import Reader, ValueHead
-from vla_policies.nano.model import NanoBackbone
+from vla_policies.nano.layers import QueryBlock, ValueHead
+from vla_policies.nano.model import Encoding, NanoBackbone, NanoTrunk
 from vla_policies.nano.processor import prepare_inputs
-from vla_policies.nano.trunk import NanoTrunk, Reading
-from vla_policies.pi0.config import GemmaShape
-from vla_policies.pi0.heads import NoiseHead
 from vla_policies.types import PolicyInputs
 
 
@@ -31,7 +28,7 @@ class NanoFlowConfig:
     """Shape of a nano-flow model, as it stands in a checkpoint's `config.json`."""
 
     trunk: NanoConfig
-    """Senses and blocks; `readers` is the number of the expert's layers, `initial_std` the spread of the
+    """Encoders and blocks; `readers` is the number of the expert's layers, `initial_std` the spread of the
     first actions, the fields about bins are not used."""
     flow: FlowSettings = field(default_factory=FlowSettings)
     """How it acts."""
@@ -39,9 +36,9 @@ class NanoFlowConfig:
 
 @dataclass(frozen=True)
 class NanoContext:
-    """What a decision keeps of its observation."""
+    """The encoded observation of a decision."""
 
-    reading: Reading
+    encoding: Encoding
     """From the trunk."""
     layers: tuple[KeyValue, ...]
     """Keys and values for every layer of the expert."""
@@ -61,7 +58,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         )
         trunk = config.trunk
         self.config = config
-        self.build_senses(conventions, trunk)
+        self.build_encoders(conventions, trunk)
         self.build_blocks(trunk)
         shape = GemmaShape(
             width=trunk.width,
@@ -76,7 +73,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         nn.init.zeros_(self.head.action_out_proj.bias)
         self.context_norm = nn.LayerNorm(trunk.width)
         self.key_values = nn.ModuleList(nn.Linear(trunk.width, 2 * trunk.width) for _ in range(trunk.readers))
-        self.value_reader = Reader(trunk.width, trunk.heads, trunk.mlp_ratio)
+        self.value_reader = QueryBlock(trunk.width, trunk.heads, trunk.mlp_ratio)
         self.value_head = ValueHead(trunk.width)
         self.noise_head = (
             NoiseHead(trunk.width, (64,), conventions.action_dim, config.flow.noise_std)
@@ -91,7 +88,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         """`size` and single fields as for nano, and any setting of `FlowSettings` by name."""
         if "trunk" in options:
             return cls.from_config(conventions, options, f"backbone_kwargs of {cls.family}")
-        flow_names = {one.name for one in fields(FlowSettings)}
+        flow_names = {item.name for item in fields(FlowSettings)}
         flow = {key: value for key, value in options.items() if key in flow_names}
         rest = {key: value for key, value in options.items() if key not in flow_names}
         trunk = config_from_options(rest, conventions.image_size)
@@ -107,17 +104,11 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         if "trunk" not in config or "flow" not in config:
             raise BadValue(f"{where} must have: trunk, flow")
         trunk = from_json(NanoConfig, config["trunk"], f"trunk of {where}")
-        return cls(
-            conventions,
-            NanoFlowConfig(trunk=trunk, flow=from_json(FlowSettings, config["flow"], f"flow of {where}")),
-        )
+        flow = from_json(FlowSettings, config["flow"], f"flow of {where}")
+        return cls(conventions, NanoFlowConfig(trunk=trunk, flow=flow))
 
     def config_json(self) -> dict[str, Any]:
-        flow = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self.flow).items()
-        }
-        return {"trunk": asdict(self.config.trunk), "flow": flow}
+        return {"trunk": to_json(self.config.trunk), "flow": to_json(self.flow)}
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.value_reader.parameters()
@@ -128,9 +119,9 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return prepare_inputs(obs, self.conventions)
 
-    def read(self, inputs: PolicyInputs) -> NanoContext:
-        reading = self.read_observation(inputs)
-        normed_BLD = self.context_norm(reading.context_BLD)
+    def encode(self, inputs: PolicyInputs) -> NanoContext:
+        encoding = self.encode_observation(inputs)
+        normed_BLD = self.context_norm(encoding.context_BLD)
         layers = []
         for project in self.key_values:
             key, value = (
@@ -138,11 +129,11 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
                 for part in project(normed_BLD).chunk(2, dim=-1)
             )
             layers.append(KeyValue(key, value))
-        return NanoContext(reading, tuple(layers), self._mask(reading))
+        return NanoContext(encoding, tuple(layers), self._mask(encoding))
 
     def denoise(self, context: NanoContext, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         tokens_BHE, _ = self.head.embed_actions(x_BHD, time_B)
-        tokens_BHE = tokens_BHE + context.reading.places_BD[:, None]
+        tokens_BHE = tokens_BHE + context.encoding.places_BD[:, None]
         position_BH = torch.arange(self.horizon, device=x_BHD.device).expand(len(x_BHD), -1)
         hidden_BHE = self.head.expert(tokens_BHE, context.layers, position_BH, context.mask_B11L)
         velocity_BHD = self.head.velocity(hidden_BHE, self.horizon).float()
@@ -155,9 +146,11 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         return std_BHD
 
     def value_of(self, context: NanoContext) -> Tensor:
-        query_BQD = self.value_head.query + context.reading.places_BD[:, None]
-        read_BQD = self.value_reader(query_BQD, context.reading.context_BLD, context.reading.mask(before=1))
-        value_B: Tensor = self.value_head(read_BQD[:, 0]).float()
+        query_BQD = self.value_head.query + context.encoding.places_BD[:, None]
+        value_BQD = self.value_reader(
+            query_BQD, context.encoding.context_BLD, context.encoding.mask(before=1)
+        )
+        value_B: Tensor = self.value_head(value_BQD[:, 0]).float()
         return value_B
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
@@ -166,9 +159,9 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
         return action_BKA
 
-    def _mask(self, reading: Reading) -> Tensor | None:
+    def _mask(self, encoding: Encoding) -> Tensor | None:
         """The expert's keys are the context, then its own tokens."""
-        mask_B11L = reading.mask(before=0)
+        mask_B11L = encoding.mask(before=0)
         if mask_B11L is None:
             return None
         own = mask_B11L.new_ones(len(mask_B11L), 1, 1, self.horizon)

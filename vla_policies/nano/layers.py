@@ -1,4 +1,4 @@
-"""The parts of nano: a convolutional eye that reads the sentence, transformer blocks, two heads."""
+"""The parts of nano: a convolutional stem conditioned on the sentence, transformer blocks, two heads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Block(nn.Module):
         self.mlp = _mlp(width, mlp_ratio * width, width)
 
     def forward(self, x_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
-        """`mask_B11L` is True where a token may be attended to; None lets all see all."""
+        """`mask_B11L` is True where a token may be attended to; None = everywhere."""
         query, key, value = self.qkv(self.norm1(x_BLD)).chunk(3, dim=-1)
         x_BLD = x_BLD + self.proj(_attend(query, key, value, mask_B11L, self.heads))
         return x_BLD + self.mlp(self.norm2(x_BLD))
 
 
-class Reader(nn.Module):
-    """Pre-norm block in which Q query tokens read a context and one another; the context stays as it is."""
+class QueryBlock(nn.Module):
+    """Pre-norm block in which Q query tokens attend to a context and one another; the context does not change."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Reader(nn.Module):
     def forward(self, x_BQD: Tensor, context_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
         """`mask_B11L` covers the Q queries followed by the context."""
         normed = self.norm1(x_BQD)
-        seen = torch.cat([normed, self.norm_context(context_BLD)], dim=1)
-        key, value = self.key_value(seen).chunk(2, dim=-1)
+        keyed = torch.cat([normed, self.norm_context(context_BLD)], dim=1)
+        key, value = self.key_value(keyed).chunk(2, dim=-1)
         x_BQD = x_BQD + self.proj(_attend(self.query(normed), key, value, mask_B11L, self.heads))
         return x_BQD + self.mlp(self.norm2(x_BQD))
 
@@ -72,12 +72,12 @@ class WordEmbedding(nn.Module):
 
 
 class VisionStem(nn.Module):
-    """Pictures to grid x grid tokens: three convolutions, the last two scaled and shifted by the sentence.
+    """Images to grid x grid tokens: three convolutions, the last two scaled and shifted by the sentence.
 
     The first stride makes every image size arrive at the same grid, so the cost hardly depends on it.
-    Conditioning on the sentence this early (FiLM, Perez et al. 2018; RT-1) spares the blocks from having to
+    Conditioning on the sentence this early (FiLM, Perez et al. 2018; RT-1) means that the blocks need not
     learn by attention alone which words belong to which pixels, which RL from scratch learns slowly. For the
-    same reason some channels are read out as places: "where is it" is what most tasks ask first.
+    same reason some channels give points: most tasks need the place of an object first.
     """
 
     def __init__(self, width: int, grid: int, points: int, image_size: int) -> None:
@@ -182,10 +182,10 @@ def bin_codes(centres_V: Tensor, features: int, smoothness: float) -> Tensor:
 
 
 def spatial_softmax(score_BCHW: Tensor, sharpness: float = 5.0) -> Tensor:
-    """Where each channel looks: the mean place under its softmax, x and y in [-1, 1], `[B, 2 * C]`.
+    """The mean place under each channel's softmax, x and y in [-1, 1], `[B, 2 * C]`.
 
     Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 4.1. `sharpness` multiplies
-    the scores: fresh ones are so flat that every channel would look at the middle.
+    the scores: fresh ones are so flat that every mean would lie in the middle.
     """
     height, width = score_BCHW.shape[2:]
     weight = (sharpness * score_BCHW.float()).flatten(2).softmax(dim=-1).unflatten(-1, (height, width))

@@ -1,23 +1,107 @@
-"""The nano network: blocks mix picture, sentence and state; K action queries and a value query read them."""
+"""The nano network: blocks over image, sentence and state give the context of K action queries and a value query."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from vla_gym.errors import BadValue
 from vla_policies.actions.codec import UniformBins
 from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
 from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
-from vla_policies.nano.layers import ActionHead, Reader, ValueHead
+from vla_policies.nano.layers import (
+    ActionHead,
+    Block,
+    QueryBlock,
+    ValueHead,
+    VisionStem,
+    WordEmbedding,
+    state_codes,
+)
 from vla_policies.nano.processor import prepare_inputs
-from vla_policies.nano.trunk import NanoTrunk, Reading
 from vla_policies.types import PolicyInputs
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """B encoded observations."""
+
+    context_BLD: Tensor
+    """Tokens of sentence, pictures and state after the blocks."""
+    text_mask_BL: Tensor
+    """True where a word is real; the words are the first tokens of the context."""
+    places_BD: Tensor
+    """Points in the images and the arm's state, as features that are added to every query."""
+
+    def mask(self, before: int) -> Tensor | None:
+        """Attention mask of `before` queries followed by the context, bool `[B, 1, 1, before + L]`."""
+        return _attention_mask(self.text_mask_BL, before=before, length=before + self.context_BLD.shape[1])
+
+    def detached(self) -> Encoding:
+        """The same without gradients."""
+        return Encoding(self.context_BLD.detach(), self.text_mask_BL, self.places_BD.detach())
+
+
+class NanoTrunk(nn.Module):
+    """Mixin of the nano families: builds encoders and blocks, and encodes observations with them."""
+
+    def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
+        """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
+        if conventions.image_size % (4 * config.grid):
+            raise BadValue(
+                f"nano with grid {config.grid} needs an image size that divides by {4 * config.grid}, "
+                f"got {conventions.image_size}"
+            )
+        width, cameras = config.width, len(conventions.cameras)
+        self.words = WordEmbedding(width)
+        self.sentence_norm = nn.LayerNorm(width)
+        self.vision = VisionStem(width, config.grid, config.points, conventions.image_size)
+        self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
+        self.points = nn.Linear(2 * config.points * cameras, width)
+        self.state = _state_mlp(conventions.state_dim, width) if conventions.state_dim else None
+
+    def build_blocks(self, config: NanoConfig) -> None:
+        """Build the blocks over all tokens."""
+        shape = (config.width, config.heads, config.mlp_ratio)
+        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
+
+    def encode_observation(self, inputs: PolicyInputs) -> Encoding:
+        """One pass over words, images and state."""
+        text_BL, text_mask_BL = _drop_empty_columns(inputs.text_BL, inputs.text_mask_BL)
+        words_BLD = self.words(text_BL)
+        sentence_BD = self._sentence(words_BLD, text_mask_BL)
+        image_tokens, points_BP = self._encode_images(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
+        tokens = [words_BLD, *image_tokens]
+        # Added to the queries too: a short path from where things are to where the arm goes.
+        places_BD = self.points(points_BP)
+        if self.state is not None:
+            assert inputs.state_BS is not None
+            state_BD = self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))
+            tokens.append(state_BD[:, None])
+            places_BD = places_BD + state_BD
+        context_BLD = torch.cat(tokens, dim=1)
+        mask_B11L = _attention_mask(text_mask_BL, before=0, length=context_BLD.shape[1])
+        for block in self.blocks:
+            context_BLD = block(context_BLD, mask_B11L)
+        return Encoding(context_BLD, text_mask_BL, places_BD)
+
+    def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+        """The mean word, normalised, `[B, width]`."""
+        weight = mask_BL[..., None].to(words_BLD.dtype)
+        sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
+        return sentence_BD
+
+    def _encode_images(self, pixels_BMCHW: Tensor, sentence_BD: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Tokens of each camera and the points of all, through one stem."""
+        encoded = [self.vision(pixels_BMCHW[:, m], sentence_BD) for m in range(pixels_BMCHW.shape[1])]
+        tokens = [tokens_BLD + camera for (tokens_BLD, _), camera in zip(encoded, self.camera, strict=True)]
+        return tokens, torch.cat([points_BP for _, points_BP in encoded], dim=1)
 
 
 class NanoBackbone(NanoTrunk, TokenBackbone):
@@ -33,11 +117,11 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         super().__init__(conventions, codec)
         self.config = config
         width = config.width
-        self.build_senses(conventions, config)
+        self.build_encoders(conventions, config)
         self.action_queries = nn.Parameter(0.02 * torch.randn(conventions.chunk, width))
         self.build_blocks(config)
         shape = (width, config.heads, config.mlp_ratio)
-        self.readers = nn.ModuleList(Reader(*shape) for _ in range(config.readers))
+        self.readers = nn.ModuleList(QueryBlock(*shape) for _ in range(config.readers))
         self.action_head = ActionHead(
             width,
             conventions.action_dim,
@@ -46,7 +130,7 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
             smoothness=config.bin_smoothness,
             initial_std=config.initial_std,
         )
-        self.value_reader = Reader(*shape) if config.critic == "own" else None
+        self.value_reader = QueryBlock(*shape) if config.critic == "own" else None
         self.value_head = ValueHead(width)
 
     @classmethod
@@ -69,27 +153,47 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         yield from self.value_head.parameters()
 
     def critic_parameters(self) -> Iterator[nn.Parameter]:
-        # Action queries attend to a shared critic's query.
+        # Action queries attend to the query of a shared critic.
         shared = self.value_reader is None
-        return (one for one in self.value_parameters() if not (shared and one is self.value_head.query))
+        return (p for p in self.value_parameters() if not (shared and p is self.value_head.query))
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return prepare_inputs(obs, self.conventions)
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
-        reading = self.read_observation(inputs)
+        encoding = self.encode_observation(inputs)
         if self.value_reader is not None:
-            hidden_BKD = _ask(self.action_queries, reading, self.readers)
-            value_BQD = _ask(self.value_head.query, reading.detached(), [self.value_reader])
+            hidden_BKD = _attend(self.action_queries, encoding, self.readers)
+            value_BQD = _attend(self.value_head.query, encoding.detached(), [self.value_reader])
             return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BQD[:, 0]))
-        x_BQD = _ask(torch.cat([self.action_queries, self.value_head.query]), reading, self.readers)
+        x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
         return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
 
 
-def _ask(queries_QD: Tensor, reading: Reading, readers: Iterable[nn.Module]) -> Tensor:
-    """What queries have read of an observation, `[B, Q, width]`."""
-    mask_B11L = reading.mask(before=len(queries_QD))
-    x_BQD = queries_QD + reading.places_BD[:, None]
+def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:
+    """Queries after they have attended to an observation, `[B, Q, width]`."""
+    mask_B11L = encoding.mask(before=len(queries_QD))
+    x_BQD = queries_QD + encoding.places_BD[:, None]
     for reader in readers:
-        x_BQD = reader(x_BQD, reading.context_BLD, mask_B11L)
+        x_BQD = reader(x_BQD, encoding.context_BLD, mask_B11L)
     return x_BQD
+
+
+def _state_mlp(state_dim: int, width: int) -> nn.Module:
+    inputs = state_codes(torch.zeros(1, state_dim)).shape[1]
+    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(approximate="tanh"), nn.Linear(width, width))
+
+
+def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut the right end that is padding in every row: the masked result is the same, the work less."""
+    length = int(mask_BL.sum(dim=1).max())
+    return text_BL[:, :length], mask_BL[:, :length]
+
+
+def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int) -> Tensor | None:
+    """Mask of all tokens but padding, bool `[B, 1, 1, length]`; None, which is faster, where nothing is padding."""
+    if bool(text_mask_BL.all()):
+        return None
+    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool, device=text_mask_BL.device)
+    mask_BL[:, before : before + text_mask_BL.shape[1]] = text_mask_BL
+    return mask_BL[:, None, None]

@@ -1,4 +1,4 @@
-"""OpenVLA's folder layout: which settings a folder asks for, reading its weights, writing it again."""
+"""OpenVLA's folder layout: settings and conventions of a folder, reading its weights, writing it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from vla_gym.specs import ActionSpec
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json, to_json
-from vla_policies.checkpoint_io.weight_files import (
+from vla_policies.checkpoint_io.weights import (
+    CONFIG_FILE,
+    check_tensors,
     fill,
     read_safetensors,
     read_tensors,
@@ -24,17 +26,15 @@ from vla_policies.checkpoint_io.weight_files import (
     write_tensors,
     write_text,
 )
-from vla_policies.checkpoint_io.weights import CONFIG_FILE, check_tensors
 from vla_policies.conventions import Conventions
 from vla_policies.modules.lora import is_attached, merged_state
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.config import (
-    OURS,
+    OWN_KEY,
     PREPROCESSOR_FILE,
     OpenVLAConfig,
     Settings,
     read_official_files,
-    settings_json,
 )
 from vla_policies.openvla.network import PrismaticNetwork
 from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser
@@ -52,7 +52,7 @@ DATA_SPECS = {
     ),
 }
 """How actions are written in the data whose statistics bear a name that begins so (BridgeData V2: metres and
-roll, pitch, yaw, run by a controller that moves its last target). Other names say nothing."""
+roll, pitch, yaw, run by a controller that moves its last target)."""
 
 
 def resolve(
@@ -62,19 +62,19 @@ def resolve(
     base: Settings,
     data_settings: Callable[[str | None], Mapping[str, Any]],
 ) -> tuple[OpenVLAConfig, Conventions]:
-    """Settings and conventions of a folder: what it says itself, or else `data_settings` of the data set that is used,
-    over `base`, under the user's options."""
+    """Settings and conventions of a folder: the user's options over the folder's own settings; without those, over
+    `data_settings` of the data set that is used, over `base`."""
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
-    saved = config.get(OURS, {})
+    saved = config.get(OWN_KEY, {})
     chosen = choose_key(
         official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite
     )
-    if OURS in config:
-        base = from_json(Settings, saved["settings"], f"{OURS}.settings of '{folder / CONFIG_FILE}'")
+    if OWN_KEY in config:
+        base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(base, **data_settings(chosen), **_habits(chosen, official["norm_stats"]))
-    settings = from_json(Settings, {**settings_json(base), **request.options}, "backbone_kwargs")
+        base = replace(base, **data_settings(chosen), **_data_set_settings(chosen, official["norm_stats"]))
+    settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)
     found = OpenVLAConfig(
@@ -103,14 +103,14 @@ def emitted_spec(settings: Settings, unnorm_key: str | None, wanted: ActionSpec 
 
 
 def saved_spec(config: Mapping[str, Any]) -> ActionSpec | None:
-    """The action spec that a folder written by us was trained for."""
-    spec = config.get(OURS, {}).get("action_spec")
-    return None if spec is None else from_json(ActionSpec, spec, f"{OURS}.action_spec")
+    """The action spec that a folder of this project was trained for."""
+    spec = config.get(OWN_KEY, {}).get("action_spec")
+    return None if spec is None else from_json(ActionSpec, spec, f"{OWN_KEY}.action_spec")
 
 
 def saved_sampling(config: Mapping[str, Any]) -> Sampling:
-    """How a folder written by us drew its tokens; the default for others."""
-    return from_json(Sampling, config.get(OURS, {}).get("sampling", {}), f"{OURS}.sampling")
+    """How a folder of this project drew its tokens; the default for others."""
+    return from_json(Sampling, config.get(OWN_KEY, {}).get("sampling", {}), f"{OWN_KEY}.sampling")
 
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -160,9 +160,9 @@ def save_folder(
     config: OpenVLAConfig,
     network: PrismaticNetwork,
     value_head: ValueHead,
-    ours: Mapping[str, Any],
+    own_settings: Mapping[str, Any],
 ) -> None:
-    """Write the official layout; what is ours stands under one key of `config.json` and in one file more."""
+    """Write the official layout, with `own_settings` under one key of `config.json` and the critic in one more file."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, merged_state(network) if is_attached(network) else network.state_dict())
     write_safetensors(folder / VALUE_HEAD_FILE, value_head_state(value_head))
@@ -170,26 +170,26 @@ def save_folder(
         write_text(folder / name, content)
     write_text(folder / PREPROCESSOR_FILE, _dump(config.preprocessor))
     write_text(folder / STATISTICS_FILE, _dump(config.statistics))
-    write_text(folder / CONFIG_FILE, _dump({**config.official, OURS: dict(ours)}))
+    write_text(folder / CONFIG_FILE, _dump({**config.official, OWN_KEY: dict(own_settings)}))
 
 
-def our_settings(
+def own_settings(
     family: str, config: OpenVLAConfig, conventions: Conventions, sampling: Any
 ) -> dict[str, Any]:
-    """What a folder must say beyond the official layout to be opened the same way again."""
+    """Settings beyond the official layout with which a folder is opened the same way again."""
     spec = conventions.action_spec
     return {
         "family": family,
         "unnorm_key": config.unnorm_key,
         "action_dim": conventions.action_dim,
-        "settings": settings_json(replace(config.settings, lora=None)),
+        "settings": to_json(replace(config.settings, lora=None)),
         "sampling": sampling,
         "action_spec": None if spec is None else to_json(spec),
     }
 
 
 def _dims(config: OpenVLAConfig, saved: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Lengths of an action and of the state that is read, from the statistics; fresh weights have none."""
+    """Lengths of action and state, from the statistics; fresh weights have none."""
     if config.unnorm_key is None:
         if "action_dim" not in saved:
             raise BadValue(
@@ -197,26 +197,24 @@ def _dims(config: OpenVLAConfig, saved: Mapping[str, Any], where: str) -> dict[s
             )
         return {"action": int(saved["action_dim"])}
     parts = ("action", "proprio") if config.settings.use_state else ("action",)
-    bounds = config.settings.bounds
+    statistics, key, bounds = config.statistics, config.unnorm_key, config.settings.bounds
     return {
-        part: len(
-            normaliser(config.statistics, config.unnorm_key, part, where, bounds=bounds, epsilon=0.0).low_A
-        )
+        part: len(normaliser(statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A)
         for part in parts
     }
 
 
-def _habits(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that go with a data set; sources: the evaluation scripts of openvla and openvla-oft."""
+def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a data set in the evaluation scripts of openvla and openvla-oft."""
     if key is None:
         return {}
     mask = statistics[key].get("action", {}).get("mask")
-    habits: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if mask and len(mask) == 7 and not mask[-1]:
-        habits["gripper"] = "zero_to_one_opens"
+        settings["gripper"] = "zero_to_one_opens"
     if key.startswith("libero"):
-        habits |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
-    return habits
+        settings |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
+    return settings
 
 
 def _check_square(official: Mapping[str, Any], where: str) -> None:

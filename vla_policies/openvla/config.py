@@ -1,4 +1,4 @@
-"""What a checkpoint in OpenVLA's layout says, and the settings of ours that its makers keep in their scripts."""
+"""The files of a checkpoint in OpenVLA's layout, and the settings that its makers keep in their scripts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 """Small files of the layout that travel along unread."""
-OURS = "vla_zoo"
-"""Key of `config.json` under which a folder written by us keeps our own settings."""
+OWN_KEY = "vla_zoo"
+"""Key of `config.json` under which a folder that this project wrote keeps its own settings."""
 
 NUM_BINS = 256
 """V."""
@@ -27,10 +27,10 @@ NUM_BINS = 256
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a checkpoint is used; in the original these are flags of the scripts. All but `lora` may be given
-    as `backbone_kwargs`; what is left out follows from the data set the checkpoint was trained on."""
+    as `backbone_kwargs`; defaults follow from the data set the checkpoint was trained on."""
 
     cameras: tuple[str, ...] = ("image",)
-    """Observation keys of the images it looks at, main camera first."""
+    """Observation keys of its images, main camera first."""
     camera_resize: Literal["bicubic", "lanczos3", "jpeg_lanczos3"] = "bicubic"
     """How a camera image becomes the network's size: straight to it, by TensorFlow's Lanczos-3, or that
     after the JPEG round trip (LIBERO)."""
@@ -41,7 +41,7 @@ class Settings:
     width_epsilon: float = 0.0
     """Added to their distance when actions are un-normalised: 1e-8 in OpenVLA-OFT."""
     gripper: Literal["zero_to_one_opens", "as_is"] = "as_is"
-    """What the last, un-normalised number means: 1 open and 0 closed, or what the environment takes."""
+    """Meaning of the last, un-normalised number: 1 open and 0 closed, or the environment's own."""
     binarize_gripper: bool = True
     """Only ever fully open or closed."""
     chunk: int = 1
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig:
-    """Everything of which a network and its processor are built."""
+    """All that a network and its processor are built from."""
 
     official: Mapping[str, Any]
     """`config.json` as published; its `norm_stats` with `dataset_statistics.json` merged over them."""
@@ -91,7 +91,8 @@ class OpenVLAConfig:
         ids, sizes = self.official["timm_model_ids"], self.official["image_sizes"]
         overrides = self.official.get("timm_model_kwargs") or [{}] * len(ids)
         return tuple(
-            tower_shape(one, dict(kw), size) for one, kw, size in zip(ids, overrides, sizes, strict=True)
+            tower_shape(timm_id, dict(kw), size)
+            for timm_id, kw, size in zip(ids, overrides, sizes, strict=True)
         )
 
     @property
@@ -122,13 +123,8 @@ class OpenVLAConfig:
             "preprocessor": dict(self.preprocessor),
             "files": dict(self.files),
             "unnorm_key": self.unnorm_key,
-            "settings": settings_json(self.settings),
+            "settings": to_json(self.settings),
         }
-
-
-def settings_json(settings: Settings) -> dict[str, Any]:
-    """The settings as plain JSON values."""
-    return to_json(settings)
 
 
 def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
@@ -138,22 +134,16 @@ def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
 
 
 _NEEDED = (
-    "timm_model_ids",
-    "image_sizes",
-    "text_config",
-    "pad_token_id",
-    "pad_to_multiple_of",
-    "n_action_bins",
+    *("timm_model_ids", "image_sizes", "text_config"),
+    *("pad_token_id", "pad_to_multiple_of", "n_action_bins"),
 )
-
-
 OfficialFiles = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
 
 
 def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFiles:
-    """(config with merged statistics and without our key, preprocessor, files) of a folder; absent ones raise."""
+    """(config with merged statistics and without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
     where = folder / "config.json"
-    official = {key: value for key, value in config.items() if key != OURS}
+    official = {key: value for key, value in config.items() if key != OWN_KEY}
     if lacking := [key for key in _NEEDED if key not in official]:
         raise BadValue(f"'{where}' lacks {', '.join(lacking)}, which every OpenVLA checkpoint has")
     if official["n_action_bins"] != NUM_BINS:
@@ -162,7 +152,7 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
     if (folder / STATISTICS_FILE).is_file():
         statistics |= read_config(folder, STATISTICS_FILE)
     official["norm_stats"] = statistics
-    fresh = OURS in config and config[OURS].get("unnorm_key") is None
+    fresh = OWN_KEY in config and config[OWN_KEY].get("unnorm_key") is None
     for name in (PREPROCESSOR_FILE,) if fresh else (TOKENIZER_FILE, PREPROCESSOR_FILE):
         if not (folder / name).is_file():
             raise BadValue(f"checkpoint folder '{folder}' lacks {name}, which every OpenVLA checkpoint has")

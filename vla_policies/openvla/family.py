@@ -1,4 +1,4 @@
-"""What OpenVLA and OpenVLA-OFT share: network, processor, critic, and the life of a checkpoint."""
+"""Shared by OpenVLA and OpenVLA-OFT: network, processor, critic, loading and saving."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
-from vla_policies.checkpoint_io.weight_files import read_safetensors, write_safetensors, write_text
-from vla_policies.checkpoint_io.weights import check_tensors
+from vla_policies.checkpoint_io.weights import (
+    ADAPTER_SETTINGS,
+    check_tensors,
+    read_safetensors,
+    write_safetensors,
+    write_text,
+)
 from vla_policies.conventions import Conventions
 from vla_policies.modules.device_map import place
 from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
@@ -32,11 +37,10 @@ from vla_policies.modules.lora import (
 )
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla import checkpoint
-from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings, check_options, config_from_json
+from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
-from vla_policies.pretrained import ADAPTER_SETTINGS
 from vla_policies.types import PolicyInputs
 
 
@@ -54,7 +58,7 @@ class OpenVLAFamily(Backbone):
         self.config = config
         self.processor = OpenVLAProcessor(config, conventions, where)
         self.codec = self.processor.codec
-        # Seven thousand million random numbers would only be overwritten.
+        # Without memory: 7.5 billion random numbers would be overwritten.
         with torch.device("meta"):
             self.network = PrismaticNetwork(config)
         outputs = config.settings.value_outputs
@@ -135,20 +139,22 @@ class OpenVLAFamily(Backbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return self.processor.prepare(obs)
 
-    def see(self, inputs: PolicyInputs) -> Tensor:
-        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, those kept of the same images."""
+    def encode_images(self, inputs: PolicyInputs) -> Tensor:
+        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, cached ones of equal images."""
         pixels_BMCHW = inputs.pixels_BMCHW
         if not self.config.settings.cache_features:
-            return self.network.see(pixels_BMCHW)
+            return self.network.encode_images(pixels_BMCHW)
         if self._features is None:
             self._features = self._new_cache()
-        rows = self._features.rows(
-            row_keys(pixels_BMCHW), lambda places: [(one,) for one in self.network.see(pixels_BMCHW[places])]
-        )
+
+        def encode(places: list[int]) -> list[tuple[Tensor]]:
+            return [(patch_PD,) for patch_PD in self.network.encode_images(pixels_BMCHW[places])]
+
+        rows = self._features.rows(row_keys(pixels_BMCHW), encode)
         return torch.stack([patch_PD for (patch_PD,) in rows])
 
     def _new_cache(self) -> FeatureCache:
-        if not self.network.sees_frozen:
+        if not self.network.image_encoder_frozen:
             raise BadValue(
                 "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
                 f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
@@ -181,24 +187,24 @@ class OpenVLAFamily(Backbone):
         self.restore_heads(folder)
 
     def load_heads(self, folder: Path) -> None:
-        """Read what a family keeps beside the common weights."""
+        """Read the weights that a family keeps beside the common ones."""
 
     def restore_heads(self, folder: Path) -> None:
-        """As `load_heads`, in place; what the folder lacks stays as it is."""
+        """As `load_heads`, in place; a head that the folder lacks keeps its weights."""
 
     def save_heads(self, folder: Path) -> None:
-        """Write what `load_heads` reads."""
+        """Write the files of `load_heads`."""
 
     def finish(self) -> None:
-        """After the weights are there: adapters where asked for, gradients only where they are of use."""
+        """After loading: attach adapters where set, and freeze unused weights."""
         if self.config.settings.lora is not None:
             settings = lora_settings(self.config.settings.lora, f"lora of {self.family}")
             attach(self.network, settings, LORA_TARGETS)
         self.network.freeze_unused()
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
-        ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
-        checkpoint.save_folder(folder, self.config, self.network, self.value_head, ours)
+        own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
+        checkpoint.save_folder(folder, self.config, self.network, self.value_head, own_settings)
         self.save_heads(folder)
 
     @property
@@ -210,12 +216,12 @@ class OpenVLAFamily(Backbone):
         save_adapter(self.network, folder, base, revision)
         write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
         self.save_heads(folder)
-        ours = checkpoint.our_settings(self.family, self.config, self.conventions, config["sampling"])
-        write_text(folder / ADAPTER_SETTINGS, json.dumps({OURS: ours}, indent=2) + "\n")
+        own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
+        write_text(folder / ADAPTER_SETTINGS, json.dumps({OWN_KEY: own_settings}, indent=2) + "\n")
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)
-        self._say(lora=_attached_lora(self.network))
+        self._update_settings(lora=_attached_lora(self.network))
         self.network.freeze_unused()
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
@@ -231,17 +237,17 @@ class OpenVLAFamily(Backbone):
         self._features = None
         merge(self.network)
         # All of it trains now, so no features can be kept.
-        self._say(lora=None, cache_features=0.0)
+        self._update_settings(lora=None, cache_features=0.0)
         self.network.requires_grad_(True)
         self.network.freeze_unused()
 
-    def _say(self, **settings: Any) -> None:
-        """Keep the settings true, from which Stable-Baselines3's `load` builds the network again."""
+    def _update_settings(self, **settings: Any) -> None:
+        """Change settings, from which Stable-Baselines3's `load` builds the network again."""
         self.config = replace(self.config, settings=replace(self.config.settings, **settings))
 
 
 def _attached_lora(network: nn.Module) -> dict[str, Any] | None:
-    """The adapter that is there, as `Settings.lora`; None for one by peft that this cannot describe."""
+    """The attached adapter as `Settings.lora`; None for one of peft's that `Settings.lora` cannot describe."""
     config: Any = network.peft_config["default"]  # type: ignore[index]
     if config.use_rslora or config.rank_pattern or config.alpha_pattern:
         return None

@@ -10,15 +10,9 @@ import torch
 from torch import nn
 
 from vla_gym.errors import unknown_name
-from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
-from vla_policies.openvla.config import (
-    OpenVLAConfig,
-    Settings,
-    check_options,
-    config_from_json,
-    settings_json,
-)
+from vla_policies.openvla.config import OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.vision import LayerScale, VisionTower
 
 _DINO = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
@@ -59,7 +53,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def fresh_config(
     conventions: Conventions, options: Mapping[str, Any], base: Settings, family: str
 ) -> OpenVLAConfig:
-    """The config of fresh weights: from a `size` and settings, or from all that `OpenVLAConfig.to_json` says."""
+    """The config of fresh weights: from a `size` and settings, or from the values of `OpenVLAConfig.to_json`."""
     if "official" in options:
         return config_from_json(options, f"backbone_kwargs of {family}")
     size = options["size"]
@@ -68,7 +62,7 @@ def fresh_config(
     own = {key: value for key, value in options.items() if key != "size"}
     check_options(own, family)
     given = replace(base, cameras=conventions.cameras, chunk=conventions.chunk)
-    settings = from_json(Settings, {**settings_json(given), **own}, f"backbone_kwargs of {family}")
+    settings = from_json(Settings, {**to_json(given), **own}, f"backbone_kwargs of {family}")
     return OpenVLAConfig(
         official=_official(SIZES[size]),
         preprocessor={

@@ -1,11 +1,11 @@
-"""What storing an image as JPEG does to it: encode and decode in one go, bit for bit, batched, on device.
+"""TensorFlow's JPEG round trip: encode and decode in one go, bit for bit, batched, on device.
 
 Robot data sets keep their frames as JPEG, and evaluation scripts therefore send every camera image through
-TensorFlow's encoder and decoder first. Only the lossy steps matter (colour conversion, chroma halving,
-cosine transform, quantisation); the entropy coding between them loses nothing and is left out. Integer
-arithmetic as in libjpeg-turbo with TensorFlow's settings: quality 95, 4:2:0, the accurate transform forwards,
-the fast one backwards, smooth chroma upsampling. Sources: jccolor.c, jcsample.c, jfdctint.c, jidctfst.c,
-jdsample.c, jdcolor.c.
+TensorFlow's encoder and decoder first. By hand because the decoders of Pillow and torchvision use another
+inverse transform, so that pixels differ, and TensorFlow is no dependency. Only the lossy steps are here (colour
+conversion, chroma halving, cosine transform, quantisation); entropy coding is lossless. Integer arithmetic as in
+libjpeg-turbo with TensorFlow's settings: quality 95, 4:2:0, the accurate transform forwards, the fast one backwards,
+smooth chroma upsampling. Sources: jccolor.c, jcsample.c, jfdctint.c, jidctfst.c, jdsample.c, jdcolor.c.
 """
 
 from __future__ import annotations

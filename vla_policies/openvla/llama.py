@@ -1,8 +1,9 @@
 """Running transformers' Llama layer by layer: bidirectional, causal with a cache, or prefix and suffix together.
 
-`decode_after` serves acting and training alike. The suffix reads the prefix's keys and values, whether they were
-kept from a moment ago (acting) or are made again (training): the same operations on the same shapes, so that
-both give the same bits.
+By hand, not transformers' own loop over the layers: its cached decoding rounds differently from its full pass, and
+the ratio before the first update must be exactly 1. `decode_after` serves acting and training alike: the suffix
+attends to the prefix's keys and values, cached (acting) or computed again (training), by the same operations on the
+same shapes, so that both give the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from vla_policies.modules.activation_checkpointing import Remember
+from vla_policies.modules.activation_checkpointing import CheckpointFn
 
 
 class Rotary(nn.Module):
@@ -35,10 +36,10 @@ class Rotary(nn.Module):
         return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
 
-class Keys:
+class KVCache:
     """One layer's keys and values of a prefix, and room for the tokens decoded after it.
 
-    Stands in for transformers' cache: a layer calls `update` once per pass.
+    Has the `update` of transformers' caches, which a layer calls once per pass.
     """
 
     def __init__(self, room: int) -> None:
@@ -49,7 +50,7 @@ class Keys:
         self.joining = False
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, heads, L, head_dim]` that the present tokens may look at."""
+        """Keys and values `[B, heads, L, head_dim]` that the present tokens may attend to."""
         if self.prefix is None:
             self.prefix = (key, value)
             return key, value
@@ -84,9 +85,9 @@ class Segment:
     position_BL: Tensor
     """Place of each token in its own row's sequence, int64."""
     mask: Tensor | None
-    """True where a query may look, broadcastable to `[B, 1, L, keys]`; None = no mask but `causal`."""
+    """True where a query may attend, broadcastable to `[B, 1, L, keys]`; None = no mask but `causal`."""
     causal: bool = False
-    """Without a mask: each token sees only those before it (True) or all (False)."""
+    """Without a mask: each token attends only to those before it (True) or to all (False)."""
 
 
 def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
@@ -101,32 +102,33 @@ def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def run_layers(
-    model: LlamaModel, segment: Segment, remember: Remember, layers: Iterable[nn.Module] | None = None
+    model: LlamaModel, segment: Segment, run_block: CheckpointFn, layers: Iterable[nn.Module] | None = None
 ) -> Tensor:
     """Hidden states `[B, L, D]` before the final norm, after all `layers` (default: the model's)."""
     run = _Runner(model, segment)
     x_BLD = segment.x_BLD
     for layer in model.layers if layers is None else layers:
-        x_BLD = remember(run, layer, x_BLD, None)
+        x_BLD = run_block(run, layer, x_BLD, None)
     return x_BLD
 
 
-def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, remember: Remember) -> Tensor:
+def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, run_block: CheckpointFn) -> Tensor:
     """As `run_layers`, but only the hidden states at places `read_BS` (indices into the segment), `[B, S, D]`.
 
-    All that the last layer must make of the other tokens is their keys and values: it has no queries, output
-    projection and MLP for them.
+    The last layer computes keys and values of the other tokens only: no queries, output projection and MLP.
     """
-    x_BLD = run_layers(model, segment, remember, layers=model.layers[:-1])
-    return remember(_LastLayer(model, segment, read_BS), model.layers[-1], x_BLD)
+    x_BLD = run_layers(model, segment, run_block, layers=model.layers[:-1])
+    return run_block(_LastLayer(model, segment, read_BS), model.layers[-1], x_BLD)
 
 
 class _LastLayer:
-    """A layer whose output is wanted at some places only; transformers' arithmetic in the same order."""
+    """A layer whose output is needed at some places only; transformers' arithmetic in the same order."""
 
     def __init__(self, model: LlamaModel, segment: Segment, read_BS: Tensor) -> None:
         if segment.causal:
-            raise ValueError("reading at some places only is for segments where all tokens see each other")
+            raise ValueError(
+                "reading at some places only is for segments where all tokens attend to each other"
+            )
         self.read_BS = read_BS
         self.mask = segment.mask
         self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
@@ -156,68 +158,68 @@ def _heads(x_BLD: Tensor, head_dim: int) -> Tensor:
 
 def _rotated(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """`[B, heads, L, head_dim]` turned by its places, halves paired as Llama pairs them."""
-    cos, sin = (one[:, None] for one in rotary)
+    cos, sin = (table[:, None] for table in rotary)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, list[Keys]]:
-    """Hidden states of the prefix before the final norm, and its keys with `room` for later tokens."""
+def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, list[KVCache]]:
+    """Hidden states of the prefix before the final norm, and its caches with `room` for later tokens."""
     run = _Runner(model, prefix)
-    keys = [Keys(room) for _ in model.layers]
+    caches = [KVCache(room) for _ in model.layers]
     x_BLD = prefix.x_BLD
-    for layer, key in zip(model.layers, keys, strict=True):
-        x_BLD = run(layer, x_BLD, key)
-    return x_BLD, keys
+    for layer, cache in zip(model.layers, caches, strict=True):
+        x_BLD = run(layer, x_BLD, cache)
+    return x_BLD, caches
 
 
-def decode_step(model: LlamaModel, step: Segment, keys: list[Keys]) -> Tensor:
-    """Hidden states of tokens that join the prefix, before the final norm; `keys` grows."""
+def decode_step(model: LlamaModel, step: Segment, caches: list[KVCache]) -> Tensor:
+    """Hidden states of tokens that join the prefix, before the final norm; `caches` grow."""
     run = _Runner(model, step)
     x_BLD = step.x_BLD
-    for layer, key in zip(model.layers, keys, strict=True):
-        x_BLD = run(layer, x_BLD, key)
+    for layer, cache in zip(model.layers, caches, strict=True):
+        x_BLD = run(layer, x_BLD, cache)
     return x_BLD
 
 
 def decode_after(
-    model: LlamaModel, prefix: Segment, suffix: Segment, keys: list[Keys] | None, remember: Remember
+    model: LlamaModel, prefix: Segment, suffix: Segment, caches: list[KVCache] | None, run_block: CheckpointFn
 ) -> tuple[Tensor | None, Tensor]:
     """Hidden states of prefix and suffix before the final norm, as if they were one causal sequence.
 
-    With the `keys` of `prefill` the prefix is not run again, and its hidden states are None.
+    With the `caches` of `prefill` the prefix is not run again, and its hidden states are None.
     """
     run_prefix, run_suffix = _Runner(model, prefix), _Runner(model, suffix)
 
     def both(layer: nn.Module, prefix_x: Tensor, suffix_x: Tensor) -> tuple[Tensor, Tensor]:
-        key = Keys(0)
-        prefix_x = run_prefix(layer, prefix_x, key)
-        key.joining = True
-        return prefix_x, run_suffix(layer, suffix_x, key)
+        cache = KVCache(0)
+        prefix_x = run_prefix(layer, prefix_x, cache)
+        cache.joining = True
+        return prefix_x, run_suffix(layer, suffix_x, cache)
 
     prefix_x, suffix_x = prefix.x_BLD, suffix.x_BLD
     for index, layer in enumerate(model.layers):
-        if keys is None:
-            prefix_x, suffix_x = remember(both, layer, prefix_x, suffix_x)
+        if caches is None:
+            prefix_x, suffix_x = run_block(both, layer, prefix_x, suffix_x)
         else:
-            keys[index].joining = True
-            suffix_x = run_suffix(layer, suffix_x, keys[index])
-    return (prefix_x if keys is None else None), suffix_x
+            caches[index].joining = True
+            suffix_x = run_suffix(layer, suffix_x, caches[index])
+    return (prefix_x if caches is None else None), suffix_x
 
 
 class _Runner:
-    """One layer on one segment: what all layers share is computed once."""
+    """One layer on one segment; rotary tables are computed once for all layers."""
 
     def __init__(self, model: LlamaModel, segment: Segment) -> None:
         self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
         self.mask = segment.mask
         self.causal = segment.causal and segment.mask is None
 
-    def __call__(self, layer: nn.Module, x_BLD: Tensor, keys: Keys | None) -> Tensor:
+    def __call__(self, layer: nn.Module, x_BLD: Tensor, cache: KVCache | None) -> Tensor:
         out: Tensor = layer(
             x_BLD,
             attention_mask=self.mask,
-            past_key_values=keys,
+            past_key_values=cache,
             position_embeddings=self.rotary,
             is_causal=self.causal,
         )

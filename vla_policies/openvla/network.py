@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_policies.modules.activation_checkpointing import Remember, remember_for
+from vla_policies.modules.activation_checkpointing import CheckpointFn, checkpoint_fn
 from vla_policies.modules.lora import linear_rows
 from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
 from vla_policies.openvla.llama import build_llama
@@ -26,11 +26,11 @@ class VisionBackbone(nn.Module):
         self.featurizer = VisionTower(shapes[0])
         self.fused_featurizer = VisionTower(shapes[1]) if len(shapes) > 1 else None
 
-    def forward(self, pixels_BCHW: Tensor, remember: Remember) -> Tensor:
+    def forward(self, pixels_BCHW: Tensor, run_block: CheckpointFn) -> Tensor:
         """One image, 3 channels for each tower, to patches `[B, P, W]`."""
-        features = [self.featurizer(pixels_BCHW[:, :3], remember)]
+        features = [self.featurizer(pixels_BCHW[:, :3], run_block)]
         if self.fused_featurizer is not None:
-            features.append(self.fused_featurizer(pixels_BCHW[:, 3:], remember))
+            features.append(self.fused_featurizer(pixels_BCHW[:, 3:], run_block))
         return torch.cat(features, dim=-1)
 
 
@@ -50,7 +50,7 @@ class Projector(nn.Module):
 
 
 class PrismaticNetwork(nn.Module):
-    """What the checkpoints hold; how its tokens are decoded is up to the families."""
+    """All tensors of a published checkpoint; decoding is up to the families."""
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__()
@@ -76,24 +76,24 @@ class PrismaticNetwork(nn.Module):
                 for parameter in tower.unused_parameters():
                     parameter.requires_grad_(False)
 
-    def remember(self) -> Remember:
-        """How to run a block, given whether gradients are on."""
-        return remember_for(recompute=self.recompute)
+    def checkpoint_fn(self) -> CheckpointFn:
+        """How blocks run, given whether gradients are on."""
+        return checkpoint_fn(recompute=self.recompute)
 
-    def see(self, pixels_BMCHW: Tensor) -> Tensor:
+    def encode_images(self, pixels_BMCHW: Tensor) -> Tensor:
         """Normalised pixels of M images to their projected patches, one after the other, `[B, M * P, D]`."""
         batch, images = pixels_BMCHW.shape[:2]
         pixels = pixels_BMCHW.flatten(0, 1).to(self.projector.fc2.weight.dtype)
-        patch_BPD = self.projector(self.vision_backbone(pixels, self.remember()))
+        patch_BPD = self.projector(self.vision_backbone(pixels, self.checkpoint_fn()))
         return patch_BPD.reshape(batch, images * patch_BPD.shape[1], -1)
 
     @property
-    def sees_frozen(self) -> bool:
-        """Do image towers and projector stay as they are?"""
+    def image_encoder_frozen(self) -> bool:
+        """Whether no weight of image towers and projector trains."""
         parts = (self.vision_backbone, self.projector)
         return not any(parameter.requires_grad for part in parts for parameter in part.parameters())
 
-    def words(self, ids_BL: Tensor) -> Tensor:
+    def embed_tokens(self, ids_BL: Tensor) -> Tensor:
         """Embeddings of token ids, `[B, L, D]`."""
         out: Tensor = self.language_model.model.embed_tokens(ids_BL)
         return out

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from stable_baselines3.common.distributions import Distribution
+from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.backbone import Backbone
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import Settings
-from vla_policies.openvla.distribution import GeneratedDistribution
 from vla_policies.openvla.family import OpenVLAFamily
-from vla_policies.openvla.llama import Keys, Segment, decode_after, decode_step, prefill, run_layers
+from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 
@@ -26,19 +27,19 @@ class Prompt:
     """Images and text of B observations as one sequence: BOS, patches, the other words, padding."""
 
     segment: Segment
-    """Causal, positions counting up; padding stands at the end, where no real token sees it."""
+    """Causal, positions counting up; padding stands at the end, where no real token attends to it."""
     last_B: Tensor
     """Index of each row's last token, from which the first action token is predicted."""
     padded: bool
-    """Has any row padding?"""
+    """Whether any row has padding."""
 
 
 class OpenVLABackbone(OpenVLAFamily):
-    """Action tokens one by one: acting generates, scoring reads the tokens that were drawn.
+    """Action tokens one by one: acting generates, scoring runs the drawn tokens in one pass.
 
-    Log-probabilities come from one place: the drawn tokens read together after the prompt. While acting the
-    prompt's keys are at hand, so this costs one more step; it makes a decision scored again by the same weights
-    give the same bits, which step-by-step logits would not.
+    Log-probabilities always come from that one pass over the drawn tokens after the prompt. While acting the
+    prompt's key-value cache exists, so this costs one more step; a decision scored again by the same weights then
+    gives the same bits, which step-by-step logits would not.
     """
 
     family: ClassVar[str] = "openvla"
@@ -59,11 +60,11 @@ class OpenVLABackbone(OpenVLAFamily):
     ) -> ActionSample:
         prompt = self._prompt(inputs)
         dims = self.conventions.action_dim
-        x_BLD, keys = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
+        x_BLD, caches = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
         hidden_BD = self._last_hidden(prompt, x_BLD)
         draw = partial(ActionTokenDistribution.draw, deterministic=deterministic, noise=noise)
-        token_BA = self._generate(prompt, keys, hidden_BD, sampling, draw)
-        distribution = self._score(prompt, hidden_BD, keys, token_BA, sampling)
+        token_BA = self._generate(prompt, caches, hidden_BD, sampling, draw)
+        distribution = self._score(prompt, hidden_BD, caches, token_BA, sampling)
         token_BKA = token_BA[:, None]
         return ActionSample(
             action_BKA=self.codec.decode(token_BKA),
@@ -75,7 +76,7 @@ class OpenVLABackbone(OpenVLAFamily):
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         prompt = self._prompt(inputs)
         token_BKA = record["token"].long()
-        hidden_BD, distribution = self._read(prompt, token_BKA[:, 0], sampling)
+        hidden_BD, distribution = self._teacher_forced(prompt, token_BKA[:, 0], sampling)
         return Evaluation(
             logprob_BKA=distribution.token_log_prob(token_BKA),
             entropy_BKA=distribution.token_entropy(),
@@ -84,7 +85,7 @@ class OpenVLABackbone(OpenVLAFamily):
 
     def value(self, inputs: PolicyInputs) -> Tensor:
         prompt = self._prompt(inputs)
-        x_BLD = run_layers(self.network.language_model.model, prompt.segment, self.network.remember())
+        x_BLD = run_layers(self.network.language_model.model, prompt.segment, self.network.checkpoint_fn())
         return self.state_values(self._last_hidden(prompt, x_BLD))
 
     def distribution(self, inputs: PolicyInputs, sampling: Sampling) -> GeneratedDistribution:
@@ -96,8 +97,8 @@ class OpenVLABackbone(OpenVLAFamily):
     # Pieces ---------------------------------------------------------------------------------------
 
     def _prompt(self, inputs: PolicyInputs) -> Prompt:
-        patch_BPD = self.see(inputs)
-        word_BLD = self.network.words(inputs.text_BL)
+        patch_BPD = self.encode_images(inputs)
+        word_BLD = self.network.embed_tokens(inputs.text_BL)
         x_BLD = torch.cat([word_BLD[:, :1], patch_BPD, word_BLD[:, 1:]], dim=1)
         position_BL = torch.arange(x_BLD.shape[1], device=x_BLD.device).expand(len(x_BLD), -1)
         return Prompt(
@@ -113,7 +114,7 @@ class OpenVLABackbone(OpenVLAFamily):
     def _generate(
         self,
         prompt: Prompt,
-        keys: list[Keys],
+        caches: list[KVCache],
         hidden_BD: Tensor,
         sampling: Sampling,
         draw: Callable[[ActionTokenDistribution], Tensor],
@@ -123,7 +124,7 @@ class OpenVLABackbone(OpenVLAFamily):
         for index in range(self.conventions.action_dim):
             if tokens:
                 step = self._suffix(prompt, tokens[-1][:, None], after=index - 1)
-                x_BLD = decode_step(self.network.language_model.model, step, keys)
+                x_BLD = decode_step(self.network.language_model.model, step, caches)
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
             drawn = ActionTokenDistribution(
@@ -133,7 +134,7 @@ class OpenVLABackbone(OpenVLAFamily):
         return torch.stack(tokens, dim=1)
 
     def _suffix(self, prompt: Prompt, token_BT: Tensor, after: int) -> Segment:
-        """T drawn tokens that follow the prompt and `after` others, all of which they may see."""
+        """T drawn tokens that follow the prompt and `after` others, and attend to all of them."""
         count, length = token_BT.shape[1], prompt.segment.x_BLD.shape[1]
         place = torch.arange(count, device=token_BT.device) + after
         mask = None
@@ -147,28 +148,28 @@ class OpenVLABackbone(OpenVLAFamily):
                 ],
                 dim=-1,
             )
-        x_BTD = self.network.words(token_BT + self.network.first_action_id)
+        x_BTD = self.network.embed_tokens(token_BT + self.network.first_action_id)
         return Segment(x_BTD, prompt.last_B[:, None] + 1 + place, mask)
 
-    def _read(
+    def _teacher_forced(
         self, prompt: Prompt, token_BA: Tensor, sampling: Sampling
     ) -> tuple[Tensor, ActionTokenDistribution]:
         """Hidden state at the prompt's end `[B, D]`, and the distributions the tokens were drawn from."""
         suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
         x_BLD, suffix_x = decode_after(
-            self.network.language_model.model, prompt.segment, suffix, None, self.network.remember()
+            self.network.language_model.model, prompt.segment, suffix, None, self.network.checkpoint_fn()
         )
         assert x_BLD is not None
         hidden_BD = self._last_hidden(prompt, x_BLD)
         return hidden_BD, self._distribution(hidden_BD, suffix_x, sampling)
 
     def _score(
-        self, prompt: Prompt, hidden_BD: Tensor, keys: list[Keys], token_BA: Tensor, sampling: Sampling
+        self, prompt: Prompt, hidden_BD: Tensor, caches: list[KVCache], token_BA: Tensor, sampling: Sampling
     ) -> ActionTokenDistribution:
-        """As `_read`, from what acting has kept."""
+        """As `_teacher_forced`, with the caches and hidden state of acting."""
         suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
         model = self.network.language_model.model
-        _, suffix_x = decode_after(model, prompt.segment, suffix, keys, self.network.remember())
+        _, suffix_x = decode_after(model, prompt.segment, suffix, caches, self.network.checkpoint_fn())
         return self._distribution(hidden_BD, suffix_x, sampling)
 
     def _distribution(
@@ -177,3 +178,58 @@ class OpenVLABackbone(OpenVLAFamily):
         hidden_BAD = torch.cat([hidden_BD[:, None], self.network.final_norm(suffix_x)], dim=1)
         logits_BKAV = self.network.action_logits(hidden_BAD)[:, None]
         return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
+
+
+class GeneratedDistribution(Distribution):
+    """Distribution over actions whose tokens depend on one another, in environment actions as Stable-Baselines3's.
+
+    It holds no table of log-probabilities: every method runs the network on the observations.
+    """
+
+    def __init__(self, backbone: Backbone, inputs: PolicyInputs, sampling: Sampling) -> None:
+        super().__init__()
+        self._backbone = backbone
+        self._inputs = inputs
+        self._sampling = sampling
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probability of env actions (`[B, K, A]` or flat), float32 `[B]`, with gradients."""
+        conventions = self._backbone.conventions
+        action_BKA = actions.reshape(-1, conventions.chunk, conventions.action_dim)
+        record = self._backbone.record_of(action_BKA)
+        return self._backbone.evaluate(self._inputs, record, self._sampling).logprob_BKA.sum(dim=(1, 2))
+
+    def entropy(self) -> None:
+        """None: it has no closed form; SB3 then estimates it from log-probabilities of samples."""
+
+    def sample(self) -> Tensor:
+        """Env actions drawn at random, float32 `[B, K, A]`."""
+        return self._act(deterministic=False)
+
+    def mode(self) -> Tensor:
+        """Env actions of tokens each the likeliest given those before, float32 `[B, K, A]`."""
+        return self._act(deterministic=True)
+
+    def _act(self, *, deterministic: bool) -> Tensor:
+        with torch.no_grad():
+            return self._backbone.act(self._inputs, self._sampling, deterministic=deterministic).action_BKA
+
+    def proba_distribution_net(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """SB3's hook for building a head; here the head belongs to the backbone."""
+        raise NotImplementedError("the action head is part of the backbone")
+
+    def proba_distribution(self, inputs: PolicyInputs, sampling: Sampling) -> GeneratedDistribution:
+        """Set the observations; returns self."""
+        self._inputs, self._sampling = inputs, sampling
+        return self
+
+    def actions_from_params(
+        self, inputs: PolicyInputs, sampling: Sampling, deterministic: bool = False
+    ) -> Tensor:
+        """Env actions for new observations."""
+        return self.proba_distribution(inputs, sampling).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, inputs: PolicyInputs, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Env actions for new observations, and their log-probability `[B]`."""
+        actions = self.actions_from_params(inputs, sampling)
+        return actions, self.log_prob(actions)

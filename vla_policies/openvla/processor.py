@@ -19,7 +19,7 @@ from vla_policies.actions.codec import TableBins
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
 from vla_policies.openvla.jpeg import jpeg_round_trip
-from vla_policies.openvla.prompts import PromptTokenizer, decode_instructions
+from vla_policies.openvla.prompts import PromptTokenizer
 from vla_policies.processing.images import (
     channels_last,
     crop_center,
@@ -28,12 +28,13 @@ from vla_policies.processing.images import (
     resize_lanczos3,
 )
 from vla_policies.processing.norm_stats import Normaliser, identity, normaliser
+from vla_policies.processing.observations import decode_instructions
 from vla_policies.types import PolicyInputs
 
 
 @dataclass(frozen=True)
-class Tones:
-    """What a tower expects of its pixels."""
+class PixelStatistics:
+    """Pixel normalisation of one tower."""
 
     mean: tuple[float, ...]
     """Per channel, of values in [0, 1]."""
@@ -53,7 +54,7 @@ class OpenVLAProcessor:
         self.config = config
         self.conventions = conventions
         self.tokenizer = PromptTokenizer(config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}")
-        self.tones = tones_of(config, where)
+        self.pixel_statistics = pixel_statistics(config, where)
         self.action_normaliser = _normaliser(config, "action", conventions.action_dim, where)
         self.state_normaliser = (
             _normaliser(config, "proprio", conventions.state_dim, where) if conventions.state_dim else None
@@ -81,7 +82,7 @@ class OpenVLAProcessor:
         image_BHWC = self.camera_image(channels_last(image, key))
         size = self.config.image_size
         stacked = []
-        for tones in self.tones:
+        for tones in self.pixel_statistics:
             seen = image_BHWC if tones.fill is None else pad_to_square(image_BHWC, tones.fill)
             unit = resize_bicubic(seen, size, size).permute(0, 3, 1, 2).float() / 255.0
             mean, std = (torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (tones.mean, tones.std))
@@ -112,7 +113,7 @@ class OpenVLAProcessor:
 
 
 def bin_centres() -> np.ndarray:
-    """What each action token means in [-1, 1], ids ascending, float64 `[256]`.
+    """Numbers of the action tokens in [-1, 1], ids ascending, float64 `[256]`.
 
     256 edges make 255 centres; larger ids are smaller numbers, and the two smallest ids share the largest.
     """
@@ -122,7 +123,7 @@ def bin_centres() -> np.ndarray:
 
 
 def environment_actions(unit_AX: np.ndarray, config: OpenVLAConfig, spec: ActionSpec | None) -> np.ndarray:
-    """Numbers in the data set's units, dims first, to what the environment takes, clipped to [-1, 1]."""
+    """Numbers in the data set's units, dims first, to environment actions, clipped to [-1, 1]."""
     out_AX = unit_AX.copy()
     if config.settings.gripper == "zero_to_one_opens":
         opening = 2.0 * out_AX[-1] - 1.0
@@ -144,8 +145,8 @@ def _opening_sign(spec: ActionSpec | None) -> float:
     return -1.0 if spec is not None and spec.gripper == "plus_one_closes" else 1.0
 
 
-def tones_of(config: OpenVLAConfig, where: str) -> tuple[Tones, ...]:
-    """What `preprocessor_config.json` says for each tower; its `tvf_*` lists, where present, have the last word."""
+def pixel_statistics(config: OpenVLAConfig, where: str) -> tuple[PixelStatistics, ...]:
+    """Pixel normalisation of each tower from `preprocessor_config.json`, where `tvf_*` lists take precedence."""
     values, file = config.preprocessor, f"{PREPROCESSOR_FILE} of {where}"
     strategy = values.get("image_resize_strategy", "resize-naive")
     if strategy not in ("resize-naive", "letterbox"):
@@ -155,11 +156,11 @@ def tones_of(config: OpenVLAConfig, where: str) -> tuple[Tones, ...]:
     ]
     if len(given) != len(config.towers):
         raise BadValue(f"{file} has statistics for {len(given)} towers, the network has {len(config.towers)}")
-    tones = []
-    for index, one in enumerate(given):
+    found = []
+    for index, entry in enumerate(given):
         fill = tuple(int(255 * x) for x in values["means"][index]) if strategy == "letterbox" else None
-        tones.append(Tones(tuple(one["mean"]), tuple(one["std"]), fill))  # type: ignore[arg-type]
-    return tuple(tones)
+        found.append(PixelStatistics(tuple(entry["mean"]), tuple(entry["std"]), fill))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def _normaliser(config: OpenVLAConfig, part: str, dims: int, where: str) -> Normaliser:

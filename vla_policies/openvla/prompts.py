@@ -1,4 +1,4 @@
-"""Instruction -> token ids, as OpenVLA and its fine-tunes were trained to read it."""
+"""Instruction -> token ids, as in the training of OpenVLA and its fine-tunes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction
 
 BOS = 1
 BOS_PIECE = "<s>"
 SPACE = 29871
-"""Llama's piece for a lone space: what stands between "Out:" and the first action in the training text."""
+"""Llama's piece for a lone space, which stands between "Out:" and the first action in the training text."""
 _FIRST_BYTE = 3
 """Id of the byte 0 in Llama's vocabulary."""
 
 
 def openvla_prompt(instruction: str) -> str:
-    """The sentence OpenVLA is asked."""
+    """OpenVLA's prompt for an instruction."""
     return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
 
 
@@ -29,7 +28,7 @@ class PromptTokenizer:
     """Prompts to ids, BOS first and `SPACE` last; each distinct sentence is tokenised once.
 
     :param source: contents of a `tokenizer.json`; "" spells prompts in Llama's byte tokens, for networks
-        that were never trained and so have no words to know.
+        that were never trained.
     :param where: names the source in errors.
     """
 
@@ -43,7 +42,7 @@ class PromptTokenizer:
 
     def batch(self, instructions: Sequence[str], pad: int) -> tuple[Tensor, Tensor]:
         """Ids int64 `[B, L]`, right padded with `pad`, and the bool mask of real ones."""
-        rows = [self.ids(one) for one in instructions]
+        rows = [self.ids(instruction) for instruction in instructions]
         length = max(len(row) for row in rows)
         ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
         mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -62,18 +61,6 @@ class PromptTokenizer:
             # BOS is not left to the file: transformers puts it there whether `tokenizer.json` says so or not.
             ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         return (BOS, *ids) if ids[-1] == SPACE else (BOS, *ids, SPACE)
-
-
-def decode_instructions(bytes_BL: Tensor) -> list[str]:
-    """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
-    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != MAX_INSTRUCTION_BYTES:
-        raise BadValue(
-            f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}"
-        )
-    try:
-        return [decode_instruction(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
-    except UnicodeDecodeError as error:
-        raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
 
 
 def _open(source: str, where: str) -> Tokenizer:

@@ -1,7 +1,8 @@
 """The two image towers, with the key names of the checkpoints (timm's, but `scale_factor` for LayerScale).
 
-Only what OpenVLA uses is computed: the patches of the second-to-last block. The last block, the final norm and
-SigLIP's pooling head exist because the checkpoints hold them, and take no gradient.
+By hand, not timm: the checkpoints' names differ, and only what OpenVLA uses is computed, the patches of the
+second-to-last block. The last block, the final norm and SigLIP's pooling head exist
+because the checkpoints hold them, and take no gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import unknown_name
-from vla_policies.modules.activation_checkpointing import Remember
+from vla_policies.modules.activation_checkpointing import CheckpointFn
 
 PATCH = 14
 """Side of a patch, pixels."""
@@ -84,14 +85,14 @@ class VisionTower(nn.Module):
             self.attn_pool = AttentionPool(shape)
         self.num_prefix = 5 if shape.prefix else 0
 
-    def forward(self, pixels_BCHW: Tensor, remember: Remember) -> Tensor:
+    def forward(self, pixels_BCHW: Tensor, run_block: CheckpointFn) -> Tensor:
         """Normalised pixels `[B, 3, H, W]` to patches `[B, P, width]`, row-major."""
         x = self.patch_embed(pixels_BCHW) + self.pos_embed
         if self.num_prefix:
             prefix = torch.cat([self.cls_token, self.reg_token], dim=1)
             x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
         for block in self.blocks[:-1]:
-            x = remember(block, x)
+            x = run_block(block, x)
         return x[:, self.num_prefix :]
 
     def unused_parameters(self) -> list[nn.Parameter]:
@@ -132,7 +133,7 @@ class TowerBlock(nn.Module):
 
 
 class TowerAttention(nn.Module):
-    """Multi-head self-attention, all tokens see all."""
+    """Multi-head self-attention without a mask."""
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT: the whole chunk in one pass, every token seeing every other."""
+"""OpenVLA-OFT: the whole chunk in one pass, every token attending to every other."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
 from vla_policies.backbone import BackboneOutput, Header, Request, TokenBackbone
-from vla_policies.checkpoint_io.weight_files import (
+from vla_policies.checkpoint_io.weights import (
+    check_tensors,
     fill,
     one_file,
     read_pt,
     read_safetensors,
     write_safetensors,
 )
-from vla_policies.checkpoint_io.weights import check_tensors
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.checkpoint import weight_dtype
-from vla_policies.openvla.config import OURS, OpenVLAConfig, Settings
+from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
-from vla_policies.openvla_oft.config import BASE, platform_settings
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -36,6 +35,14 @@ _log = logging.getLogger(__name__)
 
 STOP = 2
 """Id of `</s>`."""
+BASE = Settings(chunk=8, width_epsilon=1e-8)
+"""LIBERO's row: chunks of 8, quantiles."""
+
+PLATFORMS: dict[str, dict[str, Any]] = {
+    "aloha": {"chunk": 25, "bounds": "min_max"},
+    "bridge": {"chunk": 5},
+}
+"""First part of a data set's name -> what differs from `BASE` (openvla-oft 213c5ff8, `constants.py`)."""
 
 
 class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
@@ -60,20 +67,23 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
 
     @classmethod
     def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
-        if OURS in config:
-            return bool(config[OURS].get("family") == cls.family)
+        if OWN_KEY in config:
+            return bool(config[OWN_KEY].get("family") == cls.family)
         return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
 
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         header = super().read_official(folder, config, request)
-        if OURS not in config:
+        if OWN_KEY not in config:
             _warn_of_unread_heads(folder, header.model["settings"], request.options)
         return header
 
     @classmethod
     def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
-        return platform_settings(unnorm_key)
+        for prefix, settings in PLATFORMS.items():
+            if unnorm_key is not None and unnorm_key.startswith(prefix):
+                return dict(settings)
+        return {}
 
     def load_heads(self, folder: Path) -> None:
         dtype = weight_dtype(self.config)
@@ -146,39 +156,41 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         count = self.conventions.chunk * self.conventions.action_dim - 1
         slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
         read_BS = torch.cat([last_B[:, None], slot_S.expand(len(last_B), -1)], dim=1)
-        read_BSD = run_layers_at(self.network.language_model.model, segment, read_BS, self.network.remember())
+        read_BSD = run_layers_at(
+            self.network.language_model.model, segment, read_BS, self.network.checkpoint_fn()
+        )
         return self.network.final_norm(read_BSD)
 
     def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:
-        """What enters the layers, the index of each prompt's last token `[B]`, and that of the first slot.
+        """The layers' input, the index of each prompt's last token `[B]`, and that of the first slot.
 
         BOS, patches, (state), the other words, padding, empty slots, `</s>`. Padding is invisible and has no
         place in the count of positions, so where it stands does not matter.
         """
-        word_BLD = self.network.words(inputs.text_BL)
-        seen = [self.see(inputs)]
+        word_BLD = self.network.embed_tokens(inputs.text_BL)
+        observed = [self.encode_images(inputs)]
         if self.proprio is not None:
             assert inputs.state_BS is not None
-            seen.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))
-        num_seen = sum(part.shape[1] for part in seen)
+            observed.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))
+        num_observed = sum(part.shape[1] for part in observed)
         slots = word_BLD.new_zeros(
             len(word_BLD), self.conventions.chunk * self.conventions.action_dim, word_BLD.shape[2]
         )
-        parts = [word_BLD[:, :1], *seen, word_BLD[:, 1:], slots]
+        parts = [word_BLD[:, :1], *observed, word_BLD[:, 1:], slots]
         if self.config.settings.stop_token:
-            parts.append(self.network.words(torch.full_like(inputs.text_BL[:, :1], STOP)))
+            parts.append(self.network.embed_tokens(torch.full_like(inputs.text_BL[:, :1], STOP)))
         x_BLD = torch.cat(parts, dim=1)
         real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool, device=x_BLD.device)
-        real_BL[:, num_seen + 1 : num_seen + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
+        real_BL[:, num_observed + 1 : num_observed + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
         # Without padding no mask at all, which lets attention take its fastest kernels.
         mask = None if bool(inputs.text_mask_BL.all()) else real_BL[:, None, None]
         segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
-        last_B = num_seen + inputs.text_mask_BL.sum(dim=1) - 1
-        return segment, last_B, num_seen + inputs.text_BL.shape[1]
+        last_B = num_observed + inputs.text_mask_BL.sum(dim=1) - 1
+        return segment, last_B, num_observed + inputs.text_BL.shape[1]
 
 
 def _head_file(folder: Path, name: str) -> Path | None:
-    """The head as we write it, else as its makers do; None where the folder has neither."""
+    """The head's file in this project's layout, else in its makers'; None where the folder has neither."""
     own = folder / f"{name}.safetensors"
     return own if own.is_file() else one_file(folder, f"{name}--*.pt")
 
@@ -188,23 +200,23 @@ def _read_head(path: Path) -> dict[str, Tensor]:
 
 
 def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Name the heads of a makers' folder that are left out though the user did not say so.
+    """Warn of heads in a makers' folder that are left out although the user did not choose so.
 
-    They are not taken by themselves: RL needs tokens, and a state is not in every observation.
+    They are off by default: RL needs tokens, and not every observation has a state.
     """
     for setting, value, files, price in (
         ("head", "l1", "action_head--*.pt", "acts, cannot be trained by RL"),
         ("use_state", True, "proprio_projector--*.pt", "the environment must give the state"),
     ):
         if setting not in options and settings[setting] != value and any(folder.glob(files)):
-            here, there = (str(one).lower() for one in (settings[setting], value))
+            default, used = (str(choice).lower() for choice in (settings[setting], value))
             _warn(
-                f"'{folder}' was trained with {files}, which is left out; give backbone_kwargs {setting}: {there} "
-                f"to use it ({price}), or {setting}: {here} to go without"
+                f"'{folder}' was trained with {files}, which is left out; give backbone_kwargs {setting}: {used} "
+                f"to use it ({price}), or {setting}: {default} to go without"
             )
 
 
 @lru_cache
 def _warn(text: str) -> None:
-    """Once, however often a folder is opened."""
+    """Log a text once per process."""
     _log.warning(text)

@@ -21,12 +21,12 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weight_files import read_safetensors, weight_files
+from vla_policies.checkpoint_io.weights import read_safetensors, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
     TRAITS,
     VARIANTS,
-    GemmaShape,
     Learning,
     NetworkShape,
     Pi0Config,

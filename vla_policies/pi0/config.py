@@ -12,6 +12,7 @@ from typing import Any, Literal
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.checkpoint_io.json_records import Record, changed, from_json
+from vla_policies.modules.gemma import GemmaShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,24 +31,6 @@ class VisionShape:
     """Side of a patch, pixels."""
     image_size: int = 224
     """Side of a picture, pixels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmaShape:
-    """One Gemma stream, in openpi's words."""
-
-    width: int
-    """Features of a token."""
-    mlp_dim: int
-    """Hidden features of the MLPs."""
-    depth: int
-    """Layers; both streams have the same number."""
-    num_heads: int = 8
-    """Query heads; equal in both streams."""
-    num_kv_heads: int = 1
-    """Key and value heads; equal in both streams."""
-    head_dim: int = 256
-    """Features of a head; equal in both streams."""
 
 
 VARIANTS: dict[str, GemmaShape] = {

@@ -17,22 +17,22 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weight_files import (
+from vla_policies.checkpoint_io.weights import (
+    CONFIG_FILE,
+    check_tensors,
     fill,
     read_tensors,
     weight_files,
     write_tensors,
     write_text,
 )
-from vla_policies.checkpoint_io.weights import CONFIG_FILE, check_tensors
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
 from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
+from vla_policies.modules.flow_head import NoiseHead
 from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, our_names, read_config
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
-from vla_policies.pi0.heads import Critic, NoiseHead, masked_mean
-from vla_policies.pi0.network import Pi0Network, Prefix
-from vla_policies.pi0.prefix_rows import join_prefixes, split_prefix
+from vla_policies.pi0.network import Critic, Pi0Network, Prefix, join_prefixes, masked_mean, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
 from vla_policies.types import PolicyInputs
@@ -47,16 +47,16 @@ NETWORK = "network."
 
 @dataclass(frozen=True)
 class Context:
-    """What a decision keeps of its observation."""
+    """The encoded observation of a decision."""
 
     prefix: Prefix
-    """Images and text, read once."""
+    """Images and text."""
     state_BS: Tensor | None
     """Normalised, padded state."""
 
 
 class Pi0Backbone(FlowBackbone):
-    """pi0: PaliGemma reads, an action expert denoises; the state is a token of the expert's."""
+    """pi0: PaliGemma encodes, an action expert denoises; the state is one of the expert's tokens."""
 
     family: ClassVar[str] = "pi0"
     published: ClassVar[str | None] = "lerobot/pi0_base"
@@ -86,7 +86,7 @@ class Pi0Backbone(FlowBackbone):
         if not empty:
             self.network.vlm.to(self._vlm_dtype)
         self.network.vlm.recompute = self.network.expert.recompute = learning.recompute_activations
-        self._forget()
+        self._reset_cache()
         self._folder: Path | None = None
         self._processor: Pi0Processor | None = None
         self._check_state()
@@ -166,14 +166,14 @@ class Pi0Backbone(FlowBackbone):
             _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
         self._folder = folder
         self._processor = self._build_processor()
-        self._forget()
+        self._reset_cache()
 
     def restore(self, folder: Path) -> None:
         """Overwrite all weights in place by those of a folder that `save` wrote, in one file or in shards."""
         tensors, where = read_tensors(folder), weight_files(folder)[0]
         check_tensors(where, tensors, self.state_dict())
         self.load_state_dict(tensors, strict=True)
-        self._forget()
+        self._reset_cache()
 
     def save(self, folder: Path, config: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,12 +210,12 @@ class Pi0Backbone(FlowBackbone):
 
     # Deciding -----------------------------------------------------------------------------------------
 
-    def read(self, inputs: PolicyInputs) -> Context:
-        given = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
+    def encode(self, inputs: PolicyInputs) -> Context:
+        observed = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
         if self._prefixes is None:
-            return Context(self._prefix(*given), inputs.state_BS)
+            return Context(self._prefix(*observed), inputs.state_BS)
         rows = self._prefixes.rows(
-            row_keys(*given), lambda places: split_prefix(self._prefix(*(one[places] for one in given)))
+            row_keys(*observed), lambda places: split_prefix(self._prefix(*(x[places] for x in observed)))
         )
         return Context(join_prefixes(rows), inputs.state_BS)
 
@@ -280,7 +280,7 @@ class Pi0Backbone(FlowBackbone):
         if embeddings.position_ids.is_meta:
             embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
 
-    def _forget(self) -> None:
+    def _reset_cache(self) -> None:
         """Start without prefixes of weights that were there before."""
         gib = self.config.learning.cache_features
         self._prefixes = FeatureCache(int(gib * GIB)) if gib else None

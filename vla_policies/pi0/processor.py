@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
-from vla_policies.openvla.prompts import decode_instructions
 from vla_policies.pi0.config import NetworkShape, Preprocessing, Statistics
 from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
 from vla_policies.processing.images import channels_last
+from vla_policies.processing.observations import decode_instructions
 from vla_policies.types import PolicyInputs
 
 

@@ -1,5 +1,6 @@
-"""Uint8 image steps, exactly as the libraries that published checkpoints were trained with: batched, on device.
+"""Uint8 image steps, bit for bit those that published checkpoints were trained with: batched, on device.
 
+By hand because torch's resizes differ in the last bits, and TensorFlow is no dependency.
 Every resize is separable and written as a few taps per output row: `out[i] = sum_t weight[i, t] in[index[i, t]]`.
 Sources: Pillow `Resample.c` (bicubic, 22-bit fixed point), TensorFlow `scale_and_translate_op.cc` (Lanczos-3) and
 `crop_and_resize_op.cc` (the centre crop), in the chain of openvla-oft 213c5ff8.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
-from vla_gym.observation import encode_instruction
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
 from vla_policies.conventions import Conventions
 
 
@@ -47,6 +47,18 @@ def batch_observation(
     if conventions.state_dim and tensors["state"].shape[1] != conventions.state_dim:
         raise BadValue(f"'state' must have {conventions.state_dim} numbers, got {tensors['state'].shape[1]}")
     return tensors, batched["instruction"]
+
+
+def decode_instructions(bytes_BL: Tensor) -> list[str]:
+    """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
+    if bytes_BL.ndim != 2 or bytes_BL.shape[1] != MAX_INSTRUCTION_BYTES:
+        raise BadValue(
+            f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}"
+        )
+    try:
+        return [decode_instruction(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
+    except UnicodeDecodeError as error:
+        raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
 
 
 def _instruction_bytes(value: Any) -> Any:

@@ -183,7 +183,7 @@ def resolve_policy(
     if not folder.is_dir():
         if "/" not in name:
             raise unknown_name("policy", name, FAMILIES)
-        from vla_policies.pretrained import find_checkpoint
+        from vla_policies.loading import find_checkpoint
 
         found = find_checkpoint(name, revision=given.get("revision"))
         assert found is not None, "a family was handled above"
@@ -199,7 +199,7 @@ def resolve_policy(
         _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
     else:
         from vla_policies.backbone import Request
-        from vla_policies.pretrained import read_header
+        from vla_policies.loading import read_header
 
         request = Request(
             family=given.get("family"),

@@ -106,12 +106,12 @@ def _openvla_lines(size: str, rank: int, micro_batch: int, images: int) -> list[
     from vla_policies.openvla.memory import budget
 
     lines = budget(size=size, rank=rank, micro_batch=micro_batch, images=images)
-    return [Need("device", line.what, line.size) for line in lines]
+    return [Need("device", line.name, line.size) for line in lines]
 
 
 def _nano_needs(config: RunConfig, benchmark: Benchmark, options: Mapping[str, Any]) -> list[Need]:
     from vla_policies.conventions import Conventions
-    from vla_policies.pretrained import fresh_backbone
+    from vla_policies.loading import fresh_backbone
 
     wrist = config.env_options.get("wrist_camera", False)
     wanted = Conventions(

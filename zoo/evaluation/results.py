@@ -137,8 +137,8 @@ def protocol_line(
     actions: str,
     start_kind: str,
 ) -> str:
-    """One line that keeps a success rate from being misread; `actions` as of `VLAPolicy.manner`, `start_kind` of
-    `Benchmark`."""
+    """One line that keeps a success rate from being misread; `actions` is
+    `VLAPolicy.action_selection_text`, `start_kind` is `Benchmark`'s."""
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)

@@ -138,6 +138,6 @@ class BestKeeper:
             episodes,
             tasks,
             chunk=self.envs.chunk,
-            actions=self.policy.manner(deterministic=True),
+            actions=self.policy.action_selection_text(deterministic=True),
             start_kind=self.envs.benchmark.start_kind,
         )

@@ -187,7 +187,7 @@ class Session:
                 episodes,
                 tasks,
                 chunk=self._config.chunk,
-                actions=policy.manner(deterministic=True),
+                actions=policy.action_selection_text(deterministic=True),
                 start_kind=self._envs.benchmark.start_kind,
             )
             _logger.info(evaluation_table(episodes, tasks, line))

@@ -114,8 +114,8 @@ def test_acting_and_learning_give_the_same_numbers_with_it(family: str) -> None:
             (result.logprob_BKA.sum() + result.value_B.sum()).backward()
             policy.optimizer.step()
             policy.optimizer.zero_grad()
-    for one, other in zip(plain.parameters(), keeping.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, other in zip(plain.parameters(), keeping.parameters(), strict=True):
+        assert torch.equal(parameter, other)
 
 
 @FAMILIES
@@ -123,14 +123,16 @@ def test_rows_in_another_order_are_found(family: str, monkeypatch: pytest.Monkey
     policy, obs = build(family, **frozen(family), cache_features=0.01), observations()
     sample = policy.act(obs)
     network: Any = policy.backbone.network
-    eye = network.vlm if family.startswith("pi") else network
-    monkeypatch.setattr(eye, "embed" if family.startswith("pi") else "see", None)  # not to be called
+    encoder = network.vlm if family.startswith("pi") else network
+    monkeypatch.setattr(
+        encoder, "embed" if family.startswith("pi") else "encode_images", None
+    )  # not to be called
     turned = {key: value.flip(0) for key, value in obs.items()}
     result = policy.evaluate(turned, {key: value.flip(0) for key, value in sample.record.items()})
     torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA.flip(0), rtol=0.0, atol=1e-5)
 
 
-def test_trained_eyes_are_refused() -> None:
+def test_trained_image_encoders_are_refused() -> None:
     with pytest.raises(BadValue, match="cache_features is for frozen image towers, and these are trained"):
         build("openvla-oft", cache_features=1.0).act(observations())
     with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):

@@ -7,11 +7,11 @@ from vla_policies.modules.gemma import (
     ActionExpert,
     AdaptiveRMSNorm,
     GemmaLayer,
+    GemmaShape,
     KeyValue,
     rotary_embedding,
     suffix_mask,
 )
-from vla_policies.pi0.config import GemmaShape
 
 SHAPE = GemmaShape(width=24, mlp_dim=48, depth=2, num_heads=4, num_kv_heads=1, head_dim=8)
 

@@ -7,7 +7,7 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
-    Reader,
+    QueryBlock,
     ValueHead,
     VisionStem,
     WordEmbedding,
@@ -71,7 +71,7 @@ def test_first_values_are_near_zero() -> None:
 
 
 def test_padding_is_not_attended_to() -> None:
-    block, reader = Block(16, 2, 2), Reader(16, 2, 2)
+    block, reader = Block(16, 2, 2), QueryBlock(16, 2, 2)
     context, queries = torch.randn(1, 5, 16), torch.randn(1, 2, 16)
     changed = context.clone()
     changed[:, 4] = 9.0

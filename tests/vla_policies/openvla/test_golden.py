@@ -13,12 +13,12 @@ from torch import Tensor
 
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
-from vla_policies.modules.activation_checkpointing import keep_everything
+from vla_policies.loading import load_checkpoint
+from vla_policies.modules.activation_checkpointing import store_activations
 from vla_policies.openvla.llama import prefill, run_layers
 from vla_policies.openvla.policy import OpenVLABackbone
 from vla_policies.openvla.processor import bin_centres
 from vla_policies.openvla.prompts import openvla_prompt
-from vla_policies.pretrained import load_checkpoint
 from vla_policies.types import PolicyInputs
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}
@@ -67,12 +67,12 @@ def test_pixel_values_are_exact(backbone: OpenVLABackbone, observe: Observe, gol
 def test_features_and_patches(backbone: OpenVLABackbone, observe: Observe, golden: Golden, i: int) -> None:
     pixels_BMCHW = backbone.prepare(observe(i)).pixels_BMCHW
     vision = backbone.network.vision_backbone
-    close(vision.featurizer(pixels_BMCHW[:, 0, :3], keep_everything)[0], golden[f"s{i}.dino_features"])
+    close(vision.featurizer(pixels_BMCHW[:, 0, :3], store_activations)[0], golden[f"s{i}.dino_features"])
     assert vision.fused_featurizer is not None
     close(
-        vision.fused_featurizer(pixels_BMCHW[:, 0, 3:], keep_everything)[0], golden[f"s{i}.siglip_features"]
+        vision.fused_featurizer(pixels_BMCHW[:, 0, 3:], store_activations)[0], golden[f"s{i}.siglip_features"]
     )
-    close(backbone.network.see(pixels_BMCHW)[0], golden[f"s{i}.projected_patch_embeddings"])
+    close(backbone.network.encode_images(pixels_BMCHW)[0], golden[f"s{i}.projected_patch_embeddings"])
 
 
 @SAMPLES
@@ -81,7 +81,7 @@ def test_hidden_states_of_the_prompt(
     backbone: OpenVLABackbone, observe: Observe, golden: Golden, i: int
 ) -> None:
     prompt = backbone._prompt(backbone.prepare(observe(i)))
-    x_BLD = run_layers(backbone.network.language_model.model, prompt.segment, keep_everything)
+    x_BLD = run_layers(backbone.network.language_model.model, prompt.segment, store_activations)
     close(backbone.network.final_norm(x_BLD)[0], golden[f"s{i}.prefill_last_hidden"])
     cached, _ = prefill(backbone.network.language_model.model, prompt.segment, room=6)
     assert torch.equal(cached, x_BLD)
@@ -117,7 +117,7 @@ def test_teacher_forced_scores(backbone: OpenVLABackbone, observe: Observe, gold
     result = backbone.evaluate(inputs, {"token": token_BKA}, Sampling())
     close(result.logprob_BKA[0, 0], golden[f"s{i}.logprob_last256"])
     close(result.entropy_BKA[0, 0], golden[f"s{i}.entropy_last256"])
-    _, distribution = backbone._read(backbone._prompt(inputs), token_BKA[:, 0], Sampling())
+    _, distribution = backbone._teacher_forced(backbone._prompt(inputs), token_BKA[:, 0], Sampling())
     wanted_AV = golden[f"s{i}.action_logits_teacher_forced_tail"][:, :256].log_softmax(dim=-1)
     close(distribution.log_probs_BKAV[0, 0], wanted_AV)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vla_policies.modules.activation_checkpointing import keep_everything, keep_inputs
+from vla_policies.modules.activation_checkpointing import store_activations, store_inputs
 from vla_policies.openvla.llama import Segment, build_llama, run_layers, run_layers_at
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -13,8 +13,8 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vo
 
 @pytest.mark.parametrize("key_value_heads", [4, 2])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("remember", [keep_everything, keep_inputs])
-def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, remember) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("run_block", [store_activations, store_inputs])
+def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, run_block) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": key_value_heads}
     model = build_llama({**SHAPE, **heads}).model
@@ -25,15 +25,15 @@ def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, remem
     mask = real_BL[:, None, None] if padded else None
     segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
     read_BS = torch.tensor([[8, 1, 4], [6, 0, 2], [4, 3, 0]])
-    got_BSD = run_layers_at(model, segment, read_BS, remember)
-    want_BSD = run_layers(model, segment, keep_everything).gather(1, read_BS[..., None].expand(-1, -1, 32))
+    got_BSD = run_layers_at(model, segment, read_BS, run_block)
+    want_BSD = run_layers(model, segment, store_activations).gather(1, read_BS[..., None].expand(-1, -1, 32))
     torch.testing.assert_close(got_BSD, want_BSD, rtol=0.0, atol=1e-6)
     gradients = [torch.autograd.grad(out.square().sum(), x_BLD)[0] for out in (got_BSD, want_BSD)]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0.0, atol=1e-5)
 
 
-def test_what_sees_only_the_past_is_refused() -> None:
+def test_a_causal_segment_is_refused() -> None:
     model = build_llama({**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4}).model
     segment = Segment(torch.zeros(1, 2, 32), torch.arange(2)[None], None, causal=True)
-    with pytest.raises(ValueError, match="all tokens see each other"):
-        run_layers_at(model, segment, torch.tensor([[1]]), keep_everything)
+    with pytest.raises(ValueError, match="all tokens attend to each other"):
+        run_layers_at(model, segment, torch.tensor([[1]]), store_activations)

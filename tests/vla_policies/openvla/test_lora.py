@@ -18,8 +18,8 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
+from vla_policies.loading import load_checkpoint
 from vla_policies.modules.lora import linear_rows
-from vla_policies.pretrained import load_checkpoint
 
 Observe = Callable[[int], dict[str, Tensor]]
 LORA = {"lora": {"rank": 4}}
@@ -103,11 +103,11 @@ def test_plain_peft_loads_the_adapter(
     request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
     network = load_checkpoint(folder, request).backbone.network
     pixels = trained._inputs(observe(0)).pixels_BMCHW
-    before = network.see(pixels)
+    before = network.encode_images(pixels)
     peft.PeftModel.from_pretrained(network, str(tmp_path))
     with torch.no_grad():
-        assert torch.equal(network.see(pixels), trained.backbone.network.see(pixels))
-        assert not torch.equal(network.see(pixels), before)
+        assert torch.equal(network.encode_images(pixels), trained.backbone.network.encode_images(pixels))
+        assert not torch.equal(network.encode_images(pixels), before)
 
 
 @BOTH

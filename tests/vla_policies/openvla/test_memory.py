@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from vla_policies.openvla.memory import budget, table
+from vla_policies.openvla.memory import CHUNK, budget, table
+from vla_policies.openvla_oft.policy import BASE
 
 
 def test_a_7b_with_adapters_fits_one_80_gb_gpu() -> None:
-    lines = budget(micro_batch=8)
-    size = {line.what.split(",")[0]: line.size for line in lines}
+    assert BASE.chunk == CHUNK
+    items = budget(micro_batch=8)
+    size = {item.name.split(",")[0]: item.size for item in items}
     # 982 tensors of the published checkpoint, and r (in + out) of every adapted layer.
     assert size["weights"] == 2 * 7_541_237_184
     assert size["adapters of rank 32"] == 16 * 110_828_288
@@ -17,13 +19,13 @@ def test_a_7b_with_adapters_fits_one_80_gb_gpu() -> None:
     assert size["inputs of the Llama layers"] == 32 * 8 * 353 * 4096 * 2
     # 23 blocks of 261 x 1024 and 26 of 256 x 1152: each tower's last block is not run.
     assert size["inputs of the image blocks"] == 8 * 2 * (23 * 261 * 1024 + 26 * 256 * 1152)
-    assert sum(line.size for line in lines) < 80e9
-    assert len(table(lines).splitlines()) == len(lines) + 1
+    assert sum(item.size for item in items) < 80e9
+    assert len(table(items).splitlines()) == len(items) + 1
 
 
 def test_what_a_layer_keeps_grows_with_the_batch_alone() -> None:
     one, four = (budget(size="tiny", rank=4, micro_batch=count) for count in (1, 4))
-    sizes = [{line.what: line.size for line in lines} for lines in (one, four)]
+    sizes = [{item.name: item.size for item in items} for items in (one, four)]
     for name in (
         "inputs of the Llama layers",
         "inputs of the image blocks",

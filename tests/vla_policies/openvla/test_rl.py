@@ -19,7 +19,7 @@ import zoo
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import VLAPolicy
-from vla_policies.openvla.distribution import GeneratedDistribution
+from vla_policies.openvla.policy import GeneratedDistribution
 from vla_policies.openvla.vision import PATCH
 
 SETTINGS = {"n_steps": 4, "batch_size": 8, "n_epochs": 1, "seed": 0, "device": "cpu"}
@@ -142,16 +142,16 @@ def test_logits_are_computed_for_the_action_rows_at_the_action_slots_only(monkey
 
 
 @pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
-def test_the_picture_is_looked_at_once_per_decision(family: str, monkeypatch: Any) -> None:
+def test_images_are_encoded_once_per_decision(family: str, monkeypatch: Any) -> None:
     chunk = 1 if family == "openvla" else 4
     policy, obs = make(family, chunk), observations(chunk)
     calls = []
     network = policy.backbone.network
-    original = network.see
-    monkeypatch.setattr(network, "see", lambda pixels: calls.append(1) or original(pixels))
+    original = network.encode_images
+    monkeypatch.setattr(network, "encode_images", lambda pixels: calls.append(1) or original(pixels))
     policy.act(obs)
     assert calls == [1]
-    assert network.see(policy._inputs(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
+    assert network.encode_images(policy._inputs(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
 
 
 @FAMILIES

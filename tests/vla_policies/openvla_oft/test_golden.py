@@ -14,12 +14,12 @@ from torch import Tensor
 
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Request
-from vla_policies.modules.activation_checkpointing import keep_everything
+from vla_policies.loading import load_checkpoint
+from vla_policies.modules.activation_checkpointing import store_activations
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.processor import bin_centres
 from vla_policies.openvla_oft.policy import OpenVLAOFTBackbone
-from vla_policies.pretrained import load_checkpoint
 from vla_policies.types import PolicyInputs
 
 RAW = {"camera_resize": "bicubic", "center_crop": False}
@@ -80,9 +80,9 @@ def test_one_image(open_with: OpenWith, observe: Observe, golden: Golden, folder
     assert torch.equal(inputs.text_BL[0], golden[f"s{i}.input_ids"])
     assert torch.equal(inputs.text_BL[0, :-1], golden[f"s{i}.input_ids_tokenizer"])
     assert torch.equal(inputs.text_mask_BL[0].long(), golden[f"s{i}.attention_mask"])
-    close(backbone.network.see(inputs.pixels_BMCHW)[0], golden[f"s{i}.projected_patch_embeddings"])
+    close(backbone.network.encode_images(inputs.pixels_BMCHW)[0], golden[f"s{i}.projected_patch_embeddings"])
     segment, _, _ = backbone.sequence(inputs)
-    x_BLD = run_layers(backbone.network.language_model.model, segment, keep_everything)
+    x_BLD = run_layers(backbone.network.language_model.model, segment, store_activations)
     close(backbone.network.final_norm(x_BLD)[0], golden[f"s{i}.last_hidden"])
     hidden_SD = backbone.slot_hidden(inputs)[0]
     logits_SV = backbone(inputs).logits_BKAV.flatten(1, 2)[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
-from vla_policies.pretrained import read_header
+from vla_policies.loading import read_header
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.checkpoint_io.weight_files import write_tensors
+from vla_policies.checkpoint_io.weights import write_tensors
 from vla_policies.pi0.config import Statistics
 from vla_policies.pi0.model import Pi0Backbone
 

@@ -49,7 +49,7 @@ def test_outputs_are_float32_under_autocast(make_backbone: MakeBackbone, obs: Ob
     with torch.autocast("cpu", torch.bfloat16):
         sample = act(backbone, obs)
         result = backbone.evaluate(inputs, sample.record, Sampling())
-        denoised = backbone.denoise(backbone.read(inputs), sample.record["chain"][:, 0], torch.ones(3))
+        denoised = backbone.denoise(backbone.encode(inputs), sample.record["chain"][:, 0], torch.ones(3))
         std_BHD = backbone.learned_std(denoised.hidden_BHE)
         value_B = backbone.value(inputs)
     for tensor in (sample.logprob_BKA, sample.value_B, result.logprob_BKA, result.entropy_BKA, value_B):
@@ -162,7 +162,7 @@ def test_round_trip(golden: Golden, tmp_path: Path, scheme: str) -> None:
 def test_weights_are_restored_in_place(
     make_backbone: MakeBackbone, obs: Obs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vla_policies.checkpoint_io.weight_files.SHARD_BYTES", 200_000)
+    monkeypatch.setattr("vla_policies.checkpoint_io.weights.SHARD_BYTES", 200_000)
     backbone = make_backbone("pi0")
     backbone.save(tmp_path, {})
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1

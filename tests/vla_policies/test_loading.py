@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.pretrained import find_checkpoint, read_header
+from vla_policies.loading import find_checkpoint, read_header
 
 MakePolicy = Callable[..., VLAPolicy]
 MakeObs = Callable[..., dict[str, np.ndarray]]

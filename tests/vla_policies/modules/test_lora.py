@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from vla_policies.modules.lora_linear import FusedLoraLinear, fuse
+from vla_policies.modules.lora import FusedLoraLinear, fuse
 
 
 def adapted(**settings: object) -> nn.Module:
