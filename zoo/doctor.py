@@ -1,4 +1,4 @@
-"""`python -m zoo.doctor`: is all here that training needs? With `--oracle`: does an expert solve its tasks here?"""
+"""`python -m zoo.doctor`: checks of the machine. With `--oracle`: an expert replayed through an environment."""
 
 from __future__ import annotations
 
@@ -49,40 +49,40 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_gym_packages(args.gym_packages)
     if args.oracle:
-        return _oracle(args)
+        return _replay_expert(args)
     for name in ("episodes", "params"):
         if getattr(args, name):
             raise BadValue(f"--{name} says how the expert is replayed: it needs --oracle")
-    return _examine(args.env)
+    return _check_system(args.env)
 
 
-def _examine(env_id: str | None) -> int:
-    from zoo.diagnostics.system_checks import PICTURES, checks, examine
+def _check_system(env_id: str | None) -> int:
+    from zoo.diagnostics.system_checks import PICTURES, all_checks, run_checks
 
     if env_id is not None:
         find_benchmark(env_id)
     sound = True
-    for finding in examine(checks(PICTURES if env_id is None else (env_id,))):
-        print(finding, flush=True)
-        sound = sound and (finding.ok or finding.optional)
+    for result in run_checks(all_checks(PICTURES if env_id is None else (env_id,))):
+        print(result, flush=True)
+        sound = sound and (result.ok or result.optional)
     print("all that is needed is here" if sound else "something is missing: see above")
     return 0 if sound else 1
 
 
-def _oracle(args: argparse.Namespace) -> int:
+def _replay_expert(args: argparse.Namespace) -> int:
     if args.env is None:
         raise BadValue("--env is missing: say whose expert to replay, e.g. --oracle --env LIBERO-Object/0")
-    from zoo.diagnostics.expert_replay import Verdict, replay
+    from zoo.diagnostics.expert_replay import replay
     from zoo.runs.progress import Progress
 
     episodes = args.episodes or _DEFAULT_EPISODES
     progress = Progress(episodes, on=args.progress, unit="episode")
     try:
-        verdict: Verdict = replay(args.env, episodes, on_episodes=progress.to, **key_values(args.params))
+        result = replay(args.env, episodes, on_episodes=progress.to, **key_values(args.params))
     finally:
         progress.close()
-    print(verdict)
-    return 1 if verdict.below else 0
+    print(result)
+    return 1 if result.below else 0
 
 
 def main() -> int:

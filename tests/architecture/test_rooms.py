@@ -54,7 +54,6 @@ STILL_UPWARD = {
 """Arrows that go up and are to be turned round; no others may come."""
 
 STILL_IN_CIRCLES = {
-    *("vla_gym.adapters.libero.osc", "vla_gym.adapters.libero.scene", "vla_gym.adapters.libero.tasks"),
     *("vla_gym.registration", "vla_gym.registry"),
     *("vla_gym.vector.sb3", "vla_gym.vector.vector_env"),
     *("zoo.algorithms.collecting", "zoo.algorithms.on_policy", "zoo.algorithms.plain_experience"),

@@ -1,11 +1,11 @@
-"""The command: exit codes and what it refuses. Its checks are in `test_health.py`, its oracle in `test_oracle.py`."""
+"""The command: exit codes and what it refuses; its checks and replays have tests in `diagnostics/`."""
 
 from __future__ import annotations
 
 import pytest
 
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
-from zoo.diagnostics import system_checks as health
+from zoo.diagnostics import system_checks
 from zoo.doctor import run
 
 
@@ -13,7 +13,7 @@ from zoo.doctor import run
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes seconds or a network."""
     for name in ("hub", "vulkan_device", "gl_backend", "first_picture"):
-        monkeypatch.setattr(health, name, lambda *args: "here")
+        monkeypatch.setattr(system_checks, name, lambda *args: "here")
 
 
 @pytest.mark.usefixtures("quick")
@@ -31,7 +31,7 @@ def test_what_is_missing_makes_it_1_unless_nothing_needs_it(
     def no_vulkan() -> str:
         raise MissingDependency("no driver")
 
-    monkeypatch.setattr(health, "vulkan_device", no_vulkan)
+    monkeypatch.setattr(system_checks, "vulkan_device", no_vulkan)
     assert run([]) == 1
     assert "missing  Vulkan" in capsys.readouterr().out
     assert run(["--env", "MetaWorld/reach"]) == 0

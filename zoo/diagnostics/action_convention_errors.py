@@ -1,4 +1,4 @@
-"""What an environment may wrongly take an action for, as matrices an expert's action is multiplied with beforehand."""
+"""Errors of an environment's action convention, each as the matrix that undoes it on an expert's action."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vla_gym.specs import Benchmark, Task
 from zoo.experts.base import Expert
 
 
-def misreadings(benchmark: Benchmark) -> dict[str, np.ndarray]:
-    """What is wrong -> matrix `[A, A]` that undoes it; those that the benchmark's actions can suffer."""
+def action_convention_errors(benchmark: Benchmark) -> dict[str, np.ndarray]:
+    """Return error -> matrix `[A, A]` that undoes it, for the errors that the benchmark's actions can have."""
     spec, size = benchmark.action_spec, benchmark.action_dim
     hands = size - (spec.gripper != "none")
     level = 3 if spec.rotation != "none" else hands
@@ -28,19 +28,17 @@ def misreadings(benchmark: Benchmark) -> dict[str, np.ndarray]:
     return found
 
 
-def changed(make_expert: Callable[[Task], Expert], matrix_AA: np.ndarray) -> Callable[[Task], Expert]:
-    """The expert, its actions multiplied with the matrix."""
-    return lambda task: _Changed(make_expert(task), matrix_AA)
+def corrected(make_expert: Callable[[Task], Expert], matrix_AA: np.ndarray) -> Callable[[Task], Expert]:
+    """Return the expert with its actions multiplied by the matrix."""
+    return lambda task: _Corrected(make_expert(task), matrix_AA)
 
 
-class _Changed:
-    """See `changed`."""
-
+class _Corrected:
     def __init__(self, expert: Expert, matrix_AA: np.ndarray) -> None:
         self._expert, self._matrix_AA = expert, matrix_AA
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Float32 `[A]`."""
+        """Return float32 `[A]`."""
         return (self._matrix_AA @ self._expert.action(privileged_P)).astype(np.float32)
 
 

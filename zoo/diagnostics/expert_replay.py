@@ -1,4 +1,4 @@
-"""Experts replayed through our environments: where they fail, the conventions are wrong and not a policy."""
+"""Experts replayed through our environments: a failure means wrong conventions, not a bad policy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from vla_gym import find_benchmark, make_vec
 from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.demonstrations.recorder import demonstrate
-from zoo.diagnostics.action_convention_errors import changed, misreadings
-from zoo.diagnostics.expert_success_rates import known_rate
+from zoo.diagnostics.action_convention_errors import action_convention_errors, corrected
+from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.evaluation.evaluator import Rate, choose_cells
 from zoo.experts.base import Expert, expert_class
 
 MOST_ENVS = 4
 """Simulators side by side; without pictures each needs little."""
 MOST_REPLAYED = 8
-"""Failed episodes that are replayed to find out why."""
+"""Failed episodes that are replayed to find the cause."""
 HEADER = "success    95 % interval      k/n    task"
 ADVICE = (
     "worse than it should be: the environment does not take actions as declared (scale, gripper sign, frame), or its "
@@ -27,8 +27,8 @@ ADVICE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What a replay came to."""
+class ReplayResult:
+    """Success of a replayed expert, beside its measured success."""
 
     tasks: tuple[Rate, ...]
     """Of each task that was tried."""
@@ -37,11 +37,11 @@ class Verdict:
     known: Rate | None
     """The same tasks when they were measured; None where one was not."""
     cause: str | None = None
-    """Which convention is wrong, where replaying failed episodes told."""
+    """The wrong convention, where replays of failed episodes found one."""
 
     @property
     def below(self) -> bool:
-        """Is it worse than known, both intervals apart? With nothing known: did every episode fail?"""
+        """Whether it is worse than known, both intervals apart; with nothing known, whether every episode failed."""
         if self.known is None:
             return self.overall.successes == 0
         return self.overall.interval[1] < self.known.interval[0]
@@ -63,25 +63,23 @@ def replay(
     *,
     on_episodes: Callable[[int], None] = lambda done: None,
     **options: Any,
-) -> Verdict:
+) -> ReplayResult:
     """Let the expert of `env_id` act, no pictures drawn; `episodes` as of `choose_cells`.
 
     Raises `BadValue` where there is no expert, or for more episodes than there are start states.
     """
     benchmark = replace(find_benchmark(env_id, **options), cameras=())
     make_expert = expert_class(benchmark)
-    cells = choose_cells(benchmark.tasks, episodes)
-    num_envs = min(MOST_ENVS, len(cells))
+    starts = choose_cells(benchmark.tasks, episodes)
+    num_envs = min(MOST_ENVS, len(starts))
     envs = make_vec(benchmark, num_envs, chunk=1, privileged=True, autoreset_mode="disabled")
     try:
-        solved = _outcomes(envs, make_expert, cells, on_episodes)
-        verdict = judge(
-            benchmark, [(cell.task_id, success) for cell, success in zip(cells, solved, strict=True)]
-        )
-        if not verdict.below:
-            return verdict
-        failed = [cell for cell, success in zip(cells, solved, strict=True) if not success]
-        return replace(verdict, cause=_cause(envs, make_expert, failed[:MOST_REPLAYED]))
+        outcomes = list(zip(starts, _outcomes(envs, make_expert, starts, on_episodes), strict=True))
+        result = summarize(benchmark, [(start.task_id, success) for start, success in outcomes])
+        if not result.below:
+            return result
+        failed = [start for start, success in outcomes if not success]
+        return replace(result, cause=_cause(envs, make_expert, failed[:MOST_REPLAYED]))
     finally:
         envs.close()
 
@@ -89,14 +87,14 @@ def replay(
 def _outcomes(
     envs: VLAVectorEnv,
     make_expert: Callable[[Task], Expert],
-    cells: Sequence[StartState],
+    starts: Sequence[StartState],
     on_episodes: Callable[[int], None] = lambda done: None,
 ) -> list[bool]:
-    """Success from each cell."""
+    """Success from each start state."""
     solved: list[bool] = []
-    for begin in range(0, len(cells), envs.num_envs):
-        wave = [(cell, 0) for cell in cells[begin : begin + envs.num_envs]]
-        solved += [one.success for one in demonstrate(envs, make_expert, wave)]
+    for begin in range(0, len(starts), envs.num_envs):
+        batch = [(start, 0) for start in starts[begin : begin + envs.num_envs]]
+        solved += [episode.success for episode in demonstrate(envs, make_expert, batch)]
         on_episodes(len(solved))
     return solved
 
@@ -104,31 +102,32 @@ def _outcomes(
 def _cause(
     envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], failed: Sequence[StartState]
 ) -> str | None:
-    """The misreading of actions that, undone, lets most of the failed episodes succeed; None unless it is just one."""
+    """The error that, undone, lets most of the failed episodes succeed; None unless it is just one."""
     found = []
-    for wrong, matrix_AA in misreadings(envs.benchmark).items():
-        solved = sum(_outcomes(envs, changed(make_expert, matrix_AA), failed))
+    for error, matrix_AA in action_convention_errors(envs.benchmark).items():
+        solved = sum(_outcomes(envs, corrected(make_expert, matrix_AA), failed))
         if 2 * solved > len(failed):
-            found.append(f"{wrong}: with that undone, {solved} of {len(failed)} failed episodes succeed")
+            found.append(f"{error}: with that undone, {solved} of {len(failed)} failed episodes succeed")
     return found[0] if len(found) == 1 else None
 
 
-def judge(benchmark: Benchmark, solved: list[tuple[int, bool]]) -> Verdict:
-    """Counts of (task id, success) per task and over all, beside what is known of the same tasks."""
-    tried = sorted({task_id for task_id, _ in solved})
-    outcomes = {task_id: [success for other, success in solved if other == task_id] for task_id in tried}
+def summarize(benchmark: Benchmark, outcomes: list[tuple[int, bool]]) -> ReplayResult:
+    """Count (task id, success) per task and over all, beside the measured rate of the same tasks."""
+    by_task: dict[int, list[bool]] = {}
+    for task_id, success in sorted(outcomes):
+        by_task.setdefault(task_id, []).append(success)
     tasks = tuple(
-        Rate(label=benchmark.tasks[task_id].name, successes=sum(one), episodes=len(one))
-        for task_id, one in outcomes.items()
+        Rate(label=benchmark.tasks[task_id].name, successes=sum(successes), episodes=len(successes))
+        for task_id, successes in by_task.items()
     )
-    return Verdict(
+    return ReplayResult(
         tasks=tasks,
         overall=Rate(
             label="all episodes",
             successes=sum(rate.successes for rate in tasks),
             episodes=sum(rate.episodes for rate in tasks),
         ),
-        known=known_rate([benchmark.tasks[task_id] for task_id in tried]),
+        known=expert_success_rate([benchmark.tasks[task_id] for task_id in by_task]),
     )
 
 

@@ -1,4 +1,4 @@
-"""How often experts succeeded when they were measured, per task: what `zoo.doctor --oracle` compares with.
+"""Success of experts when they were measured, per task: the reference of `zoo.doctor --oracle`.
 
 Regenerate a block with `python -m zoo.doctor --oracle --env ID --episodes N`.
 """
@@ -16,18 +16,13 @@ EPISODES = 50
 _LIBERO_EPISODES = 20
 """The same of a LIBERO task: its first."""
 _LIBERO: dict[str, dict[str, int]] = {
-    "libero_object": {
-        "alphabet_soup": 20,
-        "cream_cheese": 20,
-        "salad_dressing": 20,
-        "bbq_sauce": 20,
-        "ketchup": 20,
-        "tomato_sauce": 20,
-        "butter": 20,
-        "milk": 20,
-        "chocolate_pudding": 20,
-        "orange_juice": 20,
-    },
+    "libero_object": dict.fromkeys(
+        (
+            *("alphabet_soup", "cream_cheese", "salad_dressing", "bbq_sauce", "ketchup"),
+            *("tomato_sauce", "butter", "milk", "chocolate_pudding", "orange_juice"),
+        ),
+        20,
+    ),
     "libero_spatial": {
         "black_bowl_between_the_plate_and_the_ramekin": 20,
         "black_bowl_next_to_the_ramekin": 20,
@@ -49,8 +44,8 @@ _META_WORLD = dict.fromkeys(MT10, 50)
 _META_WORLD_HORIZON = 100
 
 
-def known_rate(tasks: Iterable[Task]) -> Rate | None:
-    """All the tasks together; None where one is new, or has less time than it was measured with."""
+def expert_success_rate(tasks: Iterable[Task]) -> Rate | None:
+    """Return the rate of all tasks together; None where one is new, or has less time than it was measured with."""
     rates = [_rate(task) for task in tasks]
     known = [rate for rate in rates if rate is not None]
     if not rates or len(known) < len(rates):

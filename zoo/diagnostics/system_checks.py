@@ -1,4 +1,4 @@
-"""What a machine must have: one check per need, each a function that says what is there or raises what to do."""
+"""Needs of a machine: one check each, a function that returns what is there or raises with the remedy."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Check:
     """One need."""
 
     name: str
-    look: Callable[[], str]
-    """Says what is there; raises `VLAZooError` with what to do when it is missing."""
+    run: Callable[[], str]
+    """Returns a description; raises `VLAZooError` with the remedy when it is missing."""
     optional: bool = False
-    """Does everything else work without it?"""
+    """Whether everything else works without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What a check came to."""
+class CheckResult:
+    """Outcome of a check."""
 
     name: str
     ok: bool
     detail: str
-    """What is there, or what to do."""
+    """Description or remedy."""
     optional: bool
 
     def __str__(self) -> str:
@@ -54,33 +54,33 @@ class Finding:
         return f"{word:<8} {self.name:<20} {self.detail}"
 
 
-def checks(env_ids: Sequence[str] = PICTURES) -> tuple[Check, ...]:
-    """Everything that is looked at, in order; one picture of each of `env_ids`."""
+def all_checks(env_ids: Sequence[str] = PICTURES) -> tuple[Check, ...]:
+    """Return all checks in order; one picture of each of `env_ids`."""
     return (
-        Check(name="python", look=python_version),
-        Check(name="torch", look=torch_device),
-        Check(name="cache folder", look=writable_cache),
-        Check(name="GL", look=gl_backend, optional=not any(map(_draws_with_gl, env_ids))),
-        Check(name="Vulkan", look=vulkan_device, optional=not any(map(_draws_with_vulkan, env_ids))),
-        *(Check(name=env_id, look=partial(first_picture, env_id)) for env_id in env_ids),
-        Check(name="Plate25's assets", look=plate25_assets, optional=True),
-        Check(name="datasets", look=dataset_reader, optional=True),
-        Check(name="Hugging Face Hub", look=hub, optional=True),
+        Check(name="python", run=python_version),
+        Check(name="torch", run=torch_device),
+        Check(name="cache folder", run=writable_cache),
+        Check(name="GL", run=gl_backend, optional=not any(map(_draws_with_gl, env_ids))),
+        Check(name="Vulkan", run=vulkan_device, optional=not any(map(_draws_with_vulkan, env_ids))),
+        *(Check(name=env_id, run=partial(first_picture, env_id)) for env_id in env_ids),
+        Check(name="Plate25's assets", run=plate25_assets, optional=True),
+        Check(name="datasets", run=dataset_reader, optional=True),
+        Check(name="Hugging Face Hub", run=hub, optional=True),
     )
 
 
-def examine(these: Sequence[Check]) -> Iterator[Finding]:
-    """Do the checks one by one."""
-    for check in these:
+def run_checks(checks: Sequence[Check]) -> Iterator[CheckResult]:
+    """Run the checks one by one."""
+    for check in checks:
         try:
-            detail, ok = check.look(), True
+            detail, ok = check.run(), True
         except VLAZooError as error:
             detail, ok = " ".join(str(error).split()), False
-        yield Finding(name=check.name, ok=ok, detail=detail, optional=check.optional)
+        yield CheckResult(name=check.name, ok=ok, detail=detail, optional=check.optional)
 
 
 def python_version() -> str:
-    """3.11 or later."""
+    """Check for 3.11 or later."""
     if sys.version_info < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise MissingDependency(
@@ -90,7 +90,7 @@ def python_version() -> str:
 
 
 def torch_device() -> str:
-    """Torch and the device that `--device auto` takes."""
+    """Check torch; the device is that of `--device auto`."""
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency("no module torch. Install it with: pip install vla-zoo")
     import torch
@@ -101,17 +101,17 @@ def torch_device() -> str:
 
 
 def writable_cache() -> str:
-    """The folder for compiled scenes can be written to."""
+    """Check that the folder for compiled scenes can be written to."""
     return str(check_writable(cache_dir()))
 
 
 def gl_backend() -> str:
-    """What MuJoCo draws with."""
+    """Check MuJoCo's renderer."""
     return f"MuJoCo draws with {rendering_environment(os.environ)['MUJOCO_GL']}"
 
 
 def vulkan_device() -> str:
-    """What ManiSkill draws on."""
+    """Check ManiSkill's rendering device."""
     if importlib.util.find_spec("sapien") is None:
         raise MissingDependency('only ManiSkill draws with Vulkan: pip install "vla-zoo[maniskill]"')
     kinds = {"cuda": "the GPU", "cpu": "the CPU, in software"}
@@ -119,7 +119,7 @@ def vulkan_device() -> str:
 
 
 def first_picture(env_id: str) -> str:
-    """A worker process builds the environment and draws; raises too when the picture is of one colour."""
+    """Check that a worker process builds the environment and draws a picture of more than one colour."""
     from vla_gym import make_vec
 
     began = time.perf_counter()
@@ -128,12 +128,12 @@ def first_picture(env_id: str) -> str:
         observation, _ = envs.reset(seed=0)
     finally:
         envs.close()
-    look_at(observation["image"][0])
+    check_picture(observation["image"][0])
     return f"first picture after {time.perf_counter() - began:.1f} s"
 
 
-def look_at(image_HW3: np.ndarray) -> None:
-    """Raises `MissingDependency` for a picture that is all of one colour."""
+def check_picture(image_HW3: np.ndarray) -> None:
+    """Raise `MissingDependency` for a picture that is all of one colour."""
     if image_HW3.min() == image_HW3.max():
         raise MissingDependency(
             f"the picture is empty, every number is {image_HW3.flat[0]}: the driver draws nothing. "
@@ -142,7 +142,7 @@ def look_at(image_HW3: np.ndarray) -> None:
 
 
 def plate25_assets() -> str:
-    """The published meshes and pictures; without them, ManiSkill-Plate25 shows stand-ins."""
+    """Check for the published meshes and pictures; without them, ManiSkill-Plate25 shows stand-ins."""
     from vla_gym.adapters.plate25.assets import DOWNLOAD, find_assets
 
     if find_assets().pack is None:
@@ -151,14 +151,14 @@ def plate25_assets() -> str:
 
 
 def dataset_reader() -> str:
-    """What `zoo.collect` and `zoo.sft` read and write datasets with."""
+    """Check for the package that `zoo.collect` and `zoo.sft` read and write datasets with."""
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingDependency('zoo.collect and zoo.sft need: pip install "vla-zoo[datasets]"')
     return f"pyarrow {version('pyarrow')}"
 
 
 def hub() -> str:
-    """Does the Hub answer? Needed for published checkpoints and for `zoo.push_to_hub` alone."""
+    """Check that the Hub answers. Needed for published checkpoints and for `zoo.push_to_hub` alone."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -1,4 +1,4 @@
-"""What an expert is, and which benchmark has one."""
+"""The protocol of experts, and the table of benchmarks that have one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ EXPERTS: dict[str, str] = {
     "vla_gym.adapters.maniskill:ManiSkillSimulator": "zoo.experts.maniskill:ManiSkillExpert",
     "vla_gym.adapters.plate25.simulator:Plate25Simulator": "zoo.experts.plate25:Plate25Expert",
 }
-"""Simulator entry point of a benchmark -> "module:Class" of its expert; imported only when one is made."""
+"""Simulator entry point of a benchmark -> "module:Class" of its expert, imported only when it is made."""
 
 
 class Expert(Protocol):
-    """Acts in one slot, one simulator step at a time. The constructor is called as `Class(task)`."""
+    """Acts in one environment, one simulator step at a time. The constructor is called as `Class(task)`."""
 
     def __init__(self, task: Task) -> None: ...
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Float32 `[A]` in [-1, 1] for the float64 `[P]` that the simulator's `privileged` gave."""
+        """Return float32 `[A]` in [-1, 1] for float64 `[P]` of the simulator's `privileged`."""
 
 
 def expert_class(benchmark: Benchmark) -> type[Expert]:
-    """The expert of a benchmark; raises `BadValue` where there is none."""
+    """Return the expert of a benchmark; raise `BadValue` where there is none."""
     if benchmark.simulator not in EXPERTS or not benchmark.privileged_dim:
         raise BadValue(
             f"{benchmark.id} has no scripted expert; docs/demonstrations.md lists the tasks that have one"

@@ -1,4 +1,4 @@
-"""Controllers for some of ManiSkill's tabletop tasks: where the hand goes next, from the present state alone.
+"""Controllers for some of ManiSkill's tabletop tasks: the hand's next target from the present state alone.
 
 They keep no memory, so they go on from wherever noise, or another policy, has brought the scene.
 """
@@ -16,7 +16,7 @@ from vla_gym.specs import Task
 from zoo.experts.motion import Aim, Body, body, downward, funnel, limited, nearest_yaw, yaw_of
 
 REACH, TURN = 0.1, -0.1
-"""What an action of 1 commands, metres and radians; the drives go less than half of it in a step."""
+"""Meaning of an action of 1, metres and radians; the drives go less than half of it in a step."""
 LONGEST = 0.08
 """Metres commanded in a step: more, and inverse kinematics fail near the edge of the arm's reach."""
 APPROACH = 2
@@ -41,12 +41,12 @@ class TableView:
     opening: float
     """Metres between the fingers."""
     holding: bool
-    """Is the first thing between them?"""
+    """Whether the first thing is between them."""
     things: tuple[Body, ...]
 
 
 def table_view(privileged_P: np.ndarray) -> TableView:
-    """The vector's parts."""
+    """Split the vector into its parts."""
     things = privileged_P[HAND_DIM:].reshape(-1, THING_DIM)
     return TableView(
         hand=body(privileged_P[:THING_DIM]),
@@ -57,7 +57,7 @@ def table_view(privileged_P: np.ndarray) -> TableView:
 
 
 def pick_cube(view: TableView) -> Aim:
-    """The cube in hand, to the goal; there the arm comes to rest."""
+    """Carry the cube to the goal; there the arm comes to rest."""
     if not view.holding:
         return _fetch(view, cube=True)
     cube, goal = view.things
@@ -65,27 +65,27 @@ def pick_cube(view: TableView) -> Aim:
 
 
 def stack_cube(view: TableView) -> Aim:
-    """The cube onto the other, and let go."""
+    """Put the cube onto the other and let go."""
     return _put(view, 2 * HALF_CUBE, cube=True)
 
 
 def place_sphere(view: TableView) -> Aim:
-    """The ball into the bin, and let go."""
+    """Put the ball into the bin and let go."""
     return _put(view, BIN_FLOOR + SPHERE_RADIUS, cube=False)
 
 
 def push_cube(view: TableView) -> Aim:
-    """Closed fingers behind the cube, then away from the robot."""
+    """Push with closed fingers from behind the cube away from the robot."""
     return _shove(view, 1.0)
 
 
 def pull_cube(view: TableView) -> Aim:
-    """Closed fingers beyond the cube, then back towards the robot."""
+    """Pull with closed fingers from beyond the cube towards the robot."""
     return _shove(view, -1.0)
 
 
 def _fetch(view: TableView, *, cube: bool) -> Aim:
-    """From above, to the first thing; fingers along its sides, if it is a cube, and closed when there."""
+    """Go to the first thing from above; fingers along its sides, if it is a cube, and closed when there."""
     hand, thing = view.hand, view.things[0]
     yaw = side = yaw_of(hand.quat_4, 1)
     if cube:
@@ -100,8 +100,8 @@ def _fetch(view: TableView, *, cube: bool) -> Aim:
 
 
 def _put(view: TableView, height: float, *, cube: bool) -> Aim:
-    """The first thing to `height` above the second's centre, from above; let go there and stay."""
-    thing_3, base_3 = (one.position_3 for one in view.things)
+    """Carry the first thing to `height` above the second's centre, from above; let go there and stay."""
+    thing_3, base_3 = (thing.position_3 for thing in view.things)
     place_3 = base_3 + np.array([0.0, 0.0, height])
     level, up = PLACED
     if np.hypot(*(place_3 - thing_3)[:2]) < level and abs(place_3 - thing_3)[2] < up:
@@ -113,7 +113,7 @@ def _put(view: TableView, height: float, *, cube: bool) -> Aim:
 
 
 def _shove(view: TableView, away: float) -> Aim:
-    """Along x, away from the robot with 1, towards it with -1."""
+    """Shove along x, away from the robot with 1, towards it with -1."""
     hand_3, cube_3 = view.hand.position_3, view.things[0].position_3
     behind_3 = cube_3 - np.array([away * BEHIND, 0.0, 0.0])
     beyond = away * (cube_3 - hand_3)[0] > 0.03
@@ -127,7 +127,7 @@ def _from_above(hand_3: np.ndarray, goal_3: np.ndarray) -> np.ndarray:
 
 
 def _go(view: TableView, position_3: np.ndarray, *, opened: bool = False) -> Aim:
-    """There, without a turn."""
+    """Go to a point without a turn."""
     return Aim(position_3=position_3, finger_yaw=yaw_of(view.hand.quat_4, 1), opened=opened)
 
 
@@ -138,11 +138,11 @@ AIMS: dict[str, Callable[[TableView], Aim]] = {
     "StackCube": stack_cube,
     "PlaceSphere": place_sphere,
 }
-"""Task -> where its expert's hand is to go."""
+"""Task -> its controller."""
 
 
 def arm_action(view: TableView, aim: Aim) -> np.ndarray:
-    """Float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
+    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
     way_3 = limited(aim.position_3 - view.hand.position_3, LONGEST) / REACH
     turn_3 = limited(turn_between(view.hand.quat_4, downward(aim.finger_yaw, APPROACH)) / TURN, 1.0)
     return np.array([*way_3, *turn_3, 1.0 if aim.opened else -1.0], dtype=np.float32)
@@ -155,6 +155,6 @@ class ManiSkillExpert:
         self._aim = AIMS[task.name]
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """One step towards the aim: float32 `[7]`."""
+        """Return one step towards the aim, float32 `[7]`."""
         view = table_view(privileged_P)
         return arm_action(view, self._aim(view))

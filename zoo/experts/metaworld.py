@@ -1,30 +1,124 @@
-"""Experts of Meta-World: its own scripted policies, through our actions, and controllers of ours for two tasks."""
+"""Experts of Meta-World: its own scripted policies, and controllers of ours where those miss start states.
+
+The controllers keep no memory, so they go on from wherever noise, or another policy, has brought the scene. They read
+the 39 numbers of `LeanEnv.full_observation`. Metres, radians; z is up.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vla_gym.adapters.metaworld.tasks import expert_name
 from vla_gym.specs import Task
-from zoo.experts.metaworld_controllers import AIMS, arm_action
+from zoo.experts.motion import funnel
+
+GAIN = 16.0
+"""Action per metre of remaining way. The target runs 4 cm ahead of the hand at full speed: more overshoots."""
+OPEN, CLOSE = -1.0, 1.0
+"""Efforts of the gripper."""
+
+HINGE = np.array([0.115, 0.35, 0.0])
+"""From a door's goal to its hinge."""
+HANDLE_ANGLE = float(np.arctan2(-0.107, 0.376))
+"""Direction from the hinge to the handle's centre in the leaf's frame: x along the closed leaf, y into the cupboard."""
+SLOT = np.array([0.365, -0.075])
+"""Point that the hand comes down to, in that frame: fingers behind the bar, next to its stem, wrist off the leaf."""
+SLOT_X, SLOT_FRONT = (0.345, 0.47), -0.085
+"""Range along the bar, and least y, in which the hand is behind it."""
+HOOKED = 0.06
+"""Height between hand and handle at which fingers reach behind the bar."""
+PULL_X, PULL_AHEAD = 0.345, 0.2
+"""Target along the bar while pulling: against the stem, for the shortest arc; and its distance ahead of the hand."""
+
+GRIP = np.array([-0.03, 0.0, 0.02])
+"""From the peg's position to the hand that holds it about its middle, low enough for the fingers."""
+HEAD = np.array([-0.13, 0.0, -0.01])
+"""From the peg's position to its head, which must arrive at the goal."""
+OVER_PEG = np.array([0.06, 0.025])
+"""Distances in x and y from the grip within which open fingers can come down."""
+LOW, COMING_DOWN = 0.03, 0.1
+"""Heights above the grip: at the one fingers reach beside the peg, at the other they may begin to close."""
+NARROW, HELD = 0.5, 0.4
+"""Opening that the peg still fits into with `STRAIGHT` to spare, and above which it is not held."""
+STRAIGHT = 0.01
+ALIGNED, BEFORE_HOLE = 0.012, 0.11
+"""The head may be this far beside the hole to go in; else it goes to this distance before the goal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """Target of the hand, and effort of the gripper."""
+
+    position_3: np.ndarray
+    effort: float
+    """From -1, opens, to 1, closes."""
+
+
+def open_door(privileged_P: np.ndarray) -> Aim:
+    """Closed fingers down behind the handle's bar, then along its arc."""
+    hand_3, handle_3 = privileged_P[:3], privileged_P[4:7]
+    hinge_3 = privileged_P[-3:] + HINGE
+    across, along = (handle_3 - hinge_3)[1::-1]
+    angle = float(np.arctan2(across, along)) - HANDLE_ANGLE
+    x, y = _turned((hand_3 - hinge_3)[:2], -angle)
+    behind = SLOT_X[0] < x < SLOT_X[1] and y > SLOT_FRONT
+    hooked = behind and abs(hand_3[2] - handle_3[2]) < HOOKED
+    target = np.array([PULL_X, y - PULL_AHEAD]) if hooked else SLOT
+    target_3 = np.append(hinge_3[:2] + _turned(target, angle), handle_3[2])
+    if not hooked:
+        target_3 = funnel(hand_3, target_3, mouth=0.05, slope=4.0, height=0.08)
+    return Aim(position_3=target_3, effort=CLOSE)
+
+
+def insert_peg(privileged_P: np.ndarray) -> Aim:
+    """The peg from above, its head in front of the hole, then in. It never turns."""
+    hand_3, opening, peg_3 = privileged_P[:3], privileged_P[3], privileged_P[4:7]
+    off_3 = hand_3 - peg_3 - GRIP
+    if (np.abs(off_3[:2]) > OVER_PEG).any():
+        return Aim(position_3=funnel(hand_3, peg_3 + GRIP, mouth=0.03, slope=4.0, height=0.1), effort=OPEN)
+    low = off_3[2] < LOW
+    if opening > HELD or not low:
+        narrows = opening > NARROW and off_3[2] < COMING_DOWN and abs(off_3[1]) < STRAIGHT
+        return Aim(position_3=peg_3 + GRIP, effort=CLOSE if low or narrows else OPEN)
+    way_3 = privileged_P[-3:] - peg_3 - HEAD
+    if np.abs(way_3[1:]).max() > ALIGNED:
+        way_3[0] += BEFORE_HOLE
+    return Aim(position_3=hand_3 + way_3, effort=CLOSE)
+
+
+def _turned(vector_2: np.ndarray, angle: float) -> np.ndarray:
+    """Turn a vector counter-clockwise."""
+    cosine, sine = np.cos(angle), np.sin(angle)
+    return np.array([[cosine, -sine], [sine, cosine]]) @ vector_2
+
+
+AIMS: dict[str, Callable[[np.ndarray], Aim]] = {"door-open": open_door, "peg-insert-side": insert_peg}
+"""Task -> its controller."""
+
+
+def arm_action(privileged_P: np.ndarray, aim: Aim) -> np.ndarray:
+    """Return float32 `[4]` in [-1, 1] towards the aim."""
+    way_3 = GAIN * (aim.position_3 - privileged_P[:3])
+    return np.clip(np.append(way_3, aim.effort), -1.0, 1.0).astype(np.float32)
 
 
 class MetaWorldExpert:
-    """Ours of `AIMS`, else the class of `metaworld.policies` for a task; see `zoo.experts.base.Expert`."""
+    """The controller of `AIMS`, else the task's class of `metaworld.policies`; see `zoo.experts.base.Expert`."""
 
     def __init__(self, task: Task) -> None:
-        self._act = _ours(task.name) if task.name in AIMS else _scripted(task.name)
+        self._act = _controller(task.name) if task.name in AIMS else _scripted(task.name)
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """Proportional control towards the next waypoint, cut to the range of an action: float32 `[4]`."""
+        """Return float32 `[4]`, proportional to the way to the next waypoint, cut to the range of an action."""
         return self._act(privileged_P)
 
 
-def _ours(name: str) -> Callable[[np.ndarray], np.ndarray]:
+def _controller(name: str) -> Callable[[np.ndarray], np.ndarray]:
     return lambda privileged_P: arm_action(privileged_P, AIMS[name](privileged_P))
 
 

@@ -1,4 +1,4 @@
-"""Geometry that scripted experts share: where a hand goes next, and which way it turns. Metres, radians, z is up."""
+"""Geometry that scripted experts share: targets and orientations of a hand. Metres, radians, z is up."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """Where a hand is to go."""
+    """Target of a hand."""
 
     position_3: np.ndarray
     """Of the point between the fingertips."""
     finger_yaw: float
     """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
     opened: bool
-    """Fingers apart?"""
+    """Whether the fingers are apart."""
 
 
 def body(pose_7: np.ndarray) -> Body:
-    """Position and quaternion, one after the other."""
+    """Return the parts of a pose vector: position, then quaternion."""
     return Body(position_3=pose_7[:3], quat_4=pose_7[3:7])
 
 
 def limited(vector_D: np.ndarray, longest: float) -> np.ndarray:
-    """The vector, shortened to length `longest` where it is longer."""
+    """Return the vector, shortened to length `longest` where it is longer."""
     length = float(np.linalg.norm(vector_D))
     return vector_D * (longest / length) if length > longest else vector_D
 
 
 def funnel(now_3: np.ndarray, goal_3: np.ndarray, *, mouth: float, slope: float, height: float) -> np.ndarray:
-    """The point above (or at) the goal to go for now, so that it is reached from above.
+    """Return the next point above (or at) the goal, so that the goal is reached from above.
 
     Within `mouth` of the vertical through the goal that is the goal itself; farther away the point lies `slope`
     metres higher for every metre more, up to `height`.
@@ -52,18 +52,18 @@ def funnel(now_3: np.ndarray, goal_3: np.ndarray, *, mouth: float, slope: float,
 
 
 def yaw_of(quat: np.ndarray, axis: int) -> float:
-    """Direction, seen from above, of an axis of the body with the unit quaternion (w, x, y, z)."""
+    """Return the direction, seen from above, of an axis of the body with the unit quaternion (w, x, y, z)."""
     x, y, _ = axes_of(quat)[:, axis]
     return float(np.arctan2(y, x))
 
 
 def nearest_yaw(now: float, wanted: float, period: float) -> float:
-    """The angle nearest to `now` among `wanted` plus multiples of `period`."""
+    """Return the angle nearest to `now` among `wanted` plus multiples of `period`."""
     return wanted + period * round((now - wanted) / period)
 
 
 def downward(finger_yaw: float, approach: int) -> np.ndarray:
-    """Quaternion (w, x, y, z) of a hand that points down, its y axis, along which the fingers open, at that yaw.
+    """Return the quaternion (w, x, y, z) of a hand that points down and opens its fingers, its y axis, at that yaw.
 
     `approach` is the axis that points down: 2 of a Panda, 0 of a WidowX.
     """

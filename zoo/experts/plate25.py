@@ -1,6 +1,6 @@
 """A controller for ManiSkill-Plate25: grips the object across its narrower side, sets it on the plate, moves away.
 
-Like `zoo.experts.maniskill` it keeps no memory: the present state alone says what comes next.
+Like `zoo.experts.maniskill` it keeps no memory: the present state alone decides.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class PlateView:
 
     hand: Body
     target: Body
-    """Where the hand was told to go; actions are relative to it."""
+    """Commanded pose of the hand, to which actions are relative."""
     gripped: bool
     thing: Box
     plate: Box
     metres: float
-    """That an action of 1 stands for."""
+    """Meaning of an action of 1."""
     radians: float
 
 
 def plate_view(privileged_P: np.ndarray) -> PlateView:
-    """The vector's parts."""
+    """Split the vector into its parts."""
     hand, target, gripped, thing, plate, units = np.split(privileged_P, [7, 14, 15, 25, 35])
     return PlateView(
         hand=body(hand),
@@ -78,7 +78,7 @@ def plate_view(privileged_P: np.ndarray) -> PlateView:
 
 
 def narrow_yaw(thing: Box) -> float:
-    """Direction, seen from above, of the shorter of the box's two most level sides."""
+    """Return the direction, seen from above, of the shorter of the box's two most level sides."""
     upright = int(np.argmax(np.abs(axes_of(thing.middle.quat_4)[2])))
     level = [axis for axis in range(3) if axis != upright]
     return yaw_of(thing.middle.quat_4, min(level, key=lambda axis: float(thing.size_3[axis])))
@@ -116,7 +116,7 @@ def _go(view: PlateView, position_3: np.ndarray, *, opened: bool) -> Aim:
 
 
 def arm_action(view: PlateView, aim: Aim) -> np.ndarray:
-    """Float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
+    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
     way_3 = limited(aim.position_3 - view.target.position_3, LONGEST) / view.metres
     turn_3 = turn_between(view.target.quat_4, downward(aim.finger_yaw, APPROACH))
     turn_3 = limited(turn_3, WIDEST) / view.radians
@@ -124,12 +124,12 @@ def arm_action(view: PlateView, aim: Aim) -> np.ndarray:
 
 
 class Plate25Expert:
-    """See `zoo.experts.base.Expert`; the task is in what it reads."""
+    """See `zoo.experts.base.Expert`; the task is in the privileged state."""
 
     def __init__(self, task: Task) -> None:
         del task
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
-        """One step towards the aim: float32 `[7]`."""
+        """Return one step towards the aim, float32 `[7]`."""
         view = plate_view(privileged_P)
         return arm_action(view, next_aim(view))

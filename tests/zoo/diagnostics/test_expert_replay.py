@@ -1,4 +1,4 @@
-"""A replayed expert is judged by what was measured; on Toy-Reach an expert with a wrong sign is found out."""
+"""A replayed expert is compared with its measured rate; on Toy-Reach an expert with a wrong sign is found out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from vla_gym import find_benchmark
 from vla_gym.adapters.toy import STEP, ToyReach
 from vla_gym.specs import Task
-from zoo.diagnostics import expert_replay as oracle
-from zoo.diagnostics.expert_replay import Verdict, judge, replay
-from zoo.diagnostics.expert_success_rates import known_rate
+from zoo.diagnostics import expert_replay
+from zoo.diagnostics.expert_replay import ReplayResult, replay, summarize
+from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.doctor import run
 from zoo.evaluation.evaluator import Rate
 from zoo.experts import base
@@ -20,21 +20,21 @@ from zoo.experts import base
 TOY = find_benchmark("Toy-Reach")
 
 
-def verdict(successes: int, episodes: int, known: Rate | None) -> Verdict:
+def result(successes: int, episodes: int, known: Rate | None) -> ReplayResult:
     rate = Rate(label="all", successes=successes, episodes=episodes)
-    return Verdict(tasks=(rate,), overall=rate, known=known)
+    return ReplayResult(tasks=(rate,), overall=rate, known=known)
 
 
 def test_below_means_that_the_intervals_lie_apart() -> None:
     known = Rate(label="known", successes=50, episodes=50)  # from 92.9 %
-    assert verdict(7, 10, known).below  # up to 89.2 %
-    assert not verdict(8, 10, known).below  # up to 94.3 %
+    assert result(7, 10, known).below  # up to 89.2 %
+    assert not result(8, 10, known).below  # up to 94.3 %
 
 
 def test_with_nothing_known_only_total_failure_tells() -> None:
-    assert verdict(0, 3, None).below
-    assert not verdict(1, 3, None).below
-    assert "nothing to compare with" in str(verdict(1, 3, None))
+    assert result(0, 3, None).below
+    assert not result(1, 3, None).below
+    assert "nothing to compare with" in str(result(1, 3, None))
 
 
 def meta_world(name: str, horizon: int) -> Task:
@@ -43,9 +43,9 @@ def meta_world(name: str, horizon: int) -> Task:
 
 def test_known_rates_add_up_over_tasks_and_fit_the_horizon() -> None:
     reach, peg = meta_world("reach", 160), meta_world("peg-insert-side", 160)
-    assert known_rate([reach, peg]) == Rate(label="known", successes=50 + 50, episodes=100)
-    assert known_rate([replace(peg, horizon=80)]) is None
-    assert known_rate([reach, meta_world("assembly", 160)]) is None
+    assert expert_success_rate([reach, peg]) == Rate(label="known", successes=50 + 50, episodes=100)
+    assert expert_success_rate([replace(peg, horizon=80)]) is None
+    assert expert_success_rate([reach, meta_world("assembly", 160)]) is None
 
 
 def test_liberos_rates_are_those_of_a_suite_and_not_of_its_changed_forms() -> None:
@@ -56,18 +56,20 @@ def test_liberos_rates_are_those_of_a_suite_and_not_of_its_changed_forms() -> No
         num_trials=50,
         suite="libero_object",
     )
-    assert known_rate([tomato, meta_world("reach", 100)]) == Rate(label="known", successes=70, episodes=70)
-    assert known_rate([replace(tomato, suite="libero_object_swap")]) is None
-    assert known_rate([replace(tomato, name="pick_up_the_anvil_and_place_it_in_the_basket")]) is None
+    assert expert_success_rate([tomato, meta_world("reach", 100)]) == Rate(
+        label="known", successes=70, episodes=70
+    )
+    assert expert_success_rate([replace(tomato, suite="libero_object_swap")]) is None
+    assert expert_success_rate([replace(tomato, name="pick_up_the_anvil_and_place_it_in_the_basket")]) is None
 
 
 def test_counts_per_task() -> None:
-    judged = judge(TOY, [(0, True), (2, True), (0, False)])
-    assert [(rate.label, rate.successes, rate.episodes) for rate in judged.tasks] == [
+    summary = summarize(TOY, [(0, True), (2, True), (0, False)])
+    assert [(rate.label, rate.successes, rate.episodes) for rate in summary.tasks] == [
         ("reach_red", 1, 2),
         ("reach_blue", 1, 1),
     ]
-    assert (judged.overall.successes, judged.overall.episodes) == (2, 3)
+    assert (summary.overall.successes, summary.overall.episodes) == (2, 3)
 
 
 class ToyExpert:
@@ -90,14 +92,14 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyReach, "privileged", privileged, raising=False)
     monkeypatch.setitem(base.EXPERTS, TOY.simulator, f"{__name__}:ToyExpert")
     monkeypatch.setattr(
-        oracle, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
+        expert_replay, "find_benchmark", lambda env_id, **options: replace(TOY, privileged_dim=2, **options)
     )
 
 
 @pytest.mark.usefixtures("toy")
 def test_an_expert_solves_its_tasks_through_our_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    judged = replay("Toy-Reach", 7)
-    assert (judged.overall.successes, judged.overall.episodes) == (7, 7)
+    summary = replay("Toy-Reach", 7)
+    assert (summary.overall.successes, summary.overall.episodes) == (7, 7)
     assert run(["--oracle", "--env", "Toy-Reach", "--episodes", "3"]) == 0
     assert "100.0%  [ 43.9%, 100.0%]      3/3    all episodes" in capsys.readouterr().out
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue, MissingDependency
-from zoo.diagnostics import system_checks as health
-from zoo.diagnostics.system_checks import Check, checks, examine
+from zoo.diagnostics import system_checks
+from zoo.diagnostics.system_checks import Check, all_checks, run_checks
 
 
 def fails() -> str:
@@ -20,11 +20,11 @@ def fails() -> str:
 
 
 def test_a_finding_is_one_line() -> None:
-    here, gone, spare = examine(
+    here, gone, spare = run_checks(
         [
-            Check(name="a", look=lambda: "version 1"),
-            Check(name="b", look=fails),
-            Check(name="c", look=fails, optional=True),
+            Check(name="a", run=lambda: "version 1"),
+            Check(name="b", run=fails),
+            Check(name="c", run=fails, optional=True),
         ]
     )
     assert str(here).split() == ["ok", "a", "version", "1"]
@@ -37,7 +37,7 @@ def test_a_finding_is_one_line() -> None:
 
 def test_what_is_needed_depends_on_the_environment() -> None:
     def needed(*env_ids: str) -> set[str]:
-        return {check.name for check in checks(env_ids) if not check.optional}
+        return {check.name for check in all_checks(env_ids) if not check.optional}
 
     always = {"python", "torch", "cache folder"}
     assert needed("MetaWorld/reach") == {*always, "GL", "MetaWorld/reach"}
@@ -46,31 +46,31 @@ def test_what_is_needed_depends_on_the_environment() -> None:
 
 
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "OLDEST_PYTHON", (99, 1))
+    monkeypatch.setattr(system_checks, "OLDEST_PYTHON", (99, 1))
     with pytest.raises(MissingDependency, match=r"too old: install Python 99\.1"):
-        health.python_version()
+        system_checks.python_version()
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path / "new"))
-    assert health.writable_cache() == str(tmp_path / "new")
+    assert system_checks.writable_cache() == str(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path / "file"))
     with pytest.raises(BadValue, match="set VLA_ZOO_CACHE"):
-        health.writable_cache()
+        system_checks.writable_cache()
 
 
 def test_a_picture_of_one_colour_is_none() -> None:
     image = np.full((4, 4, 3), 7, dtype=np.uint8)
     with pytest.raises(MissingDependency, match="every number is 7"):
-        health.look_at(image)
+        system_checks.check_picture(image)
     image[0, 0, 0] = 8
-    health.look_at(image)
+    system_checks.check_picture(image)
 
 
 def test_a_first_picture_comes_from_a_worker() -> None:
-    assert health.first_picture("Toy-Reach").startswith("first picture after ")
+    assert system_checks.first_picture("Toy-Reach").startswith("first picture after ")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_hub_that_answers_is_there_whatever_it_says(
     endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert health.hub().endswith("answers")
+    assert system_checks.hub().endswith("answers")
 
 
 def test_a_hub_that_is_gone(endpoint: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_hub_that_is_gone(endpoint: http.server.HTTPServer, monkeypatch: pytes
     endpoint.shutdown()
     endpoint.server_close()
     with pytest.raises(MissingDependency, match="does not answer"):
-        health.hub()
+        system_checks.hub()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(MissingDependency, match="HF_HUB_OFFLINE is set"):
-        health.hub()
+        system_checks.hub()

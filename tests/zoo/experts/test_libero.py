@@ -1,7 +1,8 @@
-"""LIBERO's expert: its waypoints by hand, its stages on a stub of a world, and real tasks."""
+"""LIBERO's expert: its grasps and waypoints by hand, its stages on a stub of a world, and real tasks."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,15 +14,17 @@ from vla_gym.specs import StartState, Task
 from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
 from zoo.experts.libero import (
+    RIM_AZIMUTH,
     WAYPOINT,
     LiberoExpert,
     Plan,
     Stage,
+    fitting_yaws,
     has_slipped,
     is_over,
     make_plan,
+    plan_grasp,
 )
-from zoo.experts.libero_grasps import RIM_AZIMUTH
 
 DOWN = np.array([0.0, 1.0, 0.0, 0.0])  # fingers close along the world's -y
 TASK = Task(name="put", instruction="put it", horizon=100, num_trials=1, suite="libero_object")
@@ -114,6 +117,51 @@ def test_a_perfect_world_sees_every_stage_in_order() -> None:
         now = replace(now, hand_3=now.hand_3 + step_3, thing=lifted)
     assert seen == list(Stage)
     np.testing.assert_allclose(now.thing.origin_3[:2], [0.0, 0.2], atol=0.012)
+
+
+UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
+ON_ITS_SIDE = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)  # a quarter turn about x: its y axis points up
+QUARTER_ABOUT_Z = np.array([1.0, 0.0, 0.0, 1.0]) / math.sqrt(2)
+
+
+def solid(half: tuple[float, float, float], quat: np.ndarray = UPRIGHT, height: float = 0.0) -> Solid:
+    return Solid(
+        origin_3=np.array([0.1, -0.2, height]), quat_4=quat, middle_3=np.zeros(3), half_3=np.array(half)
+    )
+
+
+def test_a_flat_box_is_taken_across_its_narrow_side_just_above_the_floor() -> None:
+    box = solid((0.041, 0.021, 0.009), height=0.009)
+    grasp = plan_grasp(box, hand_yaw=0.3)
+    assert fitting_yaws(box) == [pytest.approx(math.pi / 2)]  # 8.2 cm along x are too wide
+    assert grasp.finger_yaw == pytest.approx(math.pi / 2)
+    # Its top is at 1.8 cm; 1.8 cm below that is the floor, so the least height of a grip decides.
+    np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.008])
+
+
+def test_it_turns_with_the_box() -> None:
+    (yaw,) = fitting_yaws(solid((0.041, 0.021, 0.009), QUARTER_ABOUT_Z))
+    assert math.cos(yaw) == pytest.approx(-1.0)
+
+
+def test_a_carton_that_stands_on_its_own_y_axis_is_taken_near_its_top() -> None:
+    carton = solid((0.026, 0.07, 0.03), ON_ITS_SIDE, height=0.07)
+    grasp = plan_grasp(carton, hand_yaw=0.1)
+    np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.14 - 0.018])
+    assert grasp.finger_yaw == pytest.approx(0.0)  # x and z lie, both fit; x is the nearer to the hand
+
+
+def test_half_a_turn_of_the_fingers_is_none() -> None:
+    box = solid((0.02, 0.05, 0.02))
+    assert plan_grasp(box, hand_yaw=3.0).finger_yaw == pytest.approx(math.pi)
+
+
+def test_what_is_too_wide_is_taken_by_its_rim() -> None:
+    bowl = solid((0.053, 0.053, 0.025), height=0.025)
+    grasp = plan_grasp(bowl, hand_yaw=-math.pi / 2, rim_azimuth=3 * math.pi / 4)
+    away = 0.05 / math.sqrt(2)  # 5.3 cm less the wall, at 135 degrees
+    np.testing.assert_allclose(grasp.point_3, [0.1 - away, -0.2 + away, 0.05 - 0.018])
+    assert grasp.finger_yaw == pytest.approx(-math.pi / 4)  # half a turn from 135 degrees
 
 
 @pytest.mark.sim

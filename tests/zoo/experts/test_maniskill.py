@@ -103,10 +103,10 @@ def test_they_solve_their_tasks(name: str) -> None:
     benchmark = replace(find_benchmark(f"ManiSkill/{name}"), cameras=())
     envs = make_vec(benchmark, 2, chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
     try:
-        cells = [(StartState(task_id=0, trial_id=trial), 0) for trial in (0, 49)]
-        shown = demonstrate(envs, expert_class(benchmark), cells)
+        starts = [(StartState(task_id=0, trial_id=trial), 0) for trial in (0, 49)]
+        shown = demonstrate(envs, expert_class(benchmark), starts)
     finally:
         envs.close()
-    for one in shown:
-        assert one.success
-        assert one.length <= 40
+    for episode in shown:
+        assert episode.success
+        assert episode.length <= 40

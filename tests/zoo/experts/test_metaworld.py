@@ -1,4 +1,4 @@
-"""Our controllers for Meta-World: where the hand goes next, worked out by hand; they solve what upstream's miss."""
+"""Meta-World's experts: the controllers' targets worked out by hand; they solve start states that upstream's miss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_gym import find_benchmark, make_vec
 from vla_gym.specs import StartState
 from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
-from zoo.experts.metaworld_controllers import GAIN, Aim, arm_action, insert_peg, open_door
+from zoo.experts.metaworld import GAIN, Aim, arm_action, insert_peg, open_door
 
 GOAL = (-0.3, 0.4, 0.15)
 """A door's: its hinge stands at (-0.185, 0.75)."""
@@ -109,9 +109,27 @@ def test_start_states_that_upstreams_policies_miss_are_solved_within_100_steps(
         benchmark, len(missed), chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0
     )
     try:
-        cells = [(StartState(task_id=0, trial_id=trial), 0) for trial in missed]
-        shown = demonstrate(envs, expert_class(benchmark), cells)
+        starts = [(StartState(task_id=0, trial_id=trial), 0) for trial in missed]
+        shown = demonstrate(envs, expert_class(benchmark), starts)
     finally:
         envs.close()
-    assert [one.success for one in shown] == [True] * len(missed)
-    assert max(one.length for one in shown) <= 100
+    assert [episode.success for episode in shown] == [True] * len(missed)
+    assert max(episode.length for episode in shown) <= 100
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("task", ["reach", "push", "window-close", "button-press-topdown"])
+def test_meta_worlds_experts_solve_their_tasks(task: str) -> None:
+    pytest.importorskip("metaworld")
+    benchmark = replace(find_benchmark(f"MetaWorld/{task}", protocol="lerobot"), cameras=())
+    envs = make_vec(benchmark, 2, chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
+    try:
+        starts = [(StartState(task_id=0, trial_id=trial), 0) for trial in (0, 49)]
+        shown = demonstrate(envs, expert_class(benchmark), starts)
+    finally:
+        envs.close()
+    for episode in shown:
+        assert episode.success
+        assert episode.length < 120
+        assert episode.action_TA.dtype == np.float32
+        assert np.abs(episode.action_TA).max() <= 1.0
