@@ -1,8 +1,8 @@
-"""`import_graph` of `scripts/` must be importable here."""
+"""`import_graph` of `scripts/` and `rooms` of this folder must be importable here."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path[:0] = [str(Path(__file__).parents[2] / "scripts"), str(Path(__file__).parent)]

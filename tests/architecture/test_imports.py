@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from import_graph import PACKAGES, imports, module_files
+from import_graph import PACKAGES, imports
+from rooms import COMMANDS, MODULES, ROOT, SOURCES
 
-ROOT = Path(__file__).parents[2]
 SIMULATORS = ("libero", "robosuite", "mujoco", "metaworld", "mani_skill", "sapien")
 
 ALLOWED_OURS = {
@@ -83,12 +82,9 @@ def too_early(package: str, source: str) -> set[str]:
     return {name for name in names if within(name, barred)}
 
 
-MODULES = module_files(ROOT)
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_follow_the_arrows(name: str) -> None:
-    source, package = MODULES[name].read_text(encoding="utf-8"), name.split(".", maxsplit=1)[0]
+    source, package = SOURCES[name], name.split(".", maxsplit=1)[0]
     assert not wrong_arrows(package, source)
     assert heavy_imports(package, source) <= LATE.get(name, set())
     if name not in LATE:
@@ -134,13 +130,8 @@ def test_importing_stays_light() -> None:
 
 
 def test_a_command_reads_its_flags_before_it_loads_torch() -> None:
-    commands = [
-        name
-        for name, path in MODULES.items()
-        if path.parent == ROOT / "zoo" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-    ]
-    assert {"zoo.train", "zoo.evaluate", "zoo.sft"} <= set(commands)
-    light = set(commands) - STILL_HEAVY
+    assert {"zoo.train", "zoo.evaluate", "zoo.sft"} <= COMMANDS
+    light = COMMANDS - STILL_HEAVY
     assert loaded_by(f"import zoo.cli.main, {', '.join(light)}", *HEAVY) == set()
 
 

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from import_graph import PACKAGES, Arrow, arrows, circles, module_files, room
-
-ROOT = Path(__file__).parents[2]
-
-ROOMS = {
-    "vla_gym": (
-        *("errors", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
-        *("adapters", "registry", "vector", "make", "single_env", "checks", "video"),
-    ),
-    "vla_policies": (
-        *("types", "registry", "checkpoint_io", "conventions", "actions", "processing", "modules"),
-        *("backbone", "flow_backbone", "nano", "openvla", "openvla_oft", "pi0"),
-        *("pretrained", "loading", "policy"),
-    ),
-    "zoo": (
-        *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),
-        *("demonstrations", "training", "imitation", "diagnostics", "cli"),
-    ),
-}
-"""Package -> its folders and files, lowest first: a room imports what stands before it. `zoo`'s command modules and
-each package's `__init__` stand above all of these."""
-
-FAMILIES = ("nano", "openvla", "openvla_oft", "pi0")
-"""Folders of `vla_policies` that do not import each other, `openvla_oft` from `openvla` excepted."""
+from import_graph import PACKAGES, Arrow, arrows, circles, room
+from rooms import ARROWS, COMMANDS, FAMILIES, MODULES, ROOMS
 
 MOST_ENTRIES_OF_ZOO = 16
 """Folders and files beside the command modules, so that the folder is read at a glance."""
 
 STILL_UPWARD = {
-    ("vla_gym.registry", "vla_gym.registration"),
-    ("vla_policies.modules", "vla_policies.pi0"),
-    ("vla_policies.nano", "vla_policies.pi0"),
-    ("vla_policies.openvla", "vla_policies.openvla_oft"),
-    ("vla_policies.openvla", "vla_policies.pretrained"),
-    ("vla_policies.pi0", "vla_policies.openvla"),
     ("vla_policies.registry", "vla_policies.backbone"),
-    ("zoo.config", "zoo.cli"),
     ("zoo.config", "zoo.packaged"),
     ("zoo.evaluation", "zoo.config"),
     ("zoo.evaluation", "zoo.runs"),
-    ("zoo.imitation", "zoo.cli"),
     ("zoo.rollout", "zoo.algorithms"),
     ("zoo.rollout", "zoo.training"),
     ("zoo.runs", "zoo.cli"),
@@ -66,17 +34,6 @@ STILL_IN_CIRCLES = {
 
 STILL_ENTRIES = {"zoo.packaged"}
 """Entries that are to go."""
-
-MODULES = module_files(ROOT)
-ARROWS = arrows({name: path.read_text(encoding="utf-8") for name, path in MODULES.items()})
-
-
-def is_command(path: Path) -> bool:
-    """Whether the file is run with `python -m zoo.NAME`."""
-    return path.parent == ROOT / "zoo" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-
-
-COMMANDS = {name for name, path in MODULES.items() if is_command(path)}
 
 
 def upward(found: list[Arrow], rooms: dict[str, tuple[str, ...]]) -> set[tuple[str, str]]:

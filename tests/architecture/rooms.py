@@ -1,0 +1,39 @@
+"""The rooms of the three packages, lowest first, and the tree as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from import_graph import arrows, module_files
+
+ROOT = Path(__file__).parents[2]
+
+ROOMS = {
+    "vla_gym": (
+        *("errors", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
+        *("adapters", "registry", "vector", "make", "single_env", "checks", "video"),
+    ),
+    "vla_policies": (
+        *("types", "registry", "checkpoint_io", "conventions", "actions", "processing", "modules"),
+        *("backbone", "flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "loading", "policy"),
+    ),
+    "zoo": (
+        *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),
+        *("demonstrations", "training", "imitation", "diagnostics", "cli"),
+    ),
+}
+"""Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's
+`__init__` stand above all of these."""
+
+FAMILIES = ("nano", "openvla", "openvla_oft", "pi0")
+"""Folders of `vla_policies` that do not import each other, `openvla_oft` from `openvla` excepted."""
+
+MODULES = module_files(ROOT)
+SOURCES = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+ARROWS = arrows(SOURCES)
+COMMANDS = {
+    name
+    for name, path in MODULES.items()
+    if path.parent == ROOT / "zoo" and '__name__ == "__main__"' in SOURCES[name]
+}
+"""Modules that are run with `python -m zoo.NAME`."""
