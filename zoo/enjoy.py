@@ -95,16 +95,16 @@ class _Show:
     """What the user sees of the episodes: the slots' present frames side by side, a film, a line for each."""
 
     def __init__(self, sentences: Sequence[str], window: Window | None, *, filmed: bool) -> None:
-        from zoo.evaluation.video import VideoRecorder
+        from zoo.evaluation.video import EvaluationVideo
 
-        self.recorder = VideoRecorder(sentences, max_episodes=len(sentences) if filmed else 0)
+        self.recorder = EvaluationVideo(sentences, max_episodes=len(sentences) if filmed else 0)
         self._sentences, self._window = sentences, window
         self._tiles: dict[int, np.ndarray] = {}
         self._told = 0
 
     def add(self, frame: Frame) -> None:
         """The next frame of one slot."""
-        self.recorder.add(frame)
+        self.recorder.add_frame(frame)
         if self._window is None:
             return
         sentence = self._sentences[frame.episode]

@@ -35,17 +35,17 @@ def run(argv: Sequence[str]) -> int:
 
     from zoo.cli.agent import open_rollout
     from zoo.evaluation.evaluator import evaluate, overall_rate
-    from zoo.evaluation.video import VideoRecorder
+    from zoo.evaluation.video import EvaluationVideo
 
     print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     tasks = envs.benchmark.tasks
-    recorder = VideoRecorder(
+    recorder = EvaluationVideo(
         [tasks[cell.task_id].instruction for cell in plan.cells], max_episodes=len(plan.cells)
     )
     try:
         episodes = evaluate(
-            policy, envs, plan.cells, deterministic=not args.stochastic, on_frame=recorder.add
+            policy, envs, plan.cells, deterministic=not args.stochastic, on_frame=recorder.add_frame
         )
         fps = float(envs.metadata["render_fps"])
     finally:

@@ -22,8 +22,6 @@ STILL_UPWARD = {
 """Arrows that go up and are to be turned round; no others may come."""
 
 STILL_IN_CIRCLES = {
-    *("vla_gym.registration", "vla_gym.registry"),
-    *("vla_gym.vector.sb3", "vla_gym.vector.vector_env"),
     *("zoo.algorithms.collecting", "zoo.algorithms.on_policy", "zoo.algorithms.plain_experience"),
     *("zoo.algorithms.train_state", "zoo.algorithms.update", "zoo.rollout.collector", "zoo.rollout.env_loop"),
     *("zoo.rollout.group_collector", "zoo.training.remote_rollouts", "zoo.training.rollout_worker"),

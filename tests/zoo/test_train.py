@@ -23,7 +23,7 @@ from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig
-from zoo.evaluation.video import VideoRecorder
+from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.sharing import publish_trained
 from zoo.runs.folder import RunFolder
 from zoo.runs.run_lock import held
@@ -347,16 +347,16 @@ def test_a_run_stopped_in_its_last_evaluation_says_nothing_of_an_older_one(
             os.kill(os.getpid(), which)
         return evaluate_all(own, process_group)
 
-    add = VideoRecorder.add
+    add = EvaluationVideo.add_frame
 
-    def add_and_stop(self: VideoRecorder, frame: Any) -> None:
+    def add_and_stop(self: EvaluationVideo, frame: Any) -> None:
         if looks == evaluations and when == "during":
             os.kill(os.getpid(), which)
         add(self, frame)
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluator, "of_all_ranks", interrupted)
-        patch.setattr(VideoRecorder, "add", add_and_stop)
+        patch.setattr(EvaluationVideo, "add_frame", add_and_stop)
         if which is signal.SIGINT:
             with pytest.raises(KeyboardInterrupt):
                 train(tmp_path, "ppo", flags)

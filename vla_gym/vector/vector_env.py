@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +19,14 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector import state as vector_state
 from vla_gym.vector.infos import Decision
 from vla_gym.vector.inputs import read_actions, read_reset_options
-from vla_gym.vector.protocol import EnvConfig
+from vla_gym.vector.protocol import EnvConfig, protocol_record
 from vla_gym.vector.runner import CommandRunner
 from vla_gym.vector.stage import Stage
 from vla_gym.vector.start_states import Schedule, check_seed
 from vla_gym.workers.pool import Command, Pool
 
 if TYPE_CHECKING:
-    from vla_gym.vector.sb3 import SB3VecEnv
+    from stable_baselines3.common.vec_env import VecEnv  # loads torch
 
 Observation = dict[str, Any]
 """`image` u8[N, H, W, 3], `wrist_image`?, `state` f32[N, S]?, `privileged` f64[N, P]?, `instruction` tuple of N str."""
@@ -184,17 +185,14 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Process ids of the workers; empty when everything runs in this process."""
         return self._pool.pids()
 
-    def as_sb3(self) -> SB3VecEnv:
-        """This environment as a Stable-Baselines3 `VecEnv`, which owns it from now on (mode DISABLED)."""
-        from vla_gym.vector.sb3 import SB3VecEnv
-
+    def as_sb3(self) -> VecEnv:
+        """This environment as a `vla_gym.vector.sb3.SB3VecEnv`, which owns it from now on (mode DISABLED)."""
         self.metadata["autoreset_mode"] = AutoresetMode.DISABLED
-        return SB3VecEnv(self)
+        view: VecEnv = pkgutil.resolve_name("vla_gym.vector.sb3:SB3VecEnv")(self)
+        return view
 
     def protocol(self) -> dict[str, Any]:
         """Everything a success rate depends on, as JSON values (`protocol.json`)."""
-        from vla_gym.vector.protocol import protocol_record
-
         return protocol_record(self.benchmark, self.config)
 
     def state_dict(self) -> dict[str, Any]:

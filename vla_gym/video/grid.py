@@ -1,4 +1,4 @@
-"""A grid of episodes as mp4: each tile carries its instruction, and a mark once it is solved.
+"""`VideoGrid`: episodes side by side as mp4; each tile shows its instruction, and a mark once it is solved.
 
 Imports Pillow and ffmpeg, so nothing that `import vla_gym` loads imports it.
 """
@@ -20,7 +20,7 @@ _SMALLEST_TILE = 192
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
 
 
-class Film:
+class VideoGrid:
     """Episodes, each a tile: its instruction and its frames so far."""
 
     def __init__(self) -> None:
@@ -33,22 +33,22 @@ class Film:
         return len(self._frames)
 
     def begin(self, tile: int, instruction: str) -> None:
-        """A tile starts, or starts once more: what was filmed of it is dropped."""
+        """Start a tile, or start it again without its earlier frames."""
         self._instructions[tile] = instruction
         self._frames[tile], self._solved[tile] = [], []
 
     def drop(self, tile: int) -> None:
-        """The tile was never there."""
+        """Remove a tile."""
         for table in (self._instructions, self._frames, self._solved):
             table.pop(tile, None)
 
     def add(self, tile: int, image: np.ndarray, *, solved: bool) -> None:
-        """One more frame, uint8 `[H, W, 3]`, of a tile that has begun; is it solved by now?"""
+        """Append a frame, uint8 `[H, W, 3]`, to a tile; `solved` says whether it is by now."""
         self._frames[tile].append(image.copy())
         self._solved[tile].append(solved)
 
     def write(self, path: Path, *, fps: float) -> Path:
-        """Write the mp4; episodes that ended early stand still on their last frame.
+        """Write the mp4 and return its path; episodes that ended early stand still on their last frame.
 
         Raises `BadValue` for a path that is no mp4 or cannot be written.
         """
@@ -58,13 +58,13 @@ class Film:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._encode(path, fps)
-            # The index comes last, and ffmpeg tells nobody that the disk was full.
+            # The index comes last, and ffmpeg does not report that the disk was full.
             if not path.is_file() or b"moov" not in path.read_bytes():
                 raise OSError("ffmpeg did not finish it")
         except OSError as error:
             if path.is_file():
-                path.unlink()  # half a film
-            raise BadValue(f"cannot write the film '{path}': {error.strerror or error}") from error
+                path.unlink()  # half a video
+            raise BadValue(f"cannot write the video '{path}': {error.strerror or error}") from error
         return path
 
     def _encode(self, path: Path, fps: float) -> None:
@@ -101,9 +101,9 @@ class Film:
 
 
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:
-    """The frame, enlarged to at least 192 px, under a bar with the instruction and how it stands.
+    """The frame, enlarged to at least 192 px, under a bar with the instruction and the outcome so far.
 
-    The bar is green and says so once solved, red when the episode ended unsolved, grey before.
+    The bar is green once solved, red when the episode ended unsolved, grey before.
     """
     side = max(_SMALLEST_TILE, image.shape[0])
     picture = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)

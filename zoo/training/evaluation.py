@@ -12,7 +12,7 @@ from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import own_block
 from zoo.evaluation.evaluator import Episode, Frame, choose_cells, evaluate
-from zoo.evaluation.video import VideoRecorder
+from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 from zoo.training.checkpoint_callback import CheckpointCallback
 
@@ -38,12 +38,12 @@ class Evaluator:
         self._cells = own_cells(config, tasks, process_group)
         self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
         self._envs: VLAVectorEnv | None = None
-        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
         """Film of this rank's part of the latest evaluation."""
 
     def __call__(self) -> list[Episode]:
         """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
-        self.video = VideoRecorder(self._instructions, max_episodes=_FILMED_EPISODES)
+        self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
         return of_all_ranks(self._evaluate_own, self._process_group)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Evaluator:
         def on_frame(frame: Frame) -> None:
             if self._checkpoints.stopping:
                 raise Stopped
-            self.video.add(frame)
+            self.video.add_frame(frame)
 
         return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
 

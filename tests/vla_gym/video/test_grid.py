@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_gym.video.grid import Film, caption
+from vla_gym.video.grid import VideoGrid, caption
 
 
 def picture(level: int = 0) -> np.ndarray:
     return np.full((32, 32, 3), level, dtype=np.uint8)
 
 
-def one_picture() -> Film:
-    film = Film()
-    film.begin(0, "go")
-    film.add(0, picture(), solved=True)
-    return film
+def one_picture() -> VideoGrid:
+    grid = VideoGrid()
+    grid.begin(0, "go")
+    grid.add(0, picture(), solved=True)
+    return grid
 
 
 def read(path: Path) -> tuple[np.ndarray, bytes]:
@@ -34,13 +34,13 @@ def read(path: Path) -> tuple[np.ndarray, bytes]:
 
 
 def test_a_film_holds_every_frame_and_then_the_outcome(tmp_path: Path) -> None:
-    film = Film()
-    film.begin(0, "reach the red block")
-    film.begin(1, "reach the blue block")
+    grid = VideoGrid()
+    grid.begin(0, "reach the red block")
+    grid.begin(1, "reach the blue block")
     for level in (0, 100, 200):
-        film.add(0, picture(level), solved=False)
-    film.add(1, picture(), solved=True)
-    frames, said = read(film.write(tmp_path / "videos" / "film.mp4", fps=5))
+        grid.add(0, picture(level), solved=False)
+    grid.add(1, picture(), solved=True)
+    frames, said = read(grid.write(tmp_path / "videos" / "film.mp4", fps=5))
     assert b"5 fps" in said
     # Two tiles of 192 x (192 + caption) side by side; three steps and a second of standing still.
     assert frames.shape == (8, 236, 384, 3)
@@ -49,22 +49,22 @@ def test_a_film_holds_every_frame_and_then_the_outcome(tmp_path: Path) -> None:
 
 
 def test_a_tile_that_begins_again_forgets_and_a_dropped_one_is_gone(tmp_path: Path) -> None:
-    film = Film()
-    film.begin(0, "go")
-    film.begin(1, "go")
-    film.add(0, picture(200), solved=True)
-    film.begin(0, "go")
-    film.add(0, picture(50), solved=False)
-    film.drop(1)
-    assert len(film) == 1
-    frames, _ = read(film.write(tmp_path / "film.mp4", fps=1))
+    grid = VideoGrid()
+    grid.begin(0, "go")
+    grid.begin(1, "go")
+    grid.add(0, picture(200), solved=True)
+    grid.begin(0, "go")
+    grid.add(0, picture(50), solved=False)
+    grid.drop(1)
+    assert len(grid) == 1
+    frames, _ = read(grid.write(tmp_path / "film.mp4", fps=1))
     assert frames.shape == (2, 236, 192, 3)
     assert int(frames[0, 150, 100].mean()) == pytest.approx(50, abs=8)
 
 
 def test_an_empty_film_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no frame"):
-        Film().write(tmp_path / "film.mp4", fps=5)
+        VideoGrid().write(tmp_path / "film.mp4", fps=5)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
     (tmp_path / "film.mp4").symlink_to("/dev/full")
-    with pytest.raises(BadValue, match="cannot write the film"):
+    with pytest.raises(BadValue, match="cannot write the video"):
         one_picture().write(tmp_path / "film.mp4", fps=1)
 
 
 def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Film, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
+    monkeypatch.setattr(VideoGrid, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
     with pytest.raises(BadValue, match="ffmpeg did not finish it"):
         one_picture().write(tmp_path / "film.mp4", fps=1)
     assert not list(tmp_path.iterdir())

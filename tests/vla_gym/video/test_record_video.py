@@ -18,10 +18,10 @@ QUIET = np.zeros((3, 5, 2), dtype=np.float32)
 
 def shown(envs: RecordVideo) -> dict[int, tuple[str, list[int], list[bool]]]:
     """Tile -> (instruction, steps done in each frame, solved in each frame)."""
-    film = envs._film
+    grid = envs._grid
     return {
-        tile: (film._instructions[tile], [int(one[0, 0, 0]) for one in frames], film._solved[tile])
-        for tile, frames in film._frames.items()
+        tile: (grid._instructions[tile], [int(one[0, 0, 0]) for one in frames], grid._solved[tile])
+        for tile, frames in grid._frames.items()
     }
 
 
@@ -59,7 +59,7 @@ def test_the_next_episodes_follow(make: Make, mode: str, tmp_path: Path) -> None
         filmed.step(QUIET[:1, :2])
     assert [frames for _, frames, _ in shown(filmed).values()] == [[0, 2, 3]] * 2
     filmed.step(QUIET[:1, :2])  # goes on, unfilmed
-    assert len(filmed._film) == 2
+    assert len(filmed._grid) == 2
 
 
 def test_close_writes_what_there_is(make: Make, tmp_path: Path) -> None:
