@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vla_gym.errors import BadValue
+from vla_policies.checkpoint_io import weights
+
+
+def two_layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+
+def test_a_folder_is_written_and_read(tmp_path: Path) -> None:
+    module = two_layers()
+    weights.write_checkpoint(tmp_path, {"size": "tiny"}, module)
+    assert weights.read_config(tmp_path) == {"size": "tiny"}
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    weights.load_weights(tmp_path, other)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in module.state_dict().items())
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    weights.write_checkpoint(tmp_path, {}, two_layers())
+    with pytest.raises(BadValue, match=r"missing '2\.bias', '2\.weight'"):
+        weights.load_weights(tmp_path, nn.Sequential(*two_layers(), nn.Linear(1, 1)))
+    with pytest.raises(BadValue, match=r"unexpected '1\.bias', '1\.weight'"):
+        weights.load_weights(tmp_path, nn.Sequential(nn.Linear(2, 3)))
+    with pytest.raises(BadValue, match=r"'1\.bias' is \(1,\), the model needs \(2,\)"):
+        weights.load_weights(tmp_path, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"lacks config\.json"):
+        weights.read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(BadValue, match="must hold a JSON object, got list"):
+        weights.read_config(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(BadValue, match="cannot be read as safetensors"):
+        weights.read_tensors(tmp_path)
+
+
+def test_large_weights_go_into_shards_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {name: torch.full((8,), float(number)) for number, name in enumerate("abc")}
+    # 8 float32 are 32 bytes: two tensors a file.
+    monkeypatch.setattr(weights, "SHARD_BYTES", 64)
+    weights.write_tensors(tmp_path, tensors)
+    assert [path.name for path in weights.weight_files(tmp_path)] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    read = weights.read_tensors(tmp_path)
+    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+    monkeypatch.setattr(weights, "SHARD_BYTES", 1000)
+    weights.write_tensors(tmp_path, tensors)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_an_index_stays_in_its_folder(tmp_path: Path) -> None:
+    index = tmp_path / weights.INDEX_FILE
+    index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+    with pytest.raises(BadValue, match="points outside its folder"):
+        weights.weight_files(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(BadValue, match="lacks the shard"):
+        weights.weight_files(tmp_path)
+
+
+def test_nothing_but_tensors_is_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "head.pt"
+    torch.save({"module.weight": torch.ones(2)}, path)
+    assert list(weights.read_pt(path)) == ["weight"]
+    torch.save({"weight": Path("x")}, path)
+    with pytest.raises(BadValue, match="cannot be read as tensors"):
+        weights.read_pt(path)
