@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 
 from zoo.evaluation.statistics import Comparison, Outcomes, compare, outcomes_of
-from zoo.packaged import packaged_folder
+from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
 
 ALGORITHMS = ("ppo", "grpo")

@@ -11,9 +11,8 @@ from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import compare, compare_tasks, outcomes_of
-from zoo.files import quoted
-from zoo.runs.evaluations import RESULTS_FILE
-from zoo.runs.folder import read_json
+from zoo.files import quoted, read_json
+from zoo.runs.folder import RESULTS_FILE
 
 _NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
 _NEEDED_OF_EPISODES = {"task_id", "start_state", "success_once"}

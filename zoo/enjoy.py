@@ -15,12 +15,12 @@ from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
-from zoo.runs.films import WATCHED, film_file
+from zoo.runs.folder import WATCHED_VIDEO, video_file
 
 if TYPE_CHECKING:
     from zoo.cli.agent import RolloutPlan
-    from zoo.evaluation.evaluator import Episode, Frame
-    from zoo.evaluation.window import Window
+    from zoo.evaluation.evaluator import EpisodeRecord, Frame
+    from zoo.evaluation.video import Window
 
 _EPISODES = 5
 
@@ -51,8 +51,9 @@ def run(argv: Sequence[str]) -> int:
         check_destination(Path(args.output), suffix=".mp4")
 
     from zoo.cli.agent import open_rollout
-    from zoo.evaluation.evaluator import evaluate, overall_rate
-    from zoo.evaluation.window import open_window
+    from zoo.evaluation.evaluator import evaluate
+    from zoo.evaluation.statistics import overall_rate
+    from zoo.evaluation.video import open_window
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
@@ -88,7 +89,7 @@ def _film(args: argparse.Namespace, plan: RolloutPlan) -> Path:
     """Where the video goes."""
     if args.output:
         return Path(args.output)
-    return film_file(plan, WATCHED, elsewhere="enjoy")
+    return video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere="enjoy")
 
 
 class _Show:
@@ -108,10 +109,10 @@ class _Show:
         if self._window is None:
             return
         sentence = self._sentences[frame.episode]
-        self._tiles[frame.slot] = caption(frame.image, sentence, success=frame.success, over=False)
-        self._window.show(np.hstack([self._tiles[slot] for slot in sorted(self._tiles)]))
+        self._tiles[frame.env] = caption(frame.image, sentence, success=frame.success, over=False)
+        self._window.show(np.hstack([self._tiles[env] for env in sorted(self._tiles)]))
 
-    def tell(self, episode: Episode, sentence: str) -> None:
+    def tell(self, episode: EpisodeRecord, sentence: str) -> None:
         """An episode has ended."""
         self._told += 1
         outcome = "solved" if episode.success_once else "not solved"

@@ -12,8 +12,8 @@ from zoo.cli.agent import RolloutPlan, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
-from zoo.runs.evaluations import RESULTS_FILE, is_of_policy
-from zoo.runs.fingerprint import weights_fingerprint
+from zoo.runs.evaluations import is_of_weights, weights_sha256
+from zoo.runs.folder import RESULTS_FILE
 from zoo.runs.progress import Progress
 
 _OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
@@ -48,18 +48,18 @@ def run(argv: Sequence[str]) -> int:
     if args.output:
         check_destination(Path(args.output))
     print(f"{plan.policy} on {plan.env}", flush=True)
-    weights = weights_fingerprint(Path(plan.policy))
+    weights = weights_sha256(Path(plan.policy))
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
     from zoo.cli.agent import open_rollout
-    from zoo.evaluation.evaluator import Episode, evaluate
+    from zoo.evaluation.evaluator import EpisodeRecord, evaluate
     from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     progress = Progress(len(plan.cells), on=args.progress, unit="episode")
-    finished: list[Episode] = []
+    finished: list[EpisodeRecord] = []
 
-    def on_episode(episode: Episode) -> None:
+    def on_episode(episode: EpisodeRecord) -> None:
         finished.append(episode)
         progress.note(f"success {sum(e.success_once for e in finished) / len(finished):.1%}")
         progress.to(len(finished))
@@ -116,7 +116,7 @@ def _episodes_in(file: Path, weights: str | None) -> int:
     """Episodes of an evaluation of these very weights; 0 where the file has none."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        return len(record["episodes"]) if is_of_policy(record, weights) else 0
+        return len(record["episodes"]) if is_of_weights(record, weights) else 0
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 

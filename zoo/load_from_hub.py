@@ -9,7 +9,7 @@ from vla_gym.errors import BadValue
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.files import quoted
-from zoo.hub.sharing import install_run, is_remote
+from zoo.hub.download import install_run, is_remote
 from zoo.runs.folder import longer
 
 

@@ -16,7 +16,7 @@ from zoo.config.batch_plan import BatchPlan
 from zoo.config.gym_packages import import_gym_packages
 from zoo.config.memory_plan import GIB, needs, total
 from zoo.config.run_config import RunConfig
-from zoo.runs.folder import ResumePoint
+from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
 from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of, resume_lines, workers_of

@@ -15,7 +15,8 @@ from vla_gym.errors import BadValue, MissingDependency, VLAZooError
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.runs.folder import RunFolder, find_run, folder_name
+from zoo.runs.folder import CONFIG_FILE, RunFolder, folder_name
+from zoo.runs.lookup import find_run
 
 if TYPE_CHECKING:
     from zoo.config.run_config import RunConfig
@@ -114,7 +115,7 @@ def _named_runs(args: Any) -> list[RunFolder]:
 def _found_runs(args: Any) -> list[RunFolder]:
     algos = args.algo or list(ALGORITHMS)
     folders = [RunFolder(path) for algo in algos for path in sorted(Path(args.log_folder, algo).glob("*_*"))]
-    found = [one for one in folders if (one.path / "config.yml").is_file()]
+    found = [one for one in folders if (one.path / CONFIG_FILE).is_file()]
     names = None if args.env is None else [folder_name(env) for env in args.env]
     fitting = [one for one in found if names is None or one.path.name.rpartition("_")[0] in names]
     if not fitting:

@@ -9,8 +9,8 @@ from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
-from zoo.hub.sharing import Publication, base_is_local, check_repo, default_name, publish
-from zoo.runs.folder import find_run
+from zoo.hub.upload import Publication, base_is_local, check_repo, default_name, publish
+from zoo.runs.lookup import find_run
 
 
 def parser() -> OneLineParser:

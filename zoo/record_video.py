@@ -10,7 +10,7 @@ from zoo.cli.agent import plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
 from zoo.cli.run_choice import chosen_run
-from zoo.runs.films import RECORDED, film_file
+from zoo.runs.folder import RECORDED_VIDEO, video_file
 
 
 def parser() -> OneLineParser:
@@ -30,11 +30,12 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = film_file(plan, RECORDED, elsewhere="video")
+    default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere="video")
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     from zoo.cli.agent import open_rollout
-    from zoo.evaluation.evaluator import evaluate, overall_rate
+    from zoo.evaluation.evaluator import evaluate
+    from zoo.evaluation.statistics import overall_rate
     from zoo.evaluation.video import EvaluationVideo
 
     print(f"{plan.policy} on {plan.env}", flush=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
-from zoo.runs.folder import REPORT_FILE, find_run
+from zoo.runs.folder import REPORT_FILE
+from zoo.runs.lookup import find_run
 from zoo.runs.report_page import write_run_page
 
 

@@ -21,8 +21,9 @@ from zoo.cli.main import guarded, hush_ranks
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
 from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import RunConfig
-from zoo.hub.sharing import is_remote, publish_trained, remote_resume_point
-from zoo.runs.folder import ResumePoint, find_resume_point
+from zoo.hub.download import is_remote, remote_resume_point
+from zoo.hub.upload import publish_trained
+from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import check_startable, dry_run_text, memory_lines, plan_of
 
 

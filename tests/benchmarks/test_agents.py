@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.agents import AgentRecipe, Workshop, read_recipes, table
 from zoo.config.hyperparams import load_hyperparams
-from zoo.packaged import packaged_folder
+from zoo.files import packaged_folder
 
 RECIPE = AgentRecipe(env="Toy-Reach", demonstrations=3, sft_updates=2, splits=("train",))
 

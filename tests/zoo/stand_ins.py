@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
+from zoo.evaluation.evaluator import EpisodeRecord
 
 CHUNK, DIMS, BINS = 3, 2, 4
 OBSERVATION = spaces.Dict({"image": spaces.Box(0, 255, (2, 2, 3), np.uint8)})
@@ -132,3 +133,11 @@ class Rows(KVWriter):
 
     def close(self) -> None:
         pass
+
+
+def finished(total_reward: float, length: int, *, task_id: int = 0) -> EpisodeRecord:
+    """A training episode that is solved where it has a reward."""
+    solved = total_reward > 0
+    return EpisodeRecord(
+        task_id=task_id, success_once=solved, success_at_end=solved, total_reward=total_reward, length=length
+    )

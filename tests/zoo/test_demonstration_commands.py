@@ -11,7 +11,7 @@ import yaml
 
 from zoo import collect, sft, train
 from zoo.cli.main import guarded
-from zoo.runs.folder import find_run, policy_folder
+from zoo.runs.lookup import find_run, policy_folder
 
 ENV = "MetaWorld/drawer-close"
 PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]

@@ -11,7 +11,8 @@ import pytest
 from zoo import enjoy
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig
-from zoo.runs.folder import RunFolder, create_run_folder, describe_run, newest_run
+from zoo.runs.folder import RunFolder, create_run_folder, describe_run
+from zoo.runs.lookup import newest_run
 
 TOY = ["--env", "Toy-Reach", "--device", "cpu"]
 

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from zoo.files import quoted, whole_file, write_whole
+from tests.zoo.stand_ins import finished
+from zoo.files import atomic_file, quoted, write_text
 from zoo.runs.loggers import JsonLines
-from zoo.runs.monitor import MonitorFile, MonitorRow
+from zoo.runs.monitor import MonitorFile
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    write_whole(path, "a\r\nb\n")
+    write_text(path, "a\r\nb\n")
     assert path.read_bytes() == b"a\r\nb\n"
 
     def cut_off() -> None:
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_text("half")
             raise KeyboardInterrupt
 
@@ -29,7 +30,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def write_monitor(folder: Path, keep_until: int | None = None) -> None:
     file = MonitorFile(folder, "Toy-Reach", keep_until=keep_until)
-    file.add(MonitorRow(total_reward=0.0, length=1, success=False, task_id=0, num_timesteps=20))
+    file.add(finished(0.0, 1), 20)
     file.close()
 
 

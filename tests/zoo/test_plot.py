@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.plot import run
 from zoo.runs.folder import RunFolder
-from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.runs.monitor import EvaluationFile, MonitorFile
 
 pytest.importorskip("matplotlib")
 
@@ -28,8 +29,8 @@ def logs(tmp_path: Path) -> Path:
         (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
         (folder / "args.yml").write_text("{}", encoding="utf-8")
         monitor = MonitorFile(folder, "Toy-Reach")
-        monitor.add(MonitorRow(total_reward=0.0, length=30, success=False, task_id=0, num_timesteps=30))
-        monitor.add(MonitorRow(total_reward=1.0, length=9, success=True, task_id=1, num_timesteps=39))
+        monitor.add(finished(0.0, 30), 30)
+        monitor.add(finished(1.0, 9, task_id=1), 39)
         monitor.close()
         EvaluationFile(folder).add(39, [1.0], [9], [True])
     return tmp_path / "logs"

@@ -24,9 +24,8 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.video import EvaluationVideo
-from zoo.hub.sharing import publish_trained
-from zoo.runs.folder import RunFolder
-from zoo.runs.run_lock import held
+from zoo.hub.upload import publish_trained
+from zoo.runs.folder import RunFolder, locked
 from zoo.training import evaluation as evaluator
 from zoo.training.setup import policy_arguments
 
@@ -172,7 +171,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(
 ) -> None:
     run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    with held(RunFolder(run)):
+    with locked(RunFolder(run)):
         assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
     assert (
         "is being trained by another process; wait until it ends, or start a new run from a checkpoint with -i "

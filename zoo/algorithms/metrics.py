@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.types import Episode
+from zoo.evaluation.evaluator import EpisodeRecord
 
 
 class PhaseClock:
@@ -46,7 +46,7 @@ class PhaseClock:
         return values
 
 
-def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+def episode_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     """`env/*` and the headline `rollout/success_once`, over the episodes that ended in this rollout.
 
     With automatic resets short (successful) episodes end more often, so during PPO training this is

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.types import Evaluation
+from zoo.runs.folder import REFERENCE_FILE
 
 KLReference = Literal["adapter_off", "copy"]
 KL_REFERENCES: tuple[KLReference, ...] = ("adapter_off", "copy")
-REFERENCE_FILE = "reference.safetensors"
 
 
 class Reference(ABC):

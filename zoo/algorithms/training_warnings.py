@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium import spaces
 
 from vla_gym.errors import VLAZooError
-from zoo.evaluation.evaluator import wilson_interval
+from zoo.evaluation.statistics import wilson_interval
 
 
 class TrainingWarning(UserWarning):

@@ -20,9 +20,10 @@ from zoo.cli.run_flags import PolicyChoice, resolve_policy
 from zoo.config.gym_packages import import_gym_packages, import_packages_of
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import benchmark_options, check_settings, env_options
-from zoo.evaluation.evaluator import choose_cells
-from zoo.hub.sharing import download_run, is_remote
-from zoo.runs.folder import ARGS_FILE, find_run, folder_name, policy_folder
+from zoo.evaluation.evaluator import choose_start_states
+from zoo.hub.download import download_run, is_remote
+from zoo.runs.folder import ARGS_FILE, folder_name
+from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import is_shipped
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def plan_rollout(
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
-    cells = choose_cells(benchmark.tasks, episodes)
+    cells = choose_start_states(benchmark.tasks, episodes)
     return RolloutPlan(
         env=env,
         policy=policy.name,

@@ -10,8 +10,9 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo.cli.arguments import RUN_ALGORITHMS
 from zoo.config.gym_packages import import_gym_packages, packages_flag
-from zoo.hub.sharing import is_remote
-from zoo.runs.folder import RunFolder, find_run, folder_name, holds_policy, newest_run
+from zoo.hub.download import is_remote
+from zoo.runs.folder import RunFolder, folder_name, holds_policy
+from zoo.runs.lookup import find_run, newest_run
 from zoo.runs.shipped_agents import agents_for
 
 _OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpoint")

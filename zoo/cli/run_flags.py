@@ -27,11 +27,11 @@ from zoo.config.run_config import (
     check_arithmetic,
     check_settings,
 )
-from zoo.hub.sharing import check_repo
-from zoo.runs.folder import ResumePoint, RunFolder, longer
+from zoo.hub.upload import check_repo
+from zoo.runs.folder import RunFolder, longer
+from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import lacks_evaluation
 from zoo.runs.shipped_agents import local_or_shipped
-from zoo.runs.trackers import check_tracker
 
 _RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Flags that stand above the setting of the same name."""
@@ -58,6 +58,8 @@ NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_epis
 def check_services(args: argparse.Namespace) -> None:
     """Raise for a tracker or a Hub repository that cannot work, before anything runs."""
     if args.track is not None:
+        from zoo.runs.loggers import check_tracker  # brings torch and TensorBoard
+
         check_tracker(args.track)
     if args.push_to_hub is not None:
         check_repo(args.push_to_hub)

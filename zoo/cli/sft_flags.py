@@ -23,15 +23,8 @@ from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import ENV_OPTIONS, RunConfig, check_arithmetic, check_settings, sft_config
 from zoo.config.settings import defaults_of
 from zoo.files import quoted
-from zoo.runs.folder import (
-    FINETUNING,
-    ResumePoint,
-    RunFolder,
-    check_command,
-    find_resume_point,
-    find_run,
-    holds_policy,
-)
+from zoo.runs.folder import RunFolder, holds_policy
+from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
 
 DEFAULT_UPDATES = 1000
 DEFAULT_NUM_ENVS = 4

@@ -15,7 +15,7 @@ import yaml
 
 from vla_gym.errors import BadValue, unknown_name
 from zoo.config.run_config import check_settings
-from zoo.packaged import packaged_folder
+from zoo.files import packaged_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
 from vla_policies.checkpoint_io.json_records import from_json
-from zoo.files import whole_file, write_whole
+from zoo.files import atomic_file, write_text
 
 VERSION = "v3.0"
 CHUNK_SIZE = 1000
@@ -143,14 +143,14 @@ def image_stats(moments: Mapping[str, np.ndarray], frames: int) -> dict[str, Any
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(values, indent=2) + "\n")
+    write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def write_table(path: Path, table: Any) -> None:
     """Write a pyarrow table as parquet, whole or not at all."""
     _, pq = parquet()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         pq.write_table(table, partial)
 
 

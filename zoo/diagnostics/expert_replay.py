@@ -12,7 +12,8 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.demonstrations.recorder import demonstrate
 from zoo.diagnostics.action_convention_errors import action_convention_errors, corrected
 from zoo.diagnostics.expert_success_rates import expert_success_rate
-from zoo.evaluation.evaluator import Rate, choose_cells
+from zoo.evaluation.evaluator import choose_start_states
+from zoo.evaluation.statistics import Rate
 from zoo.experts.base import Expert, expert_class
 
 MOST_ENVS = 4
@@ -64,13 +65,13 @@ def replay(
     on_episodes: Callable[[int], None] = lambda done: None,
     **options: Any,
 ) -> ReplayResult:
-    """Let the expert of `env_id` act, no pictures drawn; `episodes` as of `choose_cells`.
+    """Let the expert of `env_id` act, no pictures drawn; `episodes` as of `choose_start_states`.
 
     Raises `BadValue` where there is no expert, or for more episodes than there are start states.
     """
     benchmark = replace(find_benchmark(env_id, **options), cameras=())
     make_expert = expert_class(benchmark)
-    starts = choose_cells(benchmark.tasks, episodes)
+    starts = choose_start_states(benchmark.tasks, episodes)
     num_envs = min(MOST_ENVS, len(starts))
     envs = make_vec(benchmark, num_envs, chunk=1, privileged=True, autoreset_mode="disabled")
     try:

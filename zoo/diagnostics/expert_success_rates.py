@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from vla_gym.adapters.metaworld.tasks import MT10
 from vla_gym.specs import Task
-from zoo.evaluation.evaluator import Rate
+from zoo.evaluation.statistics import Rate
 
 EPISODES = 50
 """Start states on which a task of Meta-World or ManiSkill was measured: all, or the first, of the training split."""

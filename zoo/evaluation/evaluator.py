@@ -1,10 +1,8 @@
-"""Success of a policy on fixed start states: which cells, the episode loop, and the counts with intervals."""
+"""Success of a policy on fixed start states: the choice of start states, and the episode loop."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState, Task
-
-_Z95 = statistics.NormalDist().inv_cdf(0.975)
 
 
 class Predictor(Protocol):
@@ -42,13 +38,13 @@ class EvaluationEnv(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
-    """One evaluated episode."""
+class EpisodeRecord:
+    """One finished episode, in an evaluation or in training."""
 
     task_id: int
-    """Index into the benchmark's tasks."""
-    trial_id: int
-    """Start state of that task."""
+    """Index into the benchmark's tasks; -1 where there are none."""
+    trial_id: int = -1
+    """Start state of that task; -1 where it was not chosen."""
     success_once: bool
     """Solved at any step; the headline."""
     success_at_end: bool
@@ -57,67 +53,46 @@ class Episode:
     """Sum of rewards."""
     length: int
     """Simulator steps."""
-    seconds: float
+    seconds: float = 0.0
     """Wall-clock seconds."""
-    start_state: str
-    """Fingerprint of the simulator state it began in."""
+    start_state: str = ""
+    """Hash of the simulator state it began in; "" where it was not kept."""
+
+    @classmethod
+    def from_info(
+        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int = -1, start_state: str = ""
+    ) -> EpisodeRecord:
+        """From one environment's `info["episode"]` of `vla_gym`."""
+        return cls(
+            task_id=task_id,
+            trial_id=trial_id,
+            success_once=bool(stats["success_once"]),
+            success_at_end=bool(stats["success_at_end"]),
+            total_reward=float(stats["return"]),
+            length=int(stats["length"]),
+            seconds=float(stats.get("seconds", 0.0)),
+            start_state=start_state,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What one slot showed before one decision; the last one of an episode is the state it ended in."""
+    """One environment's picture before one decision; an episode's last frame is the state it ended in."""
 
-    slot: int
-    """Slot index."""
+    env: int
+    """Environment index."""
     episode: int
-    """Index of the episode's cell in the order asked for."""
+    """Index of the episode's start state in the order given."""
     image: np.ndarray
     """Main camera, uint8 `[H, W, 3]`."""
     success: bool
-    """Solved so far?"""
+    """Whether the task was solved by then."""
     first: bool = False
-    """Does the episode begin here? A cell that was lost begins once more."""
+    """Whether the episode begins here; the episode of a lost simulator begins once more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """k successes of n, with the Wilson 95 % interval."""
-
-    label: str
-    """Task or suite."""
-    successes: int
-    """k."""
-    episodes: int
-    """n."""
-
-    @property
-    def mean(self) -> float:
-        """k / n."""
-        return self.successes / self.episodes
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson score interval, 95 %."""
-        return wilson_interval(self.successes, self.episodes)
-
-
-def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
-    """95 % score interval of a binomial rate (Wilson 1927): honest at 0 and n, where k/n +- 2 s.e. is not."""
-    if not 0 <= successes <= episodes or episodes < 1:
-        raise ValueError(f"need 0 <= successes <= episodes and episodes >= 1, got {successes} of {episodes}")
-    z2 = _Z95**2
-    rate = successes / episodes
-    centre = (rate + z2 / (2 * episodes)) / (1 + z2 / episodes)
-    spread = rate * (1 - rate) / episodes + z2 / (4 * episodes**2)
-    half = _Z95 / (1 + z2 / episodes) * math.sqrt(spread)
-    # Exactly 0 and 1 at the ends, where rounding would leave 1e-17.
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == episodes else min(1.0, centre + half)
-    return low, high
-
-
-def choose_cells(tasks: Sequence[Task], episodes: int | None) -> list[StartState]:
-    """Which (task, trial) cells to evaluate, task-major; the same for the same arguments, always.
+def choose_start_states(tasks: Sequence[Task], episodes: int | None) -> list[StartState]:
+    """Return the start states to evaluate, task-major; the same for the same arguments, always.
 
     None takes the whole grid. Fewer episodes than tasks take trial 0 of tasks spread evenly; more give
     each task its first trials, tasks earlier in the benchmark getting one more when it does not divide.
@@ -145,27 +120,27 @@ def choose_cells(tasks: Sequence[Task], episodes: int | None) -> list[StartState
 def evaluate(
     policy: Predictor,
     envs: EvaluationEnv,
-    cells: Sequence[StartState],
+    start_states: Sequence[StartState],
     *,
     deterministic: bool = True,
     on_frame: Callable[[Frame], None] | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
-) -> list[Episode]:
-    """One episode from each cell; the result is in the order of `cells`, whoever finished first.
+    on_episode: Callable[[EpisodeRecord], None] | None = None,
+) -> list[EpisodeRecord]:
+    """One episode from each start state, in their order.
 
-    Slots take contiguous blocks of cells (few task switches); a slot that is through costs nothing.
-    `envs` must have autoreset DISABLED and at most as many slots as there are cells. An episode lost with its
-    worker (`on_worker_error="restart"`) is run again, so that no cell is skipped; `envs` gives up by itself.
+    Each environment takes a contiguous block of them (few task switches); one that is through costs nothing.
+    `envs` must have autoreset DISABLED and at most as many environments as there are start states. An episode lost
+    with its worker (`on_worker_error="restart"`) is run again; `envs` gives up by itself.
     """
-    if envs.num_envs > len(cells):
-        raise ValueError(f"{envs.num_envs} slots for {len(cells)} cells")
-    blocks = _blocks(len(cells), envs.num_envs)
+    if envs.num_envs > len(start_states):
+        raise ValueError(f"{envs.num_envs} environments for {len(start_states)} start states")
+    blocks = _blocks(len(start_states), envs.num_envs)
     current = [block.popleft() for block in blocks]
-    obs, infos = envs.reset(options=_reset_options(cells, current, np.ones(envs.num_envs, dtype=bool)))
-    starts = list(infos["start_state"])
+    obs, infos = envs.reset(options=_reset_options(start_states, current, np.ones(envs.num_envs, dtype=bool)))
+    hashes = list(infos["start_state"])
     solved_N = np.zeros(envs.num_envs, dtype=bool)
     live_N = np.ones(envs.num_envs, dtype=bool)
-    done: dict[int, Episode] = {}
+    done: dict[int, EpisodeRecord] = {}
     begins_N = live_N.copy()
     actions: np.ndarray | None = None
     while True:
@@ -182,92 +157,50 @@ def evaluate(
             continue
         lost_N = ended_N & infos["lost"]
         _show(on_frame, obs, current, solved_N, ended_N & ~lost_N, begins_N)
-        for slot in np.flatnonzero(ended_N & ~lost_N).tolist():
-            episode = _episode(cells[current[slot]], infos["episode"], slot, starts[slot])
-            done[current[slot]] = episode
+        for env in np.flatnonzero(ended_N & ~lost_N).tolist():
+            start = start_states[current[env]]
+            episode = done[current[env]] = EpisodeRecord.from_info(
+                {name: value[env] for name, value in infos["episode"].items()},
+                task_id=start.task_id,
+                trial_id=start.trial_id,
+                start_state=hashes[env],
+            )
             if on_episode is not None:
                 on_episode(episode)
         again_N = lost_N | (ended_N & np.array([bool(block) for block in blocks]))
         live_N &= ~ended_N | again_N
         if not live_N.any():
-            return [done[index] for index in range(len(cells))]
+            return [done[index] for index in range(len(start_states))]
         if again_N.any():
-            for slot in np.flatnonzero(again_N & ~lost_N).tolist():
-                current[slot] = blocks[slot].popleft()
-            obs, infos = envs.reset(options=_reset_options(cells, current, again_N))
-            starts = list(infos["start_state"])
+            for env in np.flatnonzero(again_N & ~lost_N).tolist():
+                current[env] = blocks[env].popleft()
+            obs, infos = envs.reset(options=_reset_options(start_states, current, again_N))
+            hashes = list(infos["start_state"])
             solved_N &= ~again_N
             begins_N = again_N
 
 
-def rates_by_task(episodes: Sequence[Episode], tasks: Sequence[Task]) -> list[Rate]:
-    """One rate per task that was tried, in task order."""
-    tried = sorted({episode.task_id for episode in episodes})
-    return [_rate(tasks[i].name, [e for e in episodes if e.task_id == i]) for i in tried]
-
-
-def rates_by_suite(episodes: Sequence[Episode], tasks: Sequence[Task]) -> list[Rate]:
-    """One rate per suite that was tried, in task order."""
-    suites = dict.fromkeys(tasks[i].suite for i in sorted({episode.task_id for episode in episodes}))
-    return [_rate(suite, [e for e in episodes if tasks[e.task_id].suite == suite]) for suite in suites]
-
-
-def overall_rate(episodes: Sequence[Episode]) -> Rate:
-    """All episodes together."""
-    return _rate("all episodes", episodes)
-
-
-def task_weighted_mean(rates: Sequence[Rate]) -> float:
-    """Mean of the tasks' rates: every task counts once, however many episodes it got."""
-    return statistics.fmean(rate.mean for rate in rates)
-
-
-def suite_weighted_mean(rates: Sequence[Rate]) -> float:
-    """Mean of the suites' rates, as LIBERO's and Meta-World's published averages are taken.
-
-    Meta-World's suites are its four difficulty buckets of 28, 11, 6 and 5 tasks, so this is not the mean over tasks.
-    """
-    return statistics.fmean(rate.mean for rate in rates)
-
-
-def _rate(label: str, episodes: Sequence[Episode]) -> Rate:
-    return Rate(label=label, successes=sum(e.success_once for e in episodes), episodes=len(episodes))
-
-
-def _blocks(num_cells: int, num_slots: int) -> list[deque[int]]:
-    bounds = [slot * num_cells // num_slots for slot in range(num_slots + 1)]
-    return [deque(range(low, high)) for low, high in itertools.pairwise(bounds)]
-
-
-def _reset_options(
-    cells: Sequence[StartState], current: Sequence[int], mask_N: np.ndarray
-) -> dict[str, np.ndarray]:
+def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    """The observations of some environments; instructions are a tuple of str."""
     return {
-        "reset_mask": mask_N.copy(),
-        "task_id": np.array([cells[index].task_id for index in current]),
-        "trial_id": np.array([cells[index].trial_id for index in current]),
-    }
-
-
-def observation_rows(obs: Mapping[str, Any], slots: Sequence[int] | np.ndarray) -> dict[str, Any]:
-    """The observations of some slots; instructions are a tuple of str."""
-    return {
-        key: value[np.asarray(slots)] if isinstance(value, np.ndarray) else tuple(value[i] for i in slots)
+        key: value[np.asarray(envs)] if isinstance(value, np.ndarray) else tuple(value[env] for env in envs)
         for key, value in obs.items()
     }
 
 
-def _episode(cell: StartState, stats: Mapping[str, np.ndarray], slot: int, start_state: str) -> Episode:
-    return Episode(
-        task_id=cell.task_id,
-        trial_id=cell.trial_id,
-        success_once=bool(stats["success_once"][slot]),
-        success_at_end=bool(stats["success_at_end"][slot]),
-        total_reward=float(stats["return"][slot]),
-        length=int(stats["length"][slot]),
-        seconds=float(stats["seconds"][slot]),
-        start_state=start_state,
-    )
+def _blocks(num_starts: int, num_envs: int) -> list[deque[int]]:
+    bounds = [env * num_starts // num_envs for env in range(num_envs + 1)]
+    return [deque(range(low, high)) for low, high in itertools.pairwise(bounds)]
+
+
+def _reset_options(
+    start_states: Sequence[StartState], current: Sequence[int], mask_N: np.ndarray
+) -> dict[str, np.ndarray]:
+    return {
+        "reset_mask": mask_N.copy(),
+        "task_id": np.array([start_states[index].task_id for index in current]),
+        "trial_id": np.array([start_states[index].trial_id for index in current]),
+    }
 
 
 def _show(
@@ -280,13 +213,13 @@ def _show(
 ) -> None:
     if on_frame is None:
         return
-    for slot in np.flatnonzero(mask_N).tolist():
+    for env in np.flatnonzero(mask_N).tolist():
         on_frame(
             Frame(
-                slot=slot,
-                episode=current[slot],
-                image=obs["image"][slot],
-                success=bool(solved_N[slot]),
-                first=bool(begins_N[slot]),
+                env=env,
+                episode=current[env],
+                image=obs["image"][env],
+                success=bool(solved_N[env]),
+                first=bool(begins_N[env]),
             )
         )

@@ -1,33 +1,31 @@
-"""Results as text and as JSON values: pure functions, nothing is printed here."""
+"""Results as text and as JSON values."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from vla_gym.specs import Task
-from zoo.config.run_config import RunConfig
-from zoo.evaluation.evaluator import (
-    Episode,
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.evaluation.statistics import (
+    Comparison,
     Rate,
+    holm,
     overall_rate,
+    rate_values,
     rates_by_suite,
     rates_by_task,
     suite_weighted_mean,
     task_weighted_mean,
 )
-from zoo.evaluation.statistics import Comparison, holm
-from zoo.files import quoted
-from zoo.runs.folder import REPORT_FILE, longer
 
 _LABEL_WIDTH = 60
 _MOST_ROWS = 40
 
 
-def evaluation_table(episodes: Sequence[Episode], tasks: Sequence[Task], protocol_line: str) -> str:
+def evaluation_table(episodes: Sequence[EpisodeRecord], tasks: Sequence[Task], protocol_line: str) -> str:
     """The table of `zoo.evaluate`: success first, each rate with k/n and its Wilson 95 % interval."""
     by_task = rates_by_task(episodes, tasks)
     suites = rates_by_suite(episodes, tasks)
@@ -51,7 +49,7 @@ def evaluation_table(episodes: Sequence[Episode], tasks: Sequence[Task], protoco
 
 
 def evaluation_record(
-    episodes: Sequence[Episode],
+    episodes: Sequence[EpisodeRecord],
     tasks: Sequence[Task],
     *,
     env_id: str,
@@ -90,14 +88,14 @@ def comparison_table(comparison: Comparison) -> str:
 def task_comparison_table(comparisons: Mapping[str, Comparison]) -> str:
     """A line for each task of `zoo.compare`; p is raised for being one of several (Holm)."""
     widest = max(len(name) for name in ("task", *comparisons))
-    raised = holm([one.p_value for one in comparisons.values()])
+    raised = holm([comparison.p_value for comparison in comparisons.values()])
     return "\n".join(
         [
             f"{'task':<{widest}}   before    after  gained   lost  p (Holm)",
             *(
-                f"{name:<{widest}}  {_fraction(one.before):>7}  {_fraction(one.after):>7}  {one.gained:>6}"
-                f"  {one.lost:>5}  {p:.2g}"
-                for (name, one), p in zip(comparisons.items(), raised, strict=True)
+                f"{name:<{widest}}  {_fraction(task.before):>7}  {_fraction(task.after):>7}  {task.gained:>6}"
+                f"  {task.lost:>5}  {p:.2g}"
+                for (name, task), p in zip(comparisons.items(), raised, strict=True)
             ),
         ]
     )
@@ -107,19 +105,19 @@ def _fraction(rate: Rate) -> str:
     return f"{rate.successes}/{rate.episodes}"
 
 
-def evaluation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What an evaluation during training logs."""
+def evaluation_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the metrics of an evaluation during training."""
     return {
         "eval/success_once": overall_rate(episodes).mean,
-        "eval/success_at_end": statistics.fmean(one.success_at_end for one in episodes),
-        "eval/return": statistics.fmean(one.total_reward for one in episodes),
-        "eval/episode_len": statistics.fmean(one.length for one in episodes),
+        "eval/success_at_end": statistics.fmean(episode.success_at_end for episode in episodes),
+        "eval/return": statistics.fmean(episode.total_reward for episode in episodes),
+        "eval/episode_len": statistics.fmean(episode.length for episode in episodes),
         "eval/num_trajectories": len(episodes),
     }
 
 
-def evaluated_line(now: int, episodes: Sequence[Episode], *, kept: bool) -> str:
-    """An evaluation during training on the screen."""
+def evaluated_line(now: int, episodes: Sequence[EpisodeRecord], *, kept: bool) -> str:
+    """Return the screen's line for an evaluation during training."""
     rate = overall_rate(episodes)
     low, high = rate.interval
     return (
@@ -130,7 +128,7 @@ def evaluated_line(now: int, episodes: Sequence[Episode], *, kept: bool) -> str:
 
 def protocol_line(
     env_id: str,
-    episodes: Sequence[Episode],
+    episodes: Sequence[EpisodeRecord],
     tasks: Sequence[Task],
     *,
     chunk: int,
@@ -150,7 +148,7 @@ def protocol_line(
 
 
 def with_split(line: str, split: str | None) -> str:
-    """A protocol line that says which split its start states are of; None where that is not known."""
+    """Return the protocol line with the split of its start states; unchanged where `split` is None or is there."""
     return line if split is None or f"split {split}" in line else f"{line}, split {split}"
 
 
@@ -164,45 +162,5 @@ def _mean_row(mean: float, label: str) -> str:
     return f"{mean:>7.1%}    {'':<15}  {'':>7}    {label}"
 
 
-def rate_values(rate: Rate) -> dict[str, Any]:
-    """A rate with its Wilson 95 % interval as JSON values."""
-    low, high = rate.interval
-    return {
-        "name": rate.label,
-        "success": rate.mean,
-        "successes": rate.successes,
-        "episodes": rate.episodes,
-        "low": low,
-        "high": high,
-    }
-
-
 def _shorten(label: str) -> str:
     return label if len(label) <= _LABEL_WIDTH else label[: _LABEL_WIDTH - 3] + "..."
-
-
-def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) -> str:
-    """What starts, where its files go, and from where it goes on."""
-    start = f", going on at {done}" if done else ""
-    return (
-        f"{config.algo.upper()} on {config.env} with {config.policy} ({num_parameters / 1e6:.1f} M parameters), "
-        f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> {run_path}"
-    )
-
-
-def closing_lines(
-    run_path: Path, video: Path | None, *, events: Path, n_timesteps: int, done: int, num_starts: int
-) -> str:
-    """Where everything is, TensorBoard's `events` too, and what to do next."""
-    run = quoted(run_path)
-    lines = [f"run folder  {run_path}"]
-    if video is not None:
-        lines.append(f"video       {video}")
-    lines.append(f"report      {run_path / REPORT_FILE}")
-    lines += [
-        "next:",
-        f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
-        f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
-        f"  tensorboard --logdir {quoted(events)}   (curves)",
-    ]
-    return "\n".join(lines)

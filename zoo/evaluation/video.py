@@ -1,8 +1,14 @@
-"""Videos of evaluated episodes."""
+"""Evaluated episodes to look at: as an mp4, or in a window where there is a display and Python has tkinter."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from vla_gym.video.grid import VideoGrid
 from zoo.evaluation.evaluator import Frame
@@ -23,3 +29,50 @@ class EvaluationVideo(VideoGrid):
             if frame.first:
                 self.begin(frame.episode, self._sentences[frame.episode])
             self.add(frame.episode, frame.image, solved=frame.success)
+
+
+class Window:
+    """Shows uint8 pictures `[H, W, 3]`, at most `fps` a second; stays closed once the user has closed it."""
+
+    def __init__(self, tk: ModuleType, root: Any, *, fps: float) -> None:
+        from PIL import ImageTk
+
+        self._tk, self._root, self._photo_of = tk, root, ImageTk.PhotoImage
+        self._label = tk.Label(root)
+        self._label.pack()
+        self._pause, self._next = 1.0 / fps, time.monotonic()
+        self._open = True
+
+    def show(self, picture_HW3: np.ndarray) -> None:
+        """Show the picture once the previous one has been shown for 1 / `fps` seconds."""
+        if not self._open:
+            return
+        time.sleep(max(0.0, self._next - time.monotonic()))
+        self._next = time.monotonic() + self._pause
+        try:
+            photo = self._photo_of(Image.fromarray(picture_HW3), master=self._root)
+            self._label.configure(image=photo)
+            self._label.image = photo  # Tk itself keeps no reference
+            self._root.update()
+        except self._tk.TclError:
+            self._open = False
+
+    def close(self) -> None:
+        """Close the window."""
+        if self._open:
+            self._open = False
+            self._root.destroy()
+
+
+def open_window(title: str, *, fps: float) -> Window | None:
+    """Open a window; None without a display or tkinter."""
+    try:
+        import tkinter
+    except ImportError:
+        return None
+    try:
+        root = tkinter.Tk()
+    except tkinter.TclError:
+        return None
+    root.title(title)
+    return Window(tkinter, root, fps=fps)

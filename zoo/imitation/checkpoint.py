@@ -24,16 +24,10 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from zoo.algorithms.rng import rng_state, set_rng_state
 from zoo.distributed.process_group import ProcessGroup
+from zoo.files import write_folder
 from zoo.imitation.objective import Frames
-from zoo.runs.folder import RunFolder
-from zoo.training.checkpoint import (
-    OPTIMIZER_FILE,
-    load_moments,
-    read_state,
-    save_policy,
-    write_folder,
-    write_state,
-)
+from zoo.runs.folder import OPTIMIZER_FILE, RunFolder
+from zoo.training.checkpoint import load_moments, read_state, save_policy, write_state
 from zoo.training.optimizer_file import optimizer_groups, optimizer_tensors
 
 _ALGORITHM = "sft"

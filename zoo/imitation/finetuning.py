@@ -31,10 +31,10 @@ from zoo.files import quoted
 from zoo.imitation.checkpoint import FinetuningCheckpoints, load_finetuning
 from zoo.imitation.finetuning_loop import FinetuningLoop
 from zoo.imitation.objective import Frames, frames_of
-from zoo.runs.folder import ARGS_FILE, ResumePoint, RunFolder, create_run_folder, describe_run
+from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run, locked
 from zoo.runs.loggers import JsonLines, TensorBoard
+from zoo.runs.lookup import ResumePoint
 from zoo.runs.progress import silent
-from zoo.runs.run_lock import held
 from zoo.training.best_keeper import BestKeeper
 from zoo.training.callbacks import Stopped, StopSignals
 from zoo.training.evaluation import make_evaluation_envs, own_cells
@@ -242,7 +242,7 @@ def _open_run_folder(
             run = request.resume.run
         else:
             run = create_run_folder(request.log_folder, "sft", request.config.env)
-        cleanup.enter_context(held(run))
+        cleanup.enter_context(locked(run))
         describe_run(
             run, config=request.config, args=request.args, command=request.command, protocol=envs.protocol()
         )

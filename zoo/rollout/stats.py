@@ -10,7 +10,7 @@ import numpy as np
 
 from zoo.algorithms.metrics import PhaseClock, episode_metrics
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.types import Episode
+from zoo.evaluation.evaluator import EpisodeRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Finished:
     """Stable-Baselines3's `r`, `l` and `t`."""
     success: bool | None
     """Its `is_success`, where the environment says it."""
-    episode: Episode | None
+    episode: EpisodeRecord | None
     """What `vla_gym` says of it; None for other environments, and for episodes lost with a worker."""
     task_id: int
     """Index into the benchmark's tasks; -1 where there are none."""
@@ -40,7 +40,7 @@ class News:
         """Episodes that ended in the last rollout."""
         self.tasks: set[int] = set()
         """Tasks of which at least one step was trained on."""
-        self._episodes: list[Episode] = []
+        self._episodes: list[EpisodeRecord] = []
         self._decisions = self._sim_steps = self._lost = 0
         self.begin()
 
@@ -113,7 +113,9 @@ class News:
                 num_timesteps=after[one["decision"]],
                 info=one["info"],
                 success=one["success"],
-                episode=None if one["stats"] is None else Episode.from_info(one["stats"]),
+                episode=None
+                if one["stats"] is None
+                else EpisodeRecord.from_info(one["stats"], task_id=one["task_id"]),
                 task_id=one["task_id"],
             )
             for one in ended

@@ -96,27 +96,3 @@ class Scored:
             self.value_BU.detach(),
             None if token_logprob_BW is None else token_logprob_BW.detach(),
         )
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One finished episode."""
-
-    total_reward: float
-    """Sum of rewards."""
-    length: int
-    """Simulator steps."""
-    success_once: bool
-    """Solved at any step."""
-    success_at_end: bool
-    """Solved at the last step."""
-
-    @classmethod
-    def from_info(cls, stats: Mapping[str, Any]) -> Episode:
-        """From `info["episode"]` of `vla_gym`."""
-        return cls(
-            total_reward=float(stats["return"]),
-            length=int(stats["length"]),
-            success_once=bool(stats["success_once"]),
-            success_at_end=bool(stats["success_at_end"]),
-        )

@@ -1,18 +1,19 @@
-"""What a run folder's files tell over time: training episodes, evaluations, metrics. Shape letter E: episodes."""
+"""Training episodes, evaluations and metrics of a run over time, from its files. Shape letter E: episodes."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vla_gym.errors import BadValue
-from zoo.evaluation.evaluator import Rate
-from zoo.runs.folder import RunFolder
-from zoo.runs.loggers import METRICS_FILE, read_rows
-from zoo.runs.monitor import EVALUATIONS_FILE, MONITOR_FILE, monitor_lines, read_evaluation_arrays
+from zoo.evaluation.statistics import Rate
+from zoo.runs.folder import EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
+from zoo.runs.loggers import read_rows
+from zoo.runs.monitor import monitor_lines, read_evaluation_arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +109,9 @@ def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarr
 def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
     """Evaluations of several runs at the same number of steps counted together; ascending."""
     counts: dict[int, tuple[int, int]] = {}
-    for one in evaluations:
-        for point in one:
-            successes, episodes = counts.get(point.steps, (0, 0))
-            counts[point.steps] = (successes + point.rate.successes, episodes + point.rate.episodes)
+    for point in itertools.chain(*evaluations):
+        successes, episodes = counts.get(point.steps, (0, 0))
+        counts[point.steps] = (successes + point.rate.successes, episodes + point.rate.episodes)
     return [
         EvaluationPoint(steps=steps, rate=Rate(label="evaluation", successes=k, episodes=n))
         for steps, (k, n) in sorted(counts.items())

@@ -1,18 +1,20 @@
-"""The run folder `logs/<algo>/<env>_<k>/`: where it is, what describes it, where to resume from.
+"""The run folder `logs/<algo>/<env>_<k>/`: the names of its files, their places, and its making.
 
-args.yml  config.yml  command.txt  protocol.json      what was asked, resolved, typed, simulated
-monitor.csv  evaluations.npz  metrics.jsonl            what came of it (and TensorBoard events)
-report.html                                            all of it on one page
+args.yml  config.yml  command.txt  protocol.json       flags, resolved settings, command lines, what is simulated
+monitor.csv  evaluations.npz  metrics.jsonl            training episodes, evaluations, metrics (and TensorBoard events)
+evaluation.json  results.json  report.html             training's last evaluation, zoo.evaluate's, all of it on one page
 checkpoints/step_<n>/  best/  videos/
 """
 
 from __future__ import annotations
 
-import difflib
+import fcntl
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,20 +23,24 @@ from typing import Any
 import yaml
 
 from vla_gym.errors import BadValue
-from zoo.config.gym_packages import import_packages_of
 from zoo.config.run_config import RunConfig, from_plain, to_plain
-from zoo.files import quoted, write_whole
-from zoo.runs.git_commit import commit_note
-from zoo.runs.shipped_agents import local_or_shipped
+from zoo.files import quoted, write_text
 
-ARGS_FILE = "args.yml"
-CONFIG_FILE = "config.yml"
-COMMAND_FILE = "command.txt"
-EVALUATION_FILE = "evaluation.json"
-REPORT_FILE = "report.html"
-TRAINING, FINETUNING = "zoo.train", "zoo.sft"
-"""The commands that make runs."""
+ARGS_FILE, CONFIG_FILE, COMMAND_FILE, PROTOCOL_FILE = "args.yml", "config.yml", "command.txt", "protocol.json"
+MONITOR_FILE, EVALUATIONS_FILE, METRICS_FILE = "monitor.csv", "evaluations.npz", "metrics.jsonl"
+EVALUATION_FILE, RESULTS_FILE, REPORT_FILE = "evaluation.json", "results.json", "report.html"
+TRACKER_ID_FILE = "tracker_id.txt"
+POLICY_CONFIG_FILE, ADAPTER_CONFIG_FILE = "config.json", "adapter_config.json"
+"""Of a folder with a policy: whole weights, or an adapter."""
+OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE = (
+    *("optimizer.safetensors", "rollout.safetensors", "reference.safetensors"),
+)
+STATE_FILE, SCORE_FILE = "training_state.json", "score.json"
+"""Beside the policy in a checkpoint, and in `best/`."""
+RECORDED_VIDEO, WATCHED_VIDEO, REPLAY_VIDEO = "recorded", "enjoy", "replay"
+"""Videos of `zoo.record_video`, of `zoo.enjoy`, and of a run from the Hub."""
 _STEP = re.compile(r"step_(\d+)")
+_OWN_VIDEO = re.compile(rf"({RECORDED_VIDEO}|{WATCHED_VIDEO}|{REPLAY_VIDEO}|{_STEP.pattern})\.mp4")
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,13 @@ class RunFolder:
 
     def saved_steps(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""
-        found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.glob("step_*") if entry.is_dir())
-        return sorted(int(match[1]) for match in found if match)
+        steps = (step_of(entry) for entry in self.checkpoints.glob("step_*") if entry.is_dir())
+        return sorted(step for step in steps if step is not None)
+
+    def own_videos(self) -> list[Path]:
+        """Videos of the run's own policy by its own protocol, oldest first; others are named by their departures."""
+        videos = [file for file in self.videos.glob("*.mp4") if _OWN_VIDEO.fullmatch(file.name)]
+        return sorted(videos, key=lambda video: video.stat().st_mtime)
 
     def config(self) -> RunConfig:
         """The run's configuration; raises `BadValue` or `UnknownName` when its file is missing or wrong."""
@@ -80,21 +91,15 @@ class RunFolder:
         return from_plain(values, str(file))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResumePoint:
-    """What `-i` means for training."""
+def step_of(folder: Path) -> int | None:
+    """n of a folder named `step_<n>`; None for another name."""
+    match = _STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None
 
-    run: RunFolder
-    """The run that wrote the checkpoint."""
-    step: int
-    """Simulator steps done at the checkpoint."""
-    in_place: bool
-    """True for a run folder: its own files go on. False for one checkpoint: a new run folder begins there."""
 
-    @property
-    def checkpoint(self) -> Path:
-        """Folder to load."""
-        return self.run.checkpoint(self.step)
+def video_file(folder: Path | None, name: str, *, elsewhere: str) -> Path:
+    """`videos/<name>.mp4` of a run folder; without one, `<elsewhere>.mp4` here."""
+    return Path(f"{elsewhere}.mp4") if folder is None else RunFolder(folder).videos / f"{name}.mp4"
 
 
 def folder_name(env_id: str) -> str:
@@ -135,141 +140,68 @@ def describe_run(
     if not (run.path / ARGS_FILE).exists():
         _write_yaml(run.path / ARGS_FILE, args)
     _write_yaml(run.path / CONFIG_FILE, to_plain(config))
-    write_whole(run.path / "protocol.json", json.dumps(protocol, indent=2) + "\n")
+    write_text(run.path / PROTOCOL_FILE, json.dumps(protocol, indent=2) + "\n")
     with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
-        file.write(f"{shlex.join(command)}  # vla-zoo {metadata_version()}{commit_note()}\n")
+        file.write(f"{shlex.join(command)}  # vla-zoo {package_version()}{commit_note()}\n")
 
 
-def find_run(path: str) -> RunFolder:
-    """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
-    wanted = local_or_shipped(path)
-    _must_exist(wanted)
-    incomplete = None
-    for folder in (wanted, *wanted.resolve().parents[:2]):
-        missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
-        if not missing:
-            return RunFolder(folder)
-        if len(missing) == 1 and incomplete is None:
-            incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
-    raise BadValue(
-        incomplete
-        or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
-        "logs/ppo/Toy-Reach_1"
-    )
+@contextmanager
+def locked(run: RunFolder, instead: str = "") -> Iterator[None]:
+    """Context manager in which this process alone trains in the run; `BadValue` (`instead` at its end) if another does.
 
-
-def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
-    """The run of `env_id` that was begun last, of those that hold a policy; None when there is none."""
-    pattern = re.compile(re.escape(folder_name(env_id)) + r"_(\d+)")
-    found = [
-        (config.stat().st_mtime, int(match[1]), config.parent)
-        for algo in algos
-        for config in (log_folder / algo).glob(f"*/{CONFIG_FILE}")
-        if (match := pattern.fullmatch(config.parent.name))
-    ]
-    for _, _, folder in sorted(found, reverse=True):
-        run = RunFolder(folder)
-        if _newest_policy(run) is not None:
-            return run
-    return None
-
-
-def check_command(run: RunFolder, command: str) -> None:
-    """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
-    made_by = FINETUNING if run.config().algo == "sft" else TRAINING
-    if made_by != command:
-        policy = _newest_policy(run)
-        ways = [f"start a new run from its policy with --policy {quoted(policy)}"] if policy else []
-        if run.saved_steps() or not policy:
-            ways.insert(0, f"go on with python -m {made_by} -i {quoted(run.path)}")
-        raise BadValue(f"'{run.path}' is a run of {made_by}: {', or '.join(ways)}")
-
-
-def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
-    """What to resume for `-i path`: the newest checkpoint of a run folder, or the one checkpoint named.
-
-    Imports the run's `--gym-packages`. Raises `BadValue` for a run of another command.
+    The lock is the system's, on `command.txt`, which stays: it ends with the process and is not copied with the run.
     """
-    run = find_run(path)
-    check_command(run, command)
-    import_packages_of(run.path / ARGS_FILE)
-    wanted, steps = local_or_shipped(path).resolve(), run.saved_steps()
-    if wanted != run.path.resolve():
-        match = _STEP.fullmatch(wanted.name)
-        if not match:
-            if not holds_policy(wanted):
-                newest = quoted(run.checkpoint(steps[-1])) if steps else run.checkpoints / "step_<n>"
-                raise BadValue(
-                    f"'{path}' is no checkpoint. Resume the run with -i {quoted(run.path)}, or from one of its "
-                    f"checkpoints with -i {newest}"
-                )
+    # For appending: network file systems lock only what is open for writing.
+    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise BadValue(
-                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {quoted(run.path)}, or "
-                f"start a new one from these weights with --policy {quoted(path)}"
-            )
-        return ResumePoint(run=run, step=int(match[1]), in_place=False)
-    if not steps:
-        policy = _newest_policy(run)
-        instead = f", start a new one from its policy with --policy {quoted(policy)}" if policy else ""
-        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/){instead}")
-    return ResumePoint(run=run, step=steps[-1], in_place=True)
-
-
-def damaged(file: Path, reason: object) -> BadValue:
-    """The error for a run's file that cannot be read, or does not hold what this project writes there."""
-    if isinstance(reason, OSError):
-        return BadValue(f"'{file}' cannot be read: {reason.strerror or reason}")
-    said = " ".join(str(reason).split()).rstrip(".")
-    return BadValue(f"'{file}' is damaged: {said}. Restore it, or move it away to do without what it holds")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a run's file holds; raises `BadValue` when there is none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
-    if not isinstance(values, dict):
-        raise damaged(path, f"it must hold a JSON object, got {type(values).__name__}")
-    return values
+                f"'{run.path}' is being trained by another process; wait until it ends{instead}"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def longer(n_timesteps: int, done: int) -> int:
-    """What to give as -n to train on: twice of what was asked for or, where the last rollout went past it, done."""
+    """Return the -n to advise for training on: twice the steps asked for, or done where those are more."""
     return 2 * max(n_timesteps, done)
 
 
-def policy_folder(path: str) -> Path:
-    """Where the policy of `-i path` is: the folder itself if it holds one; of a run best/, else the newest checkpoint.
-
-    Raises `BadValue` for a folder of a run that should hold one and does not: no other takes its place.
-    """
-    wanted = local_or_shipped(path)
-    _must_exist(wanted)
-    if holds_policy(wanted):
-        return wanted
-    run = find_run(path)
-    folder = _newest_policy(run)
-    if wanted.resolve() != run.path.resolve():
-        instead = f". Give the whole run, -i {quoted(run.path)}, for the policy in {folder}" if folder else ""
-        raise BadValue(f"'{path}' holds no policy: it lacks config.json{instead}")
-    if folder is None:
-        raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
-    return folder
+def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) -> str:
+    """Return the line for a run that starts, or goes on at `done` simulator steps."""
+    start = f", going on at {done}" if done else ""
+    return (
+        f"{config.algo.upper()} on {config.env} with {config.policy} ({num_parameters / 1e6:.1f} M parameters), "
+        f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> {run_path}"
+    )
 
 
-def _newest_policy(run: RunFolder) -> Path | None:
-    """best/, else the newest checkpoint that holds a policy, else the run's own folder where that is one; else None."""
-    folders = (run.best, *(run.checkpoint(step) for step in reversed(run.saved_steps())), run.path)
-    return next((folder for folder in folders if holds_policy(folder)), None)
+def closing_lines(
+    run_path: Path, video: Path | None, *, events: Path, n_timesteps: int, done: int, num_starts: int
+) -> str:
+    """Return the places of a finished run's files, TensorBoard's `events` too, and the next commands."""
+    run = quoted(run_path)
+    lines = [f"run folder  {run_path}"]
+    if video is not None:
+        lines.append(f"video       {video}")
+    lines.append(f"report      {run_path / REPORT_FILE}")
+    lines += [
+        "next:",
+        f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
+        f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
+        f"  tensorboard --logdir {quoted(events)}   (curves)",
+    ]
+    return "\n".join(lines)
 
 
 def holds_policy(folder: Path) -> bool:
-    """Are there weights, whole or an adapter's, with what says how to read them?"""
-    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+    """Whether the folder has whole weights or an adapter, with the configuration to read them."""
+    return (folder / POLICY_CONFIG_FILE).is_file() or (folder / ADAPTER_CONFIG_FILE).is_file()
 
 
-def metadata_version() -> str:
+def package_version() -> str:
     """Version of this project, "unknown" when it runs from an uninstalled checkout."""
     try:
         return metadata.version("vla-zoo")
@@ -277,19 +209,22 @@ def metadata_version() -> str:
         return "unknown"
 
 
-def _must_exist(path: Path) -> None:
-    if path.is_dir():
-        return
-    parent = path.parent
-    if not parent.is_dir():
-        raise BadValue(f"no folder '{path}': not even '{parent}' exists")
-    siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
-    near = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = f" Did you mean '{parent / near[0]}'?" if near else ""
-    raise BadValue(
-        f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}"
-    )
+def commit_note(package: Path = Path(__file__).parents[1]) -> str:
+    """Return ", commit <hash>" when the package lies in a git checkout of its own, not in another project's."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--show-toplevel", "--short=12", "HEAD"],  # noqa: S607
+            cwd=package,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    checkout, commit = done.stdout.splitlines()
+    return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""
 
 
 def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
-    write_whole(path, yaml.safe_dump(dict(values), sort_keys=False))
+    write_text(path, yaml.safe_dump(dict(values), sort_keys=False))

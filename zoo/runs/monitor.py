@@ -11,36 +11,17 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
-from zoo.evaluation.evaluator import Episode
-from zoo.files import whole_file, write_whole
-from zoo.runs.folder import RunFolder, damaged
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.files import atomic_file, damaged, write_text
+from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
 
-MONITOR_FILE = "monitor.csv"
-EVALUATIONS_FILE = "evaluations.npz"
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
 _ARRAYS = ("timesteps", "results", "ep_lengths", "successes")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MonitorRow:
-    """One finished training episode."""
-
-    total_reward: float
-    """Sum of rewards."""
-    length: int
-    """Simulator steps."""
-    success: bool
-    """Solved at any step?"""
-    task_id: int
-    """Index into the benchmark's tasks."""
-    num_timesteps: int
-    """Simulator steps of the whole run when the episode ended."""
 
 
 class MonitorFile:
@@ -50,58 +31,41 @@ class MonitorFile:
         """Open for appending; with `keep_until`, rows past that many simulator steps are dropped first."""
         path = folder / MONITOR_FILE
         self._began = time.time()
-        old = _read(path) if keep_until is not None and path.is_file() else None
-        if old is not None:
-            self._began = old.began
+        rows: list[list[str]] = []
+        if keep_until is not None and path.is_file():
+            self._began, rows = _read(path)
+            rows = [row for row in rows if int(row[-1]) <= keep_until]
         kept = io.StringIO(newline="")
         kept.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
-        writer = csv.writer(kept)
-        writer.writerow(_COLUMNS)
-        for row in old.rows if old is not None else ():
-            if keep_until is not None and int(row[-1]) <= keep_until:
-                writer.writerow(row)
-        write_whole(path, kept.getvalue())
+        csv.writer(kept).writerows([_COLUMNS, *rows])
+        write_text(path, kept.getvalue())
         # Line buffering: a run that is killed keeps every finished episode.
         self._file = path.open("a", newline="", buffering=1, encoding="utf-8")
         self._writer = csv.writer(self._file)
 
-    def add(self, row: MonitorRow) -> None:
-        """Write one episode."""
+    def add(self, episode: EpisodeRecord, num_timesteps: int) -> None:
+        """Write one episode that ended when the whole run had done `num_timesteps` simulator steps."""
         seconds = round(time.time() - self._began, 6)
-        self._writer.writerow(
-            (
-                round(row.total_reward, 6),
-                row.length,
-                seconds,
-                int(row.success),
-                row.task_id,
-                row.num_timesteps,
-            )
-        )
+        row = (round(episode.total_reward, 6), episode.length, seconds, int(episode.success_once))
+        self._writer.writerow((*row, episode.task_id, num_timesteps))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-@dataclass(frozen=True)
-class _OldMonitor:
-    began: float
-    rows: list[list[str]]
-
-
-def _read(path: Path) -> _OldMonitor:
+def _read(path: Path) -> tuple[float, list[list[str]]]:
+    """When the run began, and the rows under the names of the columns."""
     try:
         head, *table = monitor_lines(path)
         began = float(json.loads(head.lstrip("#"))["t_start"])
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"its first line must say when the run began ({error})") from error
-    # Under the names of the columns.
-    return _OldMonitor(began=began, rows=[row for row in csv.reader(table) if row and row[-1].isdecimal()])
+    return began, [row for row in csv.reader(table) if row and row[-1].isdecimal()]
 
 
 def monitor_lines(path: Path) -> list[str]:
-    """All lines of a `monitor.csv`, but half a one that a kill left at the end; raises `BadValue` for no such text."""
+    """All lines of a `monitor.csv` but one cut short by a kill at the end; raises `BadValue` for what is no text."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -110,7 +74,7 @@ def monitor_lines(path: Path) -> list[str]:
 
 
 def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
-    """What `EvaluationFile` wrote; raises `BadValue` when that cannot be read."""
+    """Return the arrays of an `EvaluationFile`; raises `BadValue` where they cannot be read."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in _ARRAYS}
@@ -122,7 +86,7 @@ def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def lacks_evaluation(run: RunFolder, step: int) -> bool:
-    """Is the run to be evaluated, and was not at `step`? Raises `BadValue` for a damaged `evaluations.npz`."""
+    """Whether the run is to be evaluated and was not at `step`; raises `BadValue` for a damaged `evaluations.npz`."""
     if not run.config().eval_episodes:
         return False
     path = run.path / EVALUATIONS_FILE
@@ -146,13 +110,13 @@ class EvaluationFile:
             self._lengths = list(old["ep_lengths"][keep])
             self._successes = list(old["successes"][keep])
 
-    def add_episodes(self, num_timesteps: int, episodes: Sequence[Episode]) -> None:
+    def add_episodes(self, num_timesteps: int, episodes: Sequence[EpisodeRecord]) -> None:
         """Append one evaluation, as `add`."""
         self.add(
             num_timesteps,
-            [one.total_reward for one in episodes],
-            [one.length for one in episodes],
-            [one.success_once for one in episodes],
+            [episode.total_reward for episode in episodes],
+            [episode.length for episode in episodes],
+            [episode.success_once for episode in episodes],
         )
 
     def add(
@@ -163,7 +127,7 @@ class EvaluationFile:
         self._results.append(np.asarray(results, dtype=np.float64))
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
         self._successes.append(np.asarray(successes, dtype=bool))
-        with whole_file(self._path) as partial, partial.open("wb") as file:
+        with atomic_file(self._path) as partial, partial.open("wb") as file:
             np.savez(
                 file,
                 timesteps=np.asarray(self.timesteps),

@@ -15,8 +15,8 @@ import yaml
 from vla_gym.errors import BadValue
 from zoo.config.hyperparams import packaged_entry
 from zoo.config.run_config import RunConfig
-from zoo.evaluation.evaluator import Rate
-from zoo.evaluation.results import rate_values
+from zoo.evaluation.statistics import Rate, rate_values
+from zoo.files import read_json
 from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
@@ -25,8 +25,7 @@ from zoo.runs.curves import (
     read_evaluations,
     read_metrics,
 )
-from zoo.runs.films import own_films
-from zoo.runs.folder import EVALUATION_FILE, REPORT_FILE, RunFolder, read_json
+from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
 from zoo.runs.line_chart import Line, line_chart
 
 _WINDOW = 50
@@ -63,7 +62,7 @@ pre{background:#f6f8fa;padding:.8em;overflow-x:auto}video{max-width:100%}
 def run_page(run: RunFolder) -> str:
     """The page as HTML text; raises `BadValue` when `run` lacks its configuration or its `monitor.csv`."""
     config, episodes = run.config(), read_episodes(run)
-    protocol = _json(run.path / "protocol.json")
+    protocol = _json(run.path / PROTOCOL_FILE)
     points = read_evaluations(run)
     evaluation = _json(run.path / EVALUATION_FILE)
     if points and evaluation and evaluation.get("num_timesteps", points[-1].steps) < points[-1].steps:
@@ -81,7 +80,7 @@ def run_page(run: RunFolder) -> str:
         _charts(run),
         "<h2>How it was made</h2>",
         _settings(config),
-        f"<pre>{_text(_read(run.path / 'command.txt'))}</pre>",
+        f"<pre>{_text(_read(run.path / COMMAND_FILE))}</pre>",
         f"<details><summary>Protocol</summary><pre>{_text(json.dumps(protocol, indent=1))}</pre></details>",
     ]
     return (
@@ -204,7 +203,7 @@ def _evaluation_table(evaluation: Mapping[str, Any]) -> str:
 
 
 def _film(run: RunFolder) -> str:
-    films = own_films(run)
+    films = run.own_videos()
     if not films:
         return ""
     film = films[-1]

@@ -13,7 +13,8 @@ import yaml
 
 from vla_gym.errors import MissingDependency, unknown_name
 from vla_gym.registry import find_benchmark
-from zoo.packaged import packaged_folder
+from zoo.files import packaged_folder
+from zoo.runs.folder import CONFIG_FILE, POLICY_CONFIG_FILE
 
 PREFIX = "agents"
 STAGES = ("grpo", "ppo", "sft")
@@ -35,7 +36,7 @@ def local_or_shipped(name: str) -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-    """Does it lie among the package's own agents, in a checkout too? Nothing is written there."""
+    """Whether the path lies among the package's own agents, in a checkout too; nothing is written there."""
     return packaged_folder(PREFIX).resolve() in path.expanduser().resolve().parents
 
 
@@ -46,7 +47,7 @@ def find_agents() -> list[str]:
         f"{PREFIX}/{stage}/{folder.name}"
         for stage in STAGES
         for folder in sorted((root / stage).glob("*"))
-        if (folder / "config.json").is_file()
+        if (folder / POLICY_CONFIG_FILE).is_file()
     ]
 
 
@@ -66,7 +67,7 @@ def agents_for(env_id: str) -> list[str]:
 
 def _environment_of(agent: str) -> str:
     """The environment id in its run's configuration."""
-    return str(yaml.safe_load((local_or_shipped(agent) / "config.yml").read_text(encoding="utf-8"))["env"])
+    return str(yaml.safe_load((local_or_shipped(agent) / CONFIG_FILE).read_text(encoding="utf-8"))["env"])
 
 
 def _tasks(env_id: str) -> frozenset[tuple[str, str]]:

@@ -14,7 +14,7 @@ from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup
-from zoo.evaluation.evaluator import Episode, Frame, evaluate, overall_rate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, evaluate
 from zoo.evaluation.results import (
     evaluated_line,
     evaluation_metrics,
@@ -22,7 +22,8 @@ from zoo.evaluation.results import (
     evaluation_table,
     protocol_line,
 )
-from zoo.files import write_whole
+from zoo.evaluation.statistics import overall_rate
+from zoo.files import write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
 from zoo.runs.monitor import EvaluationFile
 from zoo.training.callbacks import Stopped, untouched_generators
@@ -108,16 +109,16 @@ class BestKeeper:
         episodes = self._recorded()
         return evaluation_table(episodes, self.envs.benchmark.tasks, self._protocol_line(episodes))
 
-    def _evaluate_own(self, on_frame: Callable[[Frame], None]) -> list[Episode]:
+    def _evaluate_own(self, on_frame: Callable[[Frame], None]) -> list[EpisodeRecord]:
         if not self.cells:
             return []
         return evaluate(self.policy, self.envs, self.cells, on_frame=on_frame)
 
-    def _recorded(self) -> list[Episode]:
+    def _recorded(self) -> list[EpisodeRecord]:
         record = json.loads((self.run.path / EVALUATION_FILE).read_text(encoding="utf-8"))
-        return [Episode(**one) for one in record["episodes"]]
+        return [EpisodeRecord(**one) for one in record["episodes"]]
 
-    def _write_record(self, episodes: Sequence[Episode], updates: int) -> None:
+    def _write_record(self, episodes: Sequence[EpisodeRecord], updates: int) -> None:
         record = evaluation_record(
             episodes,
             self.envs.benchmark.tasks,
@@ -129,9 +130,9 @@ class BestKeeper:
             deterministic=True,
             summary=self._protocol_line(episodes),
         )
-        write_whole(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+        write_text(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
 
-    def _protocol_line(self, episodes: Sequence[Episode]) -> str:
+    def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
         tasks = self.envs.benchmark.tasks
         return protocol_line(
             self.config.env,

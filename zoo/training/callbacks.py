@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
-from zoo.evaluation.evaluator import Episode, overall_rate
+from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluated_line, evaluation_metrics
-from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.evaluation.statistics import overall_rate
+from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress
 from zoo.training.checkpoint_callback import CheckpointCallback
 
@@ -43,7 +44,7 @@ class EvaluationCallback(BaseCallback):
         every: int,
         *,
         acted_at: int,
-        evaluate: Callable[[], list[Episode]],
+        evaluate: Callable[[], list[EpisodeRecord]],
         log: EvaluationFile | None,
         checkpoints: CheckpointCallback,
     ) -> None:
@@ -53,7 +54,7 @@ class EvaluationCallback(BaseCallback):
         this callback; rank 0's has the `log`.
         """
         super().__init__()
-        self.last: list[Episode] | None = None
+        self.last: list[EpisodeRecord] | None = None
         """Episodes of the latest evaluation; None where it was given up."""
         self._every = every
         self._acted_at = acted_at
@@ -110,17 +111,9 @@ class MonitorCallback(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        for one in self.model.news.finished:
-            if one.episode is not None:
-                self._file.add(
-                    MonitorRow(
-                        total_reward=one.episode.total_reward,
-                        length=one.episode.length,
-                        success=one.episode.success_once,
-                        task_id=one.task_id,
-                        num_timesteps=one.num_timesteps,
-                    )
-                )
+        for finished in self.model.news.finished:
+            if finished.episode is not None:
+                self._file.add(finished.episode, finished.num_timesteps)
         self._progress.to(self.model.num_timesteps)
         recent = self.model.ep_success_buffer
         if recent:

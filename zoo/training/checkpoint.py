@@ -16,9 +16,6 @@ goes back to that rollout's start, whose weights are still the present ones. It 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,20 +34,16 @@ from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
 from zoo.algorithms.rng import set_rng_state
 from zoo.algorithms.train_state import Boundary, gather_boundary, own_env_state, vla_envs
-from zoo.runs.folder import damaged, read_json
+from zoo.files import damaged, read_json, write_folder
+from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 if TYPE_CHECKING:
     from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 
 FORMAT_VERSION = 1
-OPTIMIZER_FILE = "optimizer.safetensors"
-ROLLOUT_FILE = "rollout.safetensors"
-STATE_FILE = "training_state.json"
-SCORE_FILE = "score.json"
 _STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
 """What the state of every checkpoint says."""
-_STEP = re.compile(r"step_(\d+)")
 
 
 # Writing --------------------------------------------------------------------------------------------
@@ -147,46 +140,13 @@ def best_success(folder: Path) -> float | None:
         raise damaged(path, "it must hold the success as a number") from error
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder beside `folder`, then put it there in one step, on the disk."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    replaced = folder.parent / f".{folder.name}.replaced-{os.getpid()}"
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
-    try:
-        write(partial)
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # Reading --------------------------------------------------------------------------------------------
 
 
 def find_latest_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run folder; None when it has none."""
-    folders = [entry for entry in (run / "checkpoints").glob("step_*") if _STEP.fullmatch(entry.name)]
-    for folder in sorted(folders, key=lambda one: int(one.name.removeprefix("step_")), reverse=True):
-        if is_complete(folder):
-            return folder
-    return None
+    steps = reversed(RunFolder(run).saved_steps())
+    return next(filter(is_complete, map(RunFolder(run).checkpoint, steps)), None)
 
 
 def is_complete(folder: Path) -> bool:

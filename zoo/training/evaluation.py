@@ -11,7 +11,7 @@ from vla_gym.specs import StartState, Task
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.distributed.shares import own_block
-from zoo.evaluation.evaluator import Episode, Frame, choose_cells, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 from zoo.training.checkpoint_callback import CheckpointCallback
@@ -41,7 +41,7 @@ class Evaluator:
         self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
         """Film of this rank's part of the latest evaluation."""
 
-    def __call__(self) -> list[Episode]:
+    def __call__(self) -> list[EpisodeRecord]:
         """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
         self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
         return of_all_ranks(self._evaluate_own, self._process_group)
@@ -51,7 +51,7 @@ class Evaluator:
         if self._envs is not None:
             self._envs.close()
 
-    def _evaluate_own(self) -> list[Episode]:
+    def _evaluate_own(self) -> list[EpisodeRecord]:
         """This rank's start states; other ranks that are asked to stop are waited for."""
         if not self._cells:
             return []
@@ -70,7 +70,7 @@ class Evaluator:
 
 def own_cells(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
     """The start states that this rank evaluates; none where the run is not evaluated."""
-    cells = choose_cells(tasks, config.eval_episodes) if config.eval_episodes else []
+    cells = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
     return cells[own_block(len(cells), process_group)]
 
 
@@ -86,12 +86,14 @@ def make_evaluation_envs(
     return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
 
 
-def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], process_group: ProcessGroup) -> list[Episode]:
+def of_all_ranks(
+    evaluate_own: Callable[[], Sequence[EpisodeRecord]], process_group: ProcessGroup
+) -> list[EpisodeRecord]:
     """The episodes of every rank, in the order of their start states; every rank must ask.
 
     Raises `Stopped` where `evaluate_own` did on some rank.
     """
-    own: Sequence[Episode] = ()
+    own: Sequence[EpisodeRecord] = ()
     stopped = False
     try:
         own = evaluate_own()
@@ -100,4 +102,4 @@ def of_all_ranks(evaluate_own: Callable[[], Sequence[Episode]], process_group: P
     if process_group.any(stopped):
         raise Stopped
     told = process_group.all_gather_object([asdict(episode) for episode in own])
-    return [Episode(**episode) for part in told for episode in part]
+    return [EpisodeRecord(**episode) for part in told for episode in part]

@@ -12,7 +12,7 @@ from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import need_lines, needs
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.distributed.placement import ALL, check_shares, check_staleness, parse_placement
-from zoo.runs.folder import ResumePoint
+from zoo.runs.lookup import ResumePoint
 
 
 def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:

@@ -28,9 +28,8 @@ from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup, join
 from zoo.distributed.shares import training_share
 from zoo.files import quoted
-from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run
+from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run, locked
 from zoo.runs.progress import silent
-from zoo.runs.run_lock import held
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of
 from zoo.training.trainer import Session, TrainingRequest
@@ -129,7 +128,7 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
 def open_run_folder(
     request: TrainingRequest, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack
 ) -> RunFolder:
-    """A new folder, or the resumed run's own; described either way, by rank 0 for all, and held until `cleanup`.
+    """A new folder, or the resumed run's own; described either way, by rank 0 for all, and locked until `cleanup`.
 
     Raises `BadValue` where another process trains in it.
     """
@@ -144,7 +143,7 @@ def _describe_folder(request: TrainingRequest, envs: VLAVectorEnv, cleanup: Exit
         instead = f", or start a new run from a checkpoint with -i {quoted(request.resume.checkpoint)}"
     else:
         run = create_run_folder(request.log_folder, config.algo, config.env)
-    cleanup.enter_context(held(run, instead))
+    cleanup.enter_context(locked(run, instead))
     args = dict(request.args)
     if request.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages.

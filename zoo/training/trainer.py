@@ -17,14 +17,14 @@ from vla_gym import VLAVectorEnv
 from vla_gym.errors import VLAZooError
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.run_config import RunConfig
-from zoo.evaluation.results import closing_lines, evaluation_record, evaluation_table, headline, protocol_line
-from zoo.files import quoted, write_whole
-from zoo.runs.folder import EVALUATION_FILE, ResumePoint, RunFolder
-from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.files import quoted, write_text
+from zoo.runs.folder import EVALUATION_FILE, RunFolder, closing_lines, headline
+from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard, start_tracker
+from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress
 from zoo.runs.report_page import write_run_page
-from zoo.runs.tracking import start_tracker
 from zoo.training.callbacks import EvaluationCallback, MonitorCallback, StopSignals
 from zoo.training.checkpoint import save_checkpoint
 from zoo.training.checkpoint_callback import CheckpointCallback
@@ -200,7 +200,7 @@ class Session:
                 deterministic=True,
                 summary=line,
             )
-            write_whole(self._run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+            write_text(self._run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
             name = f"step_{self._model.num_timesteps}.mp4"
             fps = float(self._envs.metadata["render_fps"])
             video = self._evaluator.video.write(self._run.videos / name, fps=fps)

@@ -9,13 +9,13 @@ import torch
 
 from zoo.algorithms.metrics import PhaseClock, advantage_range, episode_metrics, learning_rates, rank_means
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.types import Episode
+from zoo.evaluation.evaluator import EpisodeRecord
 
 
 def test_episode_numbers():
     episodes = [
-        Episode(total_reward=1.0, length=4, success_once=True, success_at_end=False),
-        Episode(total_reward=0.0, length=10, success_once=False, success_at_end=False),
+        EpisodeRecord(total_reward=1.0, length=4, success_once=True, success_at_end=False),
+        EpisodeRecord(total_reward=0.0, length=10, success_once=False, success_at_end=False),
     ]
     assert episode_metrics(episodes) == {
         "rollout/success_once": 0.5,

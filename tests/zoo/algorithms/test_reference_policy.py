@@ -19,7 +19,7 @@ from vla_policies.modules.lora import switched_off
 from zoo import GRPO, PPO
 from zoo.algorithms.losses import reference_kl
 from zoo.algorithms.objective import Objective
-from zoo.algorithms.reference_policy import REFERENCE_FILE
+from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")

@@ -142,7 +142,7 @@ def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start
 def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from zoo.packaged import packaged_folder
+    from zoo.files import packaged_folder
 
     pytest.importorskip("metaworld")
     monkeypatch.chdir(packaged_folder("agents").parent)

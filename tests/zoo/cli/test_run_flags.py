@@ -12,7 +12,8 @@ from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from zoo.cli.arguments import count, key_values
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
 from zoo.config.run_config import RunConfig
-from zoo.runs.folder import ResumePoint, create_run_folder, describe_run
+from zoo.runs.folder import create_run_folder, describe_run
+from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile
 from zoo.train import parser
 from zoo.training.run_plan import plan_of

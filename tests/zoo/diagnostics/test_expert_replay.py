@@ -14,7 +14,7 @@ from zoo.diagnostics import expert_replay
 from zoo.diagnostics.expert_replay import ReplayResult, replay, summarize
 from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.doctor import run
-from zoo.evaluation.evaluator import Rate
+from zoo.evaluation.statistics import Rate
 from zoo.experts import base
 
 TOY = find_benchmark("Toy-Reach")

@@ -8,25 +8,15 @@ import pytest
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState, Task
-from zoo.evaluation.evaluator import (
-    Episode,
-    Frame,
-    choose_cells,
-    evaluate,
-    overall_rate,
-    rates_by_suite,
-    rates_by_task,
-    task_weighted_mean,
-    wilson_interval,
-)
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
 
 
 def task(name: str, *, trials: int = 3, suite: str = "suite") -> Task:
     return Task(name=name, instruction=f"do {name}", horizon=10, num_trials=trials, suite=suite)
 
 
-def episode(task_id: int, trial_id: int, success: bool) -> Episode:
-    return Episode(
+def episode(task_id: int, trial_id: int, success: bool) -> EpisodeRecord:
+    return EpisodeRecord(
         task_id=task_id,
         trial_id=trial_id,
         success_once=success,
@@ -96,39 +86,25 @@ class FakePolicy:
         return np.zeros((batch, 1, 2), dtype=np.float32), None
 
 
-@pytest.mark.parametrize(
-    ("successes", "episodes", "low", "high"),
-    # Wilson's formula by hand with z = 1.959964; the last row is the textbook's 8 of 10.
-    [(0, 10, 0.0, 0.27753), (10, 10, 0.72247, 1.0), (1, 2, 0.09453, 0.90547), (8, 10, 0.49016, 0.94332)],
-)
-def test_wilson_interval(successes: int, episodes: int, low: float, high: float) -> None:
-    assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-5)
-
-
-def test_wilson_interval_refuses_counts_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="3 of 2"):
-        wilson_interval(3, 2)
-
-
 def test_fewer_cells_than_tasks_spread_over_the_tasks() -> None:
-    cells = choose_cells([task(str(i)) for i in range(10)], 4)
+    cells = choose_start_states([task(str(i)) for i in range(10)], 4)
     assert [(c.task_id, c.trial_id) for c in cells] == [(0, 0), (2, 0), (5, 0), (7, 0)]
 
 
 def test_more_cells_than_tasks_give_each_task_its_first_trials() -> None:
-    cells = choose_cells([task("a"), task("b", trials=1), task("c")], 6)
+    cells = choose_start_states([task("a"), task("b", trials=1), task("c")], 6)
     assert [(c.task_id, c.trial_id) for c in cells] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
 
 
 def test_all_cells_are_the_whole_grid_once() -> None:
-    cells = choose_cells([task("a", trials=2), task("b", trials=3)], None)
+    cells = choose_start_states([task("a", trials=2), task("b", trials=3)], None)
     assert [(c.task_id, c.trial_id) for c in cells] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("episodes", [0, 7])
 def test_a_count_outside_the_grid_is_refused(episodes: int) -> None:
     with pytest.raises(BadValue, match=r"1 \.\. 6"):
-        choose_cells([task("a"), task("b")], episodes)
+        choose_start_states([task("a"), task("b")], episodes)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 5])
@@ -179,16 +155,3 @@ def test_a_lost_episode_is_run_again(num_envs: int) -> None:
     assert sorted(begun) == sorted([(a, b) for a in range(2) for b in range(3)] + [(0, 1), (1, 2)])
     # One frame a decision and the last state; what was filmed of a lost episode is dropped.
     assert films == {0: 2, 1: 3, 2: 4, 3: 2, 4: 3, 5: 4}
-
-
-def test_rates_by_task_and_suite_and_their_means() -> None:
-    tasks = [task("a", suite="one"), task("b", suite="one"), task("c", suite="two")]
-    episodes = [episode(0, 0, True), episode(0, 1, True), episode(0, 2, False), episode(2, 0, False)]
-    by_task = rates_by_task(episodes, tasks)
-    assert [(r.label, r.successes, r.episodes) for r in by_task] == [("a", 2, 3), ("c", 0, 1)]
-    assert [(r.label, r.successes, r.episodes) for r in rates_by_suite(episodes, tasks)] == [
-        ("one", 2, 3),
-        ("two", 0, 1),
-    ]
-    assert (overall_rate(episodes).successes, overall_rate(episodes).episodes) == (2, 4)
-    assert task_weighted_mean(by_task) == pytest.approx(1 / 3)

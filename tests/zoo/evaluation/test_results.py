@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode, task
 from zoo.evaluation.results import (
-    closing_lines,
     evaluated_line,
     evaluation_metrics,
     evaluation_record,
@@ -52,24 +50,6 @@ def test_a_long_benchmark_is_cut_and_says_so() -> None:
     table = evaluation_table([episode(i, 0, False) for i in range(130)], tasks, "p")
     assert "... and 90 tasks more" in table
     assert "0/130" in table
-
-
-@pytest.mark.parametrize(
-    ("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)]
-)
-def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
-    run = Path("logs/run")
-    lines = closing_lines(run, None, events=run, n_timesteps=asked, done=done, num_starts=1)
-    assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
-
-
-def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
-    text = closing_lines(
-        Path("my logs/run"), None, events=Path("my events/run"), n_timesteps=1, done=1, num_starts=1
-    )
-    assert "  python -m zoo.evaluate -i 'my logs/run' -P" in text
-    assert "  python -m zoo.train -i 'my logs/run' -n 2" in text
-    assert "  tensorboard --logdir 'my events/run'   (curves)" in text
 
 
 def test_the_record_is_json_and_keeps_every_episode() -> None:

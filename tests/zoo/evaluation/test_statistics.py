@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from tests.zoo.evaluation.test_evaluator import episode, task
 from vla_gym.errors import BadValue
-from zoo.evaluation.statistics import compare, compare_tasks, holm, mcnemar_exact, outcomes_of
+from zoo.evaluation.statistics import (
+    compare,
+    compare_tasks,
+    holm,
+    mcnemar_exact,
+    outcomes_of,
+    overall_rate,
+    rates_by_suite,
+    rates_by_task,
+    task_weighted_mean,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +100,30 @@ def test_tasks_are_compared_each_by_itself() -> None:
     assert found["Reach/1"].after.episodes == 2
     with pytest.raises(BadValue, match="2 in common"):
         compare_tasks(before, dict.fromkeys(list(after)[:2], True))
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    # Wilson's formula by hand with z = 1.959964; the last row is the textbook's 8 of 10.
+    [(0, 10, 0.0, 0.27753), (10, 10, 0.72247, 1.0), (1, 2, 0.09453, 0.90547), (8, 10, 0.49016, 0.94332)],
+)
+def test_wilson_interval(successes: int, episodes: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-5)
+
+
+def test_wilson_interval_refuses_counts_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="3 of 2"):
+        wilson_interval(3, 2)
+
+
+def test_rates_by_task_and_suite_and_their_means() -> None:
+    tasks = [task("a", suite="one"), task("b", suite="one"), task("c", suite="two")]
+    episodes = [episode(0, 0, True), episode(0, 1, True), episode(0, 2, False), episode(2, 0, False)]
+    by_task = rates_by_task(episodes, tasks)
+    assert [(r.label, r.successes, r.episodes) for r in by_task] == [("a", 2, 3), ("c", 0, 1)]
+    assert [(r.label, r.successes, r.episodes) for r in rates_by_suite(episodes, tasks)] == [
+        ("one", 2, 3),
+        ("two", 0, 1),
+    ]
+    assert (overall_rate(episodes).successes, overall_rate(episodes).episodes) == (2, 4)
+    assert task_weighted_mean(by_task) == pytest.approx(1 / 3)

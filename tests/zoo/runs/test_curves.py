@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
 from zoo.runs.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations, read_metrics
 from zoo.runs.folder import RunFolder
-from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
+from zoo.runs.monitor import EvaluationFile, MonitorFile
 
 
 def test_the_moving_mean_averages_what_there_is_so_far() -> None:
@@ -25,8 +26,8 @@ def test_a_curve_keeps_its_last_value_between_episodes() -> None:
 
 def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
     file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
-    file.add(MonitorRow(total_reward=0.0, length=30, success=False, task_id=0, num_timesteps=70))
+    file.add(finished(1.0, 12, task_id=2), 40)
+    file.add(finished(0.0, 30), 70)
     file.close()
     log = EvaluationFile(tmp_path)
     log.add(64, [1.0, 0.0, 1.0], [5, 6, 7], [True, False, True])
@@ -51,7 +52,7 @@ def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_monitor_may_end_in_half_a_line(tmp_path: Path) -> None:
     file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(MonitorRow(total_reward=1.0, length=12, success=True, task_id=2, num_timesteps=40))
+    file.add(finished(1.0, 12, task_id=2), 40)
     file.close()
     whole = (tmp_path / "monitor.csv").read_bytes()
     for half in (b"0.0,7", b"0.5,12,3.1,1,4,", b"0.5,12,3.1,1,4,20"):

@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 from stable_baselines3.common.monitor import load_results
 
+from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
-from zoo.runs.monitor import EvaluationFile, MonitorFile, MonitorRow
-
-
-def row(length: int, at: int, *, success: bool = False) -> MonitorRow:
-    return MonitorRow(
-        total_reward=float(success), length=length, success=success, task_id=2, num_timesteps=at
-    )
+from zoo.runs.monitor import EvaluationFile, MonitorFile
 
 
 def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
     file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(row(5, 20, success=True))
-    file.add(row(16, 80))
+    file.add(finished(1.0, 5, task_id=2), 20)
+    file.add(finished(0.0, 16, task_id=2), 80)
     file.close()
     frame = load_results(str(tmp_path))
     assert frame["l"].tolist() == [5, 16]
@@ -31,7 +26,7 @@ def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
 
 def test_rows_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     file = MonitorFile(tmp_path, "Toy-Reach")
-    file.add(row(5, 20))
+    file.add(finished(0.0, 5, task_id=2), 20)
     assert len(load_results(str(tmp_path))) == 1
     file.close()
 
@@ -39,13 +34,13 @@ def test_rows_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
     first = MonitorFile(tmp_path, "Toy-Reach")
     for at in (10, 20, 30):
-        first.add(row(at // 10, at))
+        first.add(finished(0.0, at // 10, task_id=2), at)
     first.close()
     header = (tmp_path / "monitor.csv").read_text().splitlines()[0]
     with (tmp_path / "monitor.csv").open("a") as half:
         half.write("0.0,7")  # the kill came in the middle of a line
     second = MonitorFile(tmp_path, "Toy-Reach", keep_until=20)
-    second.add(row(9, 40))
+    second.add(finished(0.0, 9, task_id=2), 40)
     second.close()
     assert load_results(str(tmp_path))["l"].tolist() == [1, 2, 9]
     assert (tmp_path / "monitor.csv").read_text().splitlines()[0] == header
@@ -107,7 +102,7 @@ def write_run(logs: Path) -> None:
     folder.mkdir(parents=True)
     monitor = MonitorFile(folder, "Toy-Reach")
     for index in range(20):
-        monitor.add(row(4, 4 * index + 4, success=index > 9))
+        monitor.add(finished(float(index > 9), 4, task_id=2), 4 * index + 4)
     monitor.close()
     evaluations = EvaluationFile(folder)
     for at in (40, 80):

@@ -25,8 +25,8 @@ from vla_policies import VLAPolicy
 from zoo import GRPO, PPO
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.schedules import build_schedule
+from zoo.runs.folder import STATE_FILE
 from zoo.training.checkpoint import (
-    STATE_FILE,
     best_success,
     boundary_of,
     find_latest_checkpoint,

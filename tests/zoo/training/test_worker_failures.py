@@ -18,7 +18,7 @@ from vla_gym.errors import WorkerFailed
 from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import vla_envs
-from zoo.evaluation.evaluator import choose_cells, evaluate
+from zoo.evaluation.evaluator import choose_start_states, evaluate
 
 
 def train(folder: Path, algo: str, *flags: str) -> Path:
@@ -93,7 +93,7 @@ def test_an_evaluation_skips_no_cell() -> None:
     envs = make_vec(
         "Toy-Reach", 3, chunk=4, num_workers=2, autoreset_mode="disabled", on_worker_error="restart"
     )
-    cells = choose_cells(envs.benchmark.tasks, 12)
+    cells = choose_start_states(envs.benchmark.tasks, 12)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -109,6 +109,6 @@ def test_an_evaluation_raises_by_default() -> None:
     envs = make_vec("Toy-Reach", 3, chunk=4, num_workers=2, autoreset_mode="disabled")
     try:
         with pytest.raises(WorkerFailed, match=r"SIGKILL.*Toy-Reach, slot \d, task 0"):
-            evaluate(Assassin(envs, 2), envs, choose_cells(envs.benchmark.tasks, 12))
+            evaluate(Assassin(envs, 2), envs, choose_start_states(envs.benchmark.tasks, 12))
     finally:
         envs.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zoo.runs.fingerprint import weights_fingerprint
+from zoo.runs.evaluations import weights_sha256
 
 
 def written(folder: Path, **contents: str) -> Path:
@@ -15,19 +15,19 @@ def written(folder: Path, **contents: str) -> Path:
 
 
 def test_the_same_weights_are_known_anywhere_and_others_are_not(tmp_path: Path) -> None:
-    best = weights_fingerprint(written(tmp_path / "best", model="abc", value_head="d"))
+    best = weights_sha256(written(tmp_path / "best", model="abc", value_head="d"))
     assert best is not None
-    assert weights_fingerprint(written(tmp_path / "copy", value_head="d", model="abc")) == best
+    assert weights_sha256(written(tmp_path / "copy", value_head="d", model="abc")) == best
     step = written(
         tmp_path / "step_9", model="abc", value_head="d", optimizer="e", rollout="f", reference="g"
     )
-    assert weights_fingerprint(step) == best
+    assert weights_sha256(step) == best
     for number, others in enumerate(
         ({"model": "abd"}, {"model": "abcd", "value_head": ""}, {"model": "abc"})
     ):
-        assert weights_fingerprint(written(tmp_path / str(number), **others)) != best
+        assert weights_sha256(written(tmp_path / str(number), **others)) != best
 
 
 def test_what_is_no_folder_of_weights_has_none(tmp_path: Path) -> None:
-    assert weights_fingerprint(tmp_path) is None
-    assert weights_fingerprint(tmp_path / "org" / "name") is None
+    assert weights_sha256(tmp_path) is None
+    assert weights_sha256(tmp_path / "org" / "name") is None

@@ -25,9 +25,8 @@ from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig
-from zoo.hub.sharing import Publication, gather, publish
-from zoo.runs.evaluations import find_evaluation
-from zoo.runs.fingerprint import weights_fingerprint
+from zoo.hub.upload import Publication, publish, repository_files
+from zoo.runs.evaluations import find_evaluation, weights_sha256
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 
 pytestmark = [
@@ -190,7 +189,7 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
 ) -> None:
     def quoted() -> Mapping[str, Any]:
         record = find_evaluation(
-            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+            RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1]
         )
         assert record is not None
         return record
@@ -221,7 +220,7 @@ def test_results_count_for_the_weights_they_are_of(
 ) -> None:
     def quoted(run: Path) -> Mapping[str, Any]:
         record = find_evaluation(
-            RunFolder(run), weights_fingerprint(run / "best"), RunFolder(run).saved_steps()[-1]
+            RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1]
         )
         assert record is not None
         return record
@@ -254,9 +253,9 @@ def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path)
     assert record_video.run([*asked, "--stochastic"]) == 0
     assert (run / "videos" / "recorded_stochastic.mp4").is_file()
     publication = Publication(run=RunFolder(run), repo=RUN)
-    assert gather(publication, tmp_path)["replay.mp4"] == of_training
+    assert repository_files(publication, tmp_path)["replay.mp4"] == of_training
     assert record_video.run(asked) == 0
-    assert gather(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
+    assert repository_files(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
 
 
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
@@ -369,7 +368,7 @@ def test_only_a_hub_id_is_a_base_on_the_card(
     if adapter:
         config = {"base_model_name_or_path": start.partition("@")[0]}
         (run.best / "adapter_config.json").write_text(json.dumps(config))
-    card = gather(Publication(run=run, repo=RUN), tmp_path)["README.md"].read_text()
+    card = repository_files(Publication(run=run, repo=RUN), tmp_path)["README.md"].read_text()
     assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == named
     assert ("of `" in card) == (named is not None)
 
@@ -381,7 +380,7 @@ def test_a_base_that_was_named_is_on_the_card_whatever_lies_here(
     Path("org").mkdir()
     run = made_up("w")
     (run.best / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    card = gather(Publication(run=run, repo=RUN, base=BASE), tmp_path)["README.md"].read_text()
+    card = repository_files(Publication(run=run, repo=RUN, base=BASE), tmp_path)["README.md"].read_text()
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == BASE
 
 
@@ -392,7 +391,7 @@ def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) 
     first = made_up("first")
     for name in records:
         (first.path / name).write_text("{}")
-    weights = weights_fingerprint(first.best)
+    weights = weights_sha256(first.best)
     (first.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
     first.videos.mkdir()
     (first.videos / "step_1.mp4").write_text("film")

@@ -1,71 +1,65 @@
-"""A run as a Hub repository: what goes into it, sending it, and getting it back.
+"""Send a run to a Hub repository.
 
 The repository's root is the policy (a LoRA adapter that plain peft loads, or whole weights), so a policy is
 loaded from it without the rest. Beside it: the run's own files, `replay.mp4`, `README.md`, and, in
 `checkpoints/step_<n>/`, what training goes on from. Weights are safetensors; nothing in it is a pickle.
+
+One commit holds all of it, so that nobody fetches half a run: `HfApi.upload_folder` may make several.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue, VLAZooError
-from vla_policies.checkpoint_io.hub import POLICY_FILES, RUN_FILES, call, fetch, parse_hub_id
-from zoo.files import quoted
+from vla_policies.checkpoint_io.hub import call, parse_hub_id
+from zoo.files import quoted, read_json
+from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
-from zoo.runs.evaluations import PROTOCOL_FILE, RESULTS_FILE, find_evaluation, is_of_policy
-from zoo.runs.films import own_films
-from zoo.runs.fingerprint import TRAINING_TENSORS, weights_fingerprint
+from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, is_of_weights, weights_sha256
 from zoo.runs.folder import (
-    TRAINING,
-    ResumePoint,
+    ADAPTER_CONFIG_FILE,
+    POLICY_CONFIG_FILE,
+    PROTOCOL_FILE,
+    RESULTS_FILE,
+    SCORE_FILE,
+    STATE_FILE,
     RunFolder,
-    check_command,
-    create_run_folder,
-    find_run,
     folder_name,
-    policy_folder,
-    read_json,
+    step_of,
 )
+from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import lacks_evaluation
 
-CARD, REPLAY = "README.md", "replay.mp4"
-ADAPTER_CONFIG = "adapter_config.json"
-STATE_FILE = "training_state.json"
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
-_RUN_RECORDS = (
-    *("config.yml", "args.yml", "command.txt", PROTOCOL_FILE, RESULTS_FILE, "evaluation.json"),
-    *("evaluations.npz", "monitor.csv", "metrics.jsonl"),
-)
-_OF_ONE_RUN = (*_RUN_RECORDS, REPLAY, ADAPTER_CONFIG, "config.json")
-"""What must not stay beside the weights of another run."""
+_OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE)
+"""Files that must not stay beside the weights of another run."""
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What is to be sent."""
+    """A run to send."""
 
     run: RunFolder
     """The run."""
     repo: str
     """`org/name`."""
     public: bool = False
-    """May everybody see it? Otherwise a new repository is private."""
+    """Whether everybody may see it; otherwise a new repository is private."""
     base: str | None = None
     """Hub id to name as the adapter's base instead of what the run says."""
     with_checkpoint: bool = True
-    """Send what training goes on from as well."""
+    """Whether to send the checkpoint that training goes on from as well."""
 
 
 def check_repo(repo: str) -> str:
-    """`repo` if it can be the id of a repository."""
+    """Return `repo`; raises `BadValue` for what cannot be a repository's id."""
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise BadValue(
             f"'{repo}' is no name of a Hub repository; it must look like org/name: letters, digits, '-', '_' and '.'"
@@ -81,19 +75,19 @@ def default_name(run: RunFolder) -> str:
 
 
 def publish(publication: Publication) -> str:
-    """Send it in one commit; returns the repository's address. Raises `BadValue` of one line whatever fails."""
+    """Send the run in one commit; returns the repository's address. Raises `BadValue` of one line whatever fails."""
     with TemporaryDirectory() as scratch:
-        files = gather(publication, Path(scratch))
+        files = repository_files(publication, Path(scratch))
         return call(lambda: _send(publication, files), f"'{publication.repo}' was not updated on the Hub")
 
 
 def push_later(run: RunFolder, repo: str) -> str:
-    """The command that sends a run."""
+    """Return the command that sends a run."""
     return f"python -m zoo.push_to_hub -i {quoted(run.path)} {repo}"
 
 
 def publish_trained(run: RunFolder, repo: str) -> str:
-    """What to say after training with --push-to-hub: where the run is, or why it is not and how to send it.
+    """Send a run after training with --push-to-hub; returns its address, or why it was not sent and how to send it.
 
     Never raises: a Hub that is away must not turn a finished training into a failed one.
     """
@@ -109,21 +103,20 @@ def publish_trained(run: RunFolder, repo: str) -> str:
         return f"warning: the upload was interrupted; {later}"
 
 
-def gather(publication: Publication, scratch: Path) -> dict[str, Path]:
-    """Path in the repository -> file here; those that must differ from the run's are written to `scratch`."""
+def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]:
+    """Map paths in the repository to files here; those that must differ from the run's are written to `scratch`."""
     run = publication.run
     policy = policy_folder(str(run.path))
-    weights = weights_fingerprint(policy) if (run.path / RESULTS_FILE).is_file() else None
-    files = {file.name: file for file in _files_of(policy) if file.name not in _TRAINING_ONLY}
-    files |= {name: run.path / name for name in _RUN_RECORDS if (run.path / name).is_file()}
-    if RESULTS_FILE in files and not is_of_policy(read_json(files[RESULTS_FILE]), weights):
+    weights = weights_sha256(policy) if (run.path / RESULTS_FILE).is_file() else None
+    files = {file.name: file for file in files_of(policy) if file.name not in _TRAINING_ONLY}
+    files |= {name: run.path / name for name in RUN_RECORDS if (run.path / name).is_file()}
+    if RESULTS_FILE in files and not is_of_weights(read_json(files[RESULTS_FILE]), weights):
         del files[RESULTS_FILE]
     step = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
     if step is not None:
-        files |= {f"checkpoints/step_{step}/{file.name}": file for file in _files_of(run.checkpoint(step))}
-    films = own_films(run)
-    if films:
-        files[REPLAY] = films[-1]
+        files |= {f"checkpoints/step_{step}/{file.name}": file for file in files_of(run.checkpoint(step))}
+    if videos := run.own_videos():
+        files[REPLAY] = videos[-1]
     if publication.base is not None:
         _rename_base(files, publication.base, scratch)
     card = scratch / CARD
@@ -134,12 +127,12 @@ def gather(publication: Publication, scratch: Path) -> dict[str, Path]:
 def card_facts(
     publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]
 ) -> CardFacts:
-    """What the model card says of it; `weights` is the policy's fingerprint."""
+    """Return the facts of the model card; `weights` is the SHA-256 of the policy's."""
     run, config = publication.run, publication.run.config()
-    adapter = ADAPTER_CONFIG in files
+    adapter = ADAPTER_CONFIG_FILE in files
     base = config.policy.partition("@")[0]
     if adapter:
-        base = str(read_json(files[ADAPTER_CONFIG])["base_model_name_or_path"])
+        base = str(read_json(files[ADAPTER_CONFIG_FILE])["base_model_name_or_path"])
     named = adapter and publication.base is not None
     step = _step_of(policy)
     protocol = files.get(PROTOCOL_FILE)
@@ -157,60 +150,12 @@ def card_facts(
 
 
 def base_is_local(publication: Publication) -> str | None:
-    """The folder that a run's adapter names as its base, which nobody else has; None where it names a Hub id."""
-    path = policy_folder(str(publication.run.path)) / ADAPTER_CONFIG
+    """Return the folder here that a run's adapter names as its base; None where it names a Hub id."""
+    path = policy_folder(str(publication.run.path)) / ADAPTER_CONFIG_FILE
     if publication.base is not None or not path.is_file():
         return None
     base = str(read_json(path)["base_model_name_or_path"])
     return base if Path(base).is_dir() else None
-
-
-def download_run(name: str) -> RunFolder:
-    """The run in a Hub repository, in the Hub's cache: to read, not to write into."""
-    hub = parse_hub_id(name)
-    assert hub is not None, "asked only for Hub ids"
-    folder = fetch(hub, allow=(*POLICY_FILES, *RUN_FILES))
-    if not (folder / "config.yml").is_file():
-        raise BadValue(f"'{name}' holds no run (it has no config.yml); use it as --policy {name}")
-    return find_run(str(folder))
-
-
-def remote_resume_point(name: str) -> ResumePoint:
-    """What `-i name` means for training where `name` is a Hub id: its checkpoint, going on in a new run folder."""
-    run = download_run(name)
-    check_command(run, TRAINING)
-    steps = run.saved_steps()
-    if not steps:
-        raise BadValue(
-            f"'{name}' holds weights only and cannot be resumed; start a new run from them with --policy {name}"
-        )
-    return ResumePoint(run=run, step=steps[-1], in_place=False)
-
-
-def install_run(name: str, log_folder: Path) -> RunFolder:
-    """Download a run into a new run folder under `log_folder`."""
-    source = download_run(name)
-    config = source.config()
-    run = create_run_folder(log_folder, config.algo, config.env)
-    try:
-        for file in _files_of(source.path):
-            if file.name in _RUN_RECORDS or file.name == CARD:
-                target = run.path / file.name
-            else:
-                target = (run.videos if file.name == REPLAY else run.best) / file.name
-            _copy(file, target)
-        for step in source.saved_steps():
-            for file in _files_of(source.checkpoint(step)):
-                _copy(file, run.checkpoint(step) / file.name)
-    except BaseException:
-        shutil.rmtree(run.path)
-        raise
-    return run
-
-
-def is_remote(path: str) -> bool:
-    """Does `-i path` mean a Hub repository?"""
-    return parse_hub_id(path) is not None
 
 
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
@@ -248,31 +193,22 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
-    """Let every adapter among the files name `base`, and the sizes that a checkpoint notes agree with it."""
-    for number, name in enumerate([one for one in files if one.endswith(ADAPTER_CONFIG)]):
-        changed = scratch / f"{number}.{ADAPTER_CONFIG}"
+    """Make every adapter among the files name `base`, and the sizes in a checkpoint's state agree with it."""
+    for number, name in enumerate([name for name in files if name.endswith(ADAPTER_CONFIG_FILE)]):
+        changed = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"
         values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
         changed.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         files[name] = changed
-        state = name.removesuffix(ADAPTER_CONFIG) + STATE_FILE
+        state = name.removesuffix(ADAPTER_CONFIG_FILE) + STATE_FILE
         if state in files:
             noted = read_json(files[state])
-            noted["files"][ADAPTER_CONFIG] = changed.stat().st_size
+            noted["files"][ADAPTER_CONFIG_FILE] = changed.stat().st_size
             files[state] = scratch / f"{number}.{STATE_FILE}"
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
 
 
 def _step_of(policy: Path) -> int | None:
-    if (policy / "score.json").is_file():
-        return int(read_json(policy / "score.json")["num_timesteps"])
-    found = re.fullmatch(r"step_(\d+)", policy.name)
-    return int(found[1]) if found else None
-
-
-def _files_of(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    """The steps that these weights were trained for, where the folder says them."""
+    if (policy / SCORE_FILE).is_file():
+        return int(read_json(policy / SCORE_FILE)["num_timesteps"])
+    return step_of(policy)

@@ -1,0 +1,157 @@
+"""Find a run, its policy, or the checkpoint to resume from: what `-i` selects."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_gym.errors import BadValue
+from zoo.config.gym_packages import import_packages_of
+from zoo.files import quoted
+from zoo.runs.folder import (
+    ARGS_FILE,
+    CONFIG_FILE,
+    RunFolder,
+    folder_name,
+    holds_policy,
+    step_of,
+)
+from zoo.runs.shipped_agents import local_or_shipped
+
+TRAINING, FINETUNING = "zoo.train", "zoo.sft"
+"""The commands that make runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """The checkpoint that `-i` selects for training."""
+
+    run: RunFolder
+    """The run that wrote the checkpoint."""
+    step: int
+    """Simulator steps done at the checkpoint."""
+    in_place: bool
+    """True for a run folder: its own files go on. False for one checkpoint: a new run folder begins there."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder to load."""
+        return self.run.checkpoint(self.step)
+
+
+def find_run(path: str) -> RunFolder:
+    """The run folder that `path` is or lies in; raises `BadValue` with the nearest name when there is none."""
+    wanted = local_or_shipped(path)
+    _must_exist(wanted)
+    incomplete = None
+    for folder in (wanted, *wanted.resolve().parents[:2]):
+        missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
+        if not missing:
+            return RunFolder(folder)
+        if len(missing) == 1 and incomplete is None:
+            incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
+    raise BadValue(
+        incomplete
+        or f"'{path}' is no run folder: it has neither {CONFIG_FILE} nor {ARGS_FILE}. A run folder looks like "
+        "logs/ppo/Toy-Reach_1"
+    )
+
+
+def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
+    """The run of `env_id` that was begun last, of those that hold a policy; None when there is none."""
+    pattern = re.compile(re.escape(folder_name(env_id)) + r"_(\d+)")
+    found = [
+        (config.stat().st_mtime, int(match[1]), config.parent)
+        for algo in algos
+        for config in (log_folder / algo).glob(f"*/{CONFIG_FILE}")
+        if (match := pattern.fullmatch(config.parent.name))
+    ]
+    for _, _, folder in sorted(found, reverse=True):
+        run = RunFolder(folder)
+        if _newest_policy(run) is not None:
+            return run
+    return None
+
+
+def check_command(run: RunFolder, command: str) -> None:
+    """Raise `BadValue` unless `command` (`TRAINING` or `FINETUNING`) is the one that made the run."""
+    made_by = FINETUNING if run.config().algo == "sft" else TRAINING
+    if made_by != command:
+        policy = _newest_policy(run)
+        ways = [f"start a new run from its policy with --policy {quoted(policy)}"] if policy else []
+        if run.saved_steps() or not policy:
+            ways.insert(0, f"go on with python -m {made_by} -i {quoted(run.path)}")
+        raise BadValue(f"'{run.path}' is a run of {made_by}: {', or '.join(ways)}")
+
+
+def find_resume_point(path: str, command: str = TRAINING) -> ResumePoint:
+    """Return the checkpoint to resume for `-i path`: the newest of a run folder, or the one named.
+
+    Imports the run's `--gym-packages`. Raises `BadValue` for a run of another command.
+    """
+    run = find_run(path)
+    check_command(run, command)
+    import_packages_of(run.path / ARGS_FILE)
+    wanted, steps = local_or_shipped(path).resolve(), run.saved_steps()
+    if wanted != run.path.resolve():
+        step = step_of(wanted)
+        if step is None:
+            if not holds_policy(wanted):
+                newest = quoted(run.checkpoint(steps[-1])) if steps else run.checkpoints / "step_<n>"
+                raise BadValue(
+                    f"'{path}' is no checkpoint. Resume the run with -i {quoted(run.path)}, or from one of its "
+                    f"checkpoints with -i {newest}"
+                )
+            raise BadValue(
+                f"'{path}' holds weights only and cannot be resumed. Resume the run with -i {quoted(run.path)}, or "
+                f"start a new one from these weights with --policy {quoted(path)}"
+            )
+        return ResumePoint(run=run, step=step, in_place=False)
+    if not steps:
+        policy = _newest_policy(run)
+        instead = f", start a new one from its policy with --policy {quoted(policy)}" if policy else ""
+        raise BadValue(f"run '{run.path}' has no checkpoint to resume from (checkpoints/step_<n>/){instead}")
+    return ResumePoint(run=run, step=steps[-1], in_place=True)
+
+
+def policy_folder(path: str) -> Path:
+    """Return the folder of the policy that `-i path` selects: itself if it holds one; of a run best/, else the newest
+    checkpoint.
+
+    Raises `BadValue` for a folder of a run that should hold one and does not: no other takes its place.
+    """
+    wanted = local_or_shipped(path)
+    _must_exist(wanted)
+    if holds_policy(wanted):
+        return wanted
+    run = find_run(path)
+    folder = _newest_policy(run)
+    if wanted.resolve() != run.path.resolve():
+        instead = f". Give the whole run, -i {quoted(run.path)}, for the policy in {folder}" if folder else ""
+        raise BadValue(f"'{path}' holds no policy: it lacks config.json{instead}")
+    if folder is None:
+        raise BadValue(f"run '{run.path}' holds no policy yet (neither best/ nor checkpoints/step_<n>/)")
+    return folder
+
+
+def _newest_policy(run: RunFolder) -> Path | None:
+    """best/, else the newest checkpoint that holds a policy, else the run's own folder where that is one; else None."""
+    folders = (run.best, *(run.checkpoint(step) for step in reversed(run.saved_steps())), run.path)
+    return next((folder for folder in folders if holds_policy(folder)), None)
+
+
+def _must_exist(path: Path) -> None:
+    if path.is_dir():
+        return
+    parent = path.parent
+    if not parent.is_dir():
+        raise BadValue(f"no folder '{path}': not even '{parent}' exists")
+    siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f" Did you mean '{parent / near[0]}'?" if near else ""
+    raise BadValue(
+        f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}"
+    )
