@@ -14,8 +14,8 @@ from zoo.evaluation.evaluator import EpisodeRecord
 
 def test_episode_numbers():
     episodes = [
-        EpisodeRecord(total_reward=1.0, length=4, success_once=True, success_at_end=False),
-        EpisodeRecord(total_reward=0.0, length=10, success_once=False, success_at_end=False),
+        EpisodeRecord(task_id=0, total_reward=1.0, length=4, success_once=True, success_at_end=False),
+        EpisodeRecord(task_id=0, total_reward=0.0, length=10, success_once=False, success_at_end=False),
     ]
     assert episode_metrics(episodes) == {
         "rollout/success_once": 0.5,

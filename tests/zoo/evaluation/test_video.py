@@ -14,7 +14,7 @@ from zoo.evaluation.video import EvaluationVideo, Window, open_window
 
 def frame(episode: int, *, success: bool = False, level: int = 0, first: bool = False) -> Frame:
     image = np.full((32, 32, 3), level, dtype=np.uint8)
-    return Frame(slot=0, episode=episode, image=image, success=success, first=first)
+    return Frame(env=0, episode=episode, image=image, success=success, first=first)
 
 
 def test_only_the_first_episodes_are_kept(tmp_path: Path) -> None:
