@@ -43,7 +43,6 @@ LATE = {
     "vla_gym.adapters.maniskill.batch": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.maniskill.control": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.maniskill.scene": {"mani_skill", "sapien"},
-    "vla_gym.adapters.maniskill.start_states": {"mani_skill", "sapien", "torch"},
     "vla_gym.adapters.metaworld.simulator": {"mujoco"},
     "vla_gym.adapters.metaworld.task_env": {"metaworld", "mujoco"},
     "vla_gym.adapters.mujoco.model_store": {"mujoco"},

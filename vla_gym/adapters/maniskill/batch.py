@@ -1,12 +1,14 @@
 """A ManiSkill task as one batch of N slots: upstream's environment on GPU physics, its tensors on the device.
 
-Start states come from `maniskill_starts` and are written over the slots that begin, so that a trial is the same state
-in every slot. Nothing here asks upstream's random numbers for anything but PegInsertionSide's shapes.
+Start states are rows of numbers, drawn on CPU physics (`StartTable`) and written over the slots that begin, so that a
+trial is the same state in every slot. Upstream's random numbers decide nothing but PegInsertionSide's shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +16,107 @@ import sapien
 import torch
 
 from vla_gym.adapters.maniskill.scene import COLOUR_ONLY, make_env
-from vla_gym.adapters.maniskill.start_states import StartTable
-from vla_gym.adapters.maniskill.tasks import CAMERAS, CONTROL_MODE, RANDOM_SHAPES, TaskReward
+from vla_gym.adapters.maniskill.simulator import ManiSkillSimulator
+from vla_gym.adapters.maniskill.tasks import CAMERAS, RANDOM_SHAPES, TaskReward
 from vla_gym.errors import BadValue
+from vla_gym.observation import ObservationLayout
+from vla_gym.rewards import RewardRule
 from vla_gym.specs import StartState, Task
 from vla_gym.workers.batch_pool import BatchStep
+from vla_gym.workers.environment import BLAS_THREADS
+from vla_gym.workers.pool import Command, LocalPool, Pool, SubEnvSetup
+from vla_gym.workers.process_pool import ProcessPool
+from vla_gym.workers.shared_memory import MemoryLayout
 
+TIMEOUT = 600.0
+"""Seconds a worker may take to start, or to draw one start state."""
 Saved = tuple[torch.Tensor, torch.Tensor]
-"""State rows `[M, D]`, and `_memory` `[M]`, of M slots."""
+"""State rows `[M, D]`, and `_reached` `[M]`, of M slots."""
+
+
+class StartSource(ManiSkillSimulator):
+    """The CPU adapter without pictures; its observation is upstream's flat state row."""
+
+    def __init__(
+        self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, first_seed: int
+    ) -> None:
+        super().__init__(tasks, image_size, (), first_seed=first_seed)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        """Return `state`: float32 `[D]`, poses and velocities of all bodies and joints."""
+        return {"state": np.array(self._env.get_state()[0].numpy(), dtype=np.float32)}
+
+
+class StartTable:
+    """Trial -> (fingerprint, state row float32 `[D]`), each drawn once, on first use, in worker processes.
+
+    Upstream draws a batch's start states from one stream of numbers, so that a slot's depends on how many slots there
+    are. Here trial k is upstream's `reset(seed=k)` of a single environment, whatever the batch.
+
+    Args:
+        task: the benchmark's only one.
+        first_seed: upstream's seed of trial 0.
+        state_dim: D.
+        num_workers: processes that draw; 0 draws in this one.
+    """
+
+    def __init__(self, task: Task, *, first_seed: int, state_dim: int, num_workers: int) -> None:
+        self._rows: dict[int, tuple[str, np.ndarray]] = {}
+        self._width = max(1, num_workers)
+        setup = SubEnvSetup(
+            env_id=f"start states of ManiSkill/{task.name}",
+            simulator=f"{__name__}:{StartSource.__name__}",
+            simulator_kwargs={"first_seed": first_seed},
+            tasks=(task,),
+            rule=RewardRule(),
+            memory=MemoryLayout(
+                num_slots=self._width,
+                chunk=1,
+                action_dim=7,
+                observation=ObservationLayout(cameras=(), image_size=8, state_dim=state_dim),
+            ),
+        )
+        self._pool: Pool
+        if num_workers:
+            environment = {
+                **os.environ,
+                **dict.fromkeys(BLAS_THREADS, "1"),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            }
+            self._pool = ProcessPool(
+                setup, [environment] * num_workers, step_timeout=TIMEOUT, reset_timeout=TIMEOUT
+            )
+        else:
+            self._pool = LocalPool(setup)
+
+    def rows(self, trials: Iterable[int]) -> list[tuple[str, np.ndarray]]:
+        """Return fingerprint and state row of each trial."""
+        trials = list(trials)
+        missing = sorted(set(trials) - self._rows.keys())
+        for begin in range(0, len(missing), self._width):
+            drawn = missing[begin : begin + self._width]
+            reports = self._pool.run(
+                [
+                    Command(slot=slot, start=StartState(task_id=0, trial_id=trial), kind="reset")
+                    for slot, trial in enumerate(drawn)
+                ]
+            )
+            for slot, (trial, report) in enumerate(zip(drawn, reports, strict=True)):
+                self._rows[trial] = (report.fingerprint, self._pool.memory.observation["state"][slot].copy())
+        return [self._rows[trial] for trial in trials]
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.close()
 
 
 class ManiSkillBatch:
     """All slots; see `vla_gym.workers.batch_pool.BatchSimulator`.
 
     Args:
-        tasks: the benchmark's only task, by the name of `maniskill_tasks.TASKS`.
+        tasks: the benchmark's only task, by its name in `tasks.TASKS`.
         image_size: side of the pictures, pixels.
-        cameras: keys of `maniskill_tasks.CAMERAS`.
+        cameras: keys of `tasks.CAMERAS`.
         num_envs: N.
         num_workers: processes that draw start states on CPU physics.
         first_seed: upstream's seed of trial 0; trial k has `first_seed + k`.
@@ -57,21 +143,12 @@ class ManiSkillBatch:
             )
         self._cameras = {key: CAMERAS[key] for key in cameras}
         self._first_seed, self._dense = first_seed, task_reward == "dense"
-        self._env: Any = make_env(
-            f"{self._task.name}-v1",
-            control_mode=CONTROL_MODE,
-            sensors={"width": image_size, "height": image_size},
-            num_envs=num_envs,
-            sim_backend=sim_backend,
-            reward_mode="none",
-        )
-        self._env.reconfiguration_freq = 0  # `_shape` rebuilds what must be rebuilt
+        self._env: Any = make_env(self._task.name, image_size, num_envs=num_envs, sim_backend=sim_backend)
+        self._env.reconfiguration_freq = 0  # `_shape` rebuilds the scenes that other shapes need
         self._shape_seeds: list[int | None] = [None] * num_envs
+        state_dim = self._env.get_state().shape[1]
         self._starts = StartTable(
-            self._task,
-            first_seed=first_seed,
-            state_dim=self._env.get_state().shape[1],
-            num_workers=num_workers,
+            self._task, first_seed=first_seed, state_dim=state_dim, num_workers=num_workers
         )
 
     def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
@@ -98,26 +175,24 @@ class ManiSkillBatch:
         return BatchStep(reward_N=reward_N, success_N=success_N, terminated_N=success_N)
 
     def save(self, slots: Sequence[int]) -> Saved:
-        """Poses, velocities and joints of some slots, and what the task keeps beside them."""
+        """Return poses, velocities and joints of some slots, and `_reached`."""
         index = torch.tensor(slots, device=self._env.device)
-        return self._env.get_state()[index].clone(), self._memory()[index].clone()
+        return self._env.get_state()[index].clone(), self._reached()[index].clone()
 
     def restore(self, slots: Sequence[int], saved: Saved) -> None:
         """Write states over the given slots; upstream reads rows in the slots' ascending order."""
-        env, (row_MD, memory_M) = self._env, saved
+        env, (row_MD, reached_M) = self._env, saved
         index = torch.tensor(slots, device=env.device)
         env.reset(options={"env_idx": index, "reset_to_env_states": {"env_states": row_MD}})
-        self._memory()[index] = memory_M
-        if (
-            self._task.name == "PlugCharger"
-        ):  # upstream keeps what it computes from the receptacle at its own resets
+        self._reached()[index] = reached_M
+        if self._task.name == "PlugCharger":  # upstream computes it from the receptacle at its own resets
             half_turn_about_z = sapien.Pose(q=[0.0, 0.0, 0.0, 1.0])
             env.goal_pose = env.receptacle.pose * half_turn_about_z
 
     def observe(self) -> dict[str, np.ndarray]:
         """Draw every slot now; `state` is the joints' positions."""
         env = self._env
-        seen = {"state": env.agent.robot.get_qpos().cpu().numpy().astype(np.float32)}
+        observation = {"state": env.agent.robot.get_qpos().cpu().numpy().astype(np.float32)}
         env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         for key, camera in self._cameras.items():
             sensor = env._sensors[camera]
@@ -125,29 +200,27 @@ class ManiSkillBatch:
             drawn = sensor.get_obs(**COLOUR_ONLY)["rgb"]
             if drawn.is_cuda:
                 torch.cuda.synchronize()  # as upstream does: the picture comes from another library's stream
-            seen[key] = drawn.cpu().numpy()
-        return seen
+            observation[key] = drawn.cpu().numpy()
+        return observation
 
     def close(self) -> None:
         """Free the scenes."""
         self._starts.close()
         self._env.close()
 
-    def _memory(self) -> torch.Tensor:
-        """What a task remembers outside the state, `[N]`: RollBall's dense reward, whether the ball was reached."""
-        memory: torch.Tensor | None = getattr(self._env, "reached_status", None)
-        return torch.zeros(self._env.num_envs, device=self._env.device) if memory is None else memory
+    def _reached(self) -> torch.Tensor:
+        """Whether the ball was reached, `[N]`: the part of a task's state that RollBall's dense reward keeps apart."""
+        reached: torch.Tensor | None = getattr(self._env, "reached_status", None)
+        return torch.zeros(self._env.num_envs, device=self._env.device) if reached is None else reached
 
     def _shape(self, seeds: Mapping[int, int]) -> None:
         """Build everything anew if a slot needs other shapes; the other slots get their states back."""
-        wanted = [seeds.get(slot, present) for slot, present in enumerate(self._shape_seeds)]
-        if wanted == self._shape_seeds:
+        needed = [seeds.get(slot, present) for slot, present in enumerate(self._shape_seeds)]
+        if needed == self._shape_seeds:
             return
-        everyone = list(range(len(wanted)))
-        saved = self.save(everyone)
-        self._env.reset(
-            seed=[self._first_seed if seed is None else seed for seed in wanted],
-            options={"reconfigure": True},
-        )
-        self.restore(everyone, saved)
-        self._shape_seeds = wanted
+        slots = list(range(len(needed)))
+        saved = self.save(slots)
+        seeds_N = [self._first_seed if seed is None else seed for seed in needed]
+        self._env.reset(seed=seeds_N, options={"reconfigure": True})
+        self.restore(slots, saved)
+        self._shape_seeds = needed

@@ -2,7 +2,7 @@
 
 Upstream computes for batches on a GPU. For one robot on a CPU, tensors of seven numbers cost ten times the physics
 they command. Here the same operations run in the same order on float32 scalars; only the small rotation goes
-through upstream's own functions, whose cosines round differently from NumPy's. `test_maniskill.py` compares states.
+through upstream's own functions, whose cosines round differently from NumPy's. Tests of `simulator` compare states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mani_skill.utils.geometry.rotation_conversions import euler_angles_to_matri
 Quaternion = tuple[np.float32, np.float32, np.float32, np.float32]
 """(w, x, y, z)."""
 IK_ITERATIONS = 100
-"""As upstream asks of the solver."""
+"""Upstream's number for the solver."""
 
 
 class EndEffectorControl:

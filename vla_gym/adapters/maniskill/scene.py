@@ -1,7 +1,7 @@
-"""ManiSkill environments as our adapters use them: made lean, restored exactly, drawn when asked.
+"""ManiSkill environments as our adapters use them: made lean, restored exactly, drawn on demand.
 
-Upstream's environment is kept whole: scenes, controllers, rewards and success are its own. What differs is when
-things happen: no picture and no observation inside a step, and physics that begin afresh with every episode.
+Upstream's environment is kept whole: scenes, controllers, rewards and success are its own. Only the times differ: no
+picture and no observation inside a step, and physics that begin afresh with every episode.
 """
 
 from __future__ import annotations
@@ -20,55 +20,52 @@ import sapien
 from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS
 from sapien import physx
 
+from vla_gym.adapters.maniskill.tasks import CONTROL_MODE
 from vla_gym.system.sapien_shaders import light_shaders, use_light_shaders
 from vla_gym.system.vulkan import DEVICE_VARIABLE
 
 RENDER_BACKENDS = {"cpu": "cpu", "cuda": "gpu"}
-"""What `vla_gym.system.vulkan` calls a device -> what ManiSkill calls it."""
+"""Name of a device in `vla_gym.system.vulkan` -> ManiSkill's name."""
 UNUSED_CAMERA = {"width": 8, "height": 8}
-"""Upstream builds 512-pixel cameras for videos of its own, which nobody looks at here."""
+"""Of upstream's own videos, which are not made here; its default is 512 pixels."""
 COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 
 
 def make_env(
-    upstream_id: str,
+    task: str,
+    image_size: int,
     *,
-    control_mode: str,
-    sensors: Mapping[str, Any],
     num_envs: int = 1,
     sim_backend: str = "physx_cpu",
     drawn: bool = True,
-    **options: Any,
 ) -> Any:
-    """An environment drawn on the device that `VLA_ZOO_SAPIEN_DEVICE` names (default: software).
+    """Return an environment drawn on the device that `VLA_ZOO_SAPIEN_DEVICE` names (default: software).
 
     Args:
-        upstream_id: ManiSkill's id, e.g. "PickCube-v1".
-        control_mode: one of its robot's.
-        sensors: ManiSkill's `sensor_configs`: settings of all cameras, or of one by its name.
+        task: ManiSkill's id without "-v1", e.g. "PickCube".
+        image_size: side of the pictures, pixels.
         num_envs: scenes that move together; CPU physics hold exactly one.
         sim_backend: "physx_cpu" or "physx_cuda".
-        drawn: whether pictures will be asked for; without, no Vulkan driver is touched.
-        options: more keyword arguments of the environment's class.
+        drawn: whether there will be pictures; without, no Vulkan driver is touched.
 
-    Returns upstream's environment without wrappers. Nothing is hidden from its cameras: goal markers that upstream
-    leaves out of pictures (its policies are told the coordinates) are the only way to show a goal to ours.
+    It is upstream's environment without wrappers. Nothing is hidden from its cameras: goal markers that upstream
+    leaves out of pictures (its policies read the coordinates) are the only way to show a goal to ours.
     """
     logging.getLogger("mani_skill").setLevel(logging.ERROR)  # upstream warns about its own scenes
     use_light_shaders()
     shaders = dataclasses.replace(PREBUILT_SHADER_CONFIGS["minimal"], shader_pack=light_shaders())
     made = gym.make(
-        upstream_id,
+        f"{task}-v1",
         num_envs=num_envs,
         obs_mode="none",
-        control_mode=control_mode,
+        reward_mode="none",
+        control_mode=CONTROL_MODE,
         sim_backend=sim_backend,
         render_backend=RENDER_BACKENDS[os.environ.get(DEVICE_VARIABLE, "cpu")] if drawn else "none",
-        sensor_configs={"shader_config": shaders, **sensors},
+        sensor_configs={"shader_config": shaders, "width": image_size, "height": image_size},
         human_render_camera_configs={"shader_config": shaders, **UNUSED_CAMERA},
         viewer_camera_configs={"shader_config": shaders},
         disable_env_checker=True,
-        **options,
     )
     return made.unwrapped
 
@@ -95,11 +92,11 @@ def fresh_physics(env: Any) -> None:
     scene.px = system
 
 
-def reset_to_seed(env: Any, seed: int, options: Mapping[str, Any] | None = None) -> None:
-    """The start state that upstream's `reset(seed=[seed], options=options)` gives, whatever was played before."""
-    if not (options and options.get("reconfigure")):
+def reset_to_seed(env: Any, seed: int, *, reconfigure: bool) -> None:
+    """Reset to upstream's start state of `seed`, whatever was played before; `reconfigure` builds the scene anew."""
+    if not reconfigure:
         fresh_physics(env)
-    env.reset(seed=[seed], options=dict(options or {}))
+    env.reset(seed=[seed], options={"reconfigure": reconfigure})
     rest_drives(env)
 
 
@@ -111,24 +108,23 @@ def rest_drives(env: Any) -> None:
         joint.set_drive_velocity_target(np.zeros((1, 1)))
 
 
-def picture(env: Any, camera: str, **wanted: bool) -> dict[str, np.ndarray]:
-    """Draw the present state once through one camera: {"rgb": u8 `[H, W, 3]`}, or the textures `wanted`."""
+def render(env: Any, camera: str) -> np.ndarray:
+    """Draw the present state through one camera, u8 `[H, W, 3]`."""
     env.scene.sub_scenes[0].update_render()
     sensor = env._sensors[camera]
     sensor.capture()
-    drawn = sensor.get_obs(**{**COLOUR_ONLY, **wanted})
-    return {name: np.array(texture[0].cpu().numpy()) for name, texture in drawn.items()}
+    return np.array(sensor.get_obs(**COLOUR_ONLY)["rgb"][0].cpu().numpy())
 
 
 def joint_positions(env: Any) -> np.ndarray:
-    """Positions of the robot's joints, float32 `[num_joints]`, fresh."""
+    """Return positions of the robot's joints, float32 `[num_joints]`, fresh."""
     return np.array(env.agent.robot._objs[0].qpos, dtype=np.float32)
 
 
 def fingerprint(env: Any, name: str) -> str:
-    """Hex string, equal exactly when two episodes of task `name` begin in the same state.
+    """Return a hex string, equal exactly when two episodes of task `name` begin in the same state.
 
-    Poses and velocities of all bodies, the joints' drive targets, the controllers' memory, and the shapes.
+    It covers poses and velocities of all bodies, the joints' drive targets, the controllers' state, and the shapes.
     """
     digest = hashlib.blake2b(name.encode(), digest_size=8)
     for array in (*_flatten(env.get_state_dict()), *_drive_targets(env)):
@@ -146,10 +142,9 @@ def _flatten(state: Mapping[str, Any]) -> list[np.ndarray]:
 
 
 def _drive_targets(env: Any) -> list[np.ndarray]:
-    joints = env.agent.robot._objs[0].active_joints
     return [
         np.concatenate([np.ravel(joint.drive_target), np.ravel(joint.drive_velocity_target)])
-        for joint in joints
+        for joint in env.agent.robot._objs[0].active_joints
     ]
 
 

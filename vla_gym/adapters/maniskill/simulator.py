@@ -1,4 +1,4 @@
-"""A ManiSkill task on CPU physics, one scene per slot: upstream's physics, success and pictures, drawn when asked."""
+"""A ManiSkill task on CPU physics, one scene per slot: upstream's physics, success and pictures, drawn on demand."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import torch
 
 from vla_gym.adapters.maniskill.control import EndEffectorControl
-from vla_gym.adapters.maniskill.scene import fingerprint, joint_positions, make_env, picture, reset_to_seed
-from vla_gym.adapters.maniskill.tasks import CAMERAS, CONTROL_MODE, TASKS, TaskReward
+from vla_gym.adapters.maniskill.scene import fingerprint, joint_positions, make_env, render, reset_to_seed
+from vla_gym.adapters.maniskill.tasks import CAMERAS, TASKS, TaskReward
 from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState, Task
 
 
 class ManiSkillSimulator:
-    """One slot; see `vla_gym.simulator.Simulator`.
+    """One sub-environment; see `vla_gym.simulator.Simulator`.
 
     Args:
-        tasks: the benchmark's only task, by the name of `maniskill_tasks.TASKS`.
+        tasks: the benchmark's only task, by its name in `tasks.TASKS`.
         image_size: side of the picture, pixels.
-        cameras: keys of `maniskill_tasks.CAMERAS`; none: nothing is drawn.
+        cameras: keys of `tasks.CAMERAS`; without any, nothing is drawn.
         first_seed: upstream's seed of trial 0; trial k has `first_seed + k`.
         task_reward: "success" (0 or 1) or "dense" (upstream's normalised one, 0 .. 1).
     """
@@ -37,13 +37,7 @@ class ManiSkillSimulator:
         (self._task,) = tasks
         self._cameras = {key: CAMERAS[key] for key in cameras}
         self._first_seed, self._dense = first_seed, task_reward == "dense"
-        self._env: Any = make_env(
-            f"{self._task.name}-v1",
-            control_mode=CONTROL_MODE,
-            sensors={"width": image_size, "height": image_size},
-            drawn=bool(cameras),
-            reward_mode="none",
-        )
+        self._env: Any = make_env(self._task.name, image_size, drawn=bool(cameras))
         # Upstream builds a new scene at every reset of a task whose shapes are random; here only for another trial.
         self._random_shapes = self._env.reconfiguration_freq != 0
         self._env.reconfiguration_freq = 0
@@ -54,7 +48,7 @@ class ManiSkillSimulator:
         """Restore a start state; nothing is drawn."""
         seed = self._first_seed + start.trial_id
         rebuild = self._random_shapes and self._shapes_of != seed
-        reset_to_seed(self._env, seed, {"reconfigure": rebuild})
+        reset_to_seed(self._env, seed, reconfigure=rebuild)
         self._shapes_of = seed
         if rebuild:
             self._control = EndEffectorControl(self._env)
@@ -77,11 +71,11 @@ class ManiSkillSimulator:
         """Draw now; `state` is the joints' positions."""
         observation = {"state": joint_positions(self._env)}
         for key, camera in self._cameras.items():
-            observation[key] = picture(self._env, camera)["rgb"]
+            observation[key] = render(self._env, camera)
         return observation
 
     def privileged(self) -> np.ndarray:
-        """What a scripted expert reads, float64; poses are position and quaternion (w, x, y, z) in the world's frame.
+        """Return the state for a scripted expert, float64; poses are position and quaternion (w, x, y, z) in the world.
 
         Pose of the point between the fingertips (7), metres between the fingers, 1 while they hold the first thing
         else 0, then the pose of each of the task's `things` (7 each). The robot's root has the world's axes.

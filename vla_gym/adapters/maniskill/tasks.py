@@ -24,11 +24,11 @@ class TableTask:
     horizon: int
     """Upstream's `max_episode_steps`."""
     wrist_camera: bool = False
-    """Does its robot (`panda_wristcam`) carry one? The others' robot is `panda`."""
+    """Whether its robot (`panda_wristcam`) carries one; the others' robot is `panda`."""
     dense: bool = True
-    """Has it a dense reward?"""
+    """Whether it has a dense reward."""
     things: tuple[str, ...] = ()
-    """Upstream's attributes of the bodies whose poses are privileged: what is grasped first; none: nothing is told."""
+    """Upstream's attributes of the bodies whose poses are privileged, the grasped one first."""
 
 
 TASKS: dict[str, TableTask] = {
@@ -91,7 +91,7 @@ RANDOM_SHAPES = ("PegInsertionSide",)
 NUM_JOINTS = 9
 """Seven of the arm, two of the gripper."""
 HAND_DIM, THING_DIM = 9, 7
-"""Numbers of a privileged observation: of the hand, and of each of a task's `things`."""
+"""Lengths of the parts of a privileged observation: the hand, and each of a task's `things`."""
 SIMULATORS: dict[Physics, str] = {
     "cpu": "vla_gym.adapters.maniskill:ManiSkillSimulator",
     "gpu": "vla_gym.adapters.maniskill:ManiSkillBatch",

@@ -16,7 +16,7 @@ from vla_gym.observation import check_instruction
 pytestmark = pytest.mark.sim  # reads the installed package's files; starts no simulator
 
 KNOWN_PREDICATES = {"on", "in", "open", "close", "turnon", "turnoff"}
-"""Those that `libero_compile` turns into conditions."""
+"""Those that `upstream.read_goal` turns into conditions."""
 
 
 def parsed(suite: str, task: str) -> dict[str, Any]:

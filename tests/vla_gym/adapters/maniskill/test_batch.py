@@ -152,7 +152,7 @@ def written(monkeypatch: pytest.MonkeyPatch, name: str, num_envs: int) -> tuple[
     from vla_gym.adapters.maniskill import batch as maniskill_batch
 
     env = Written(num_envs)
-    monkeypatch.setattr(maniskill_batch, "make_env", lambda upstream_id, **options: env)
+    monkeypatch.setattr(maniskill_batch, "make_env", lambda task, image_size, **options: env)
     monkeypatch.setattr(maniskill_batch, "StartTable", WrittenStarts)
     made = maniskill_benchmark(f"ManiSkill/{name}", task_seed=100)
     batch = maniskill_batch.ManiSkillBatch(
