@@ -1,4 +1,4 @@
-"""Errors a user can cause. Every message says what was wrong, what was got, what is allowed, what next.
+"""Errors a user can cause. Every message says what was wrong, the value, the allowed values, and what to do next.
 
     VLAZooError
     ├── UnknownName        an id, option or key that does not exist (names the nearest one)
@@ -7,7 +7,7 @@
     ├── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
     └── LostRank           another process of a run on several ended; its own message says why
 
-The command line turns each into one line and exit code 2. One thing is only warned of: `WorkerRestarted`.
+The command line turns each into one line and exit code 2. `WorkerRestarted` is the only warning.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Iterable
 
 
 class VLAZooError(Exception):
-    """Base of every error that is the user's to mend; prints as one line."""
+    """Base of every error that the user can correct; prints as one line."""
 
 
 class UnknownName(VLAZooError, ValueError):
-    """A name that is not in its table."""
+    """A name that does not exist."""
 
 
 class BadValue(VLAZooError, ValueError):
-    """A value of the right name but outside what is allowed."""
+    """A value outside what is allowed."""
 
 
 class MissingDependency(VLAZooError, ImportError):
-    """Something that must be installed or downloaded first."""
+    """A package, library or asset that must be installed or downloaded first."""
 
 
 class WorkerFailed(VLAZooError, RuntimeError):
@@ -45,7 +45,7 @@ class WorkerRestarted(UserWarning):
 
 
 def unknown_name(kind: str, got: object, known: Iterable[str], *, show: int = 12) -> UnknownName:
-    """Build the error for `got`, which is no `kind`: lists what is known and the nearest name."""
+    """Return the error for `got`, which is no `kind`; it lists the known names and the nearest one."""
     names = sorted(known)
     by_fold = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(str(got).casefold(), by_fold, n=1, cutoff=0.5)
@@ -55,7 +55,7 @@ def unknown_name(kind: str, got: object, known: Iterable[str], *, show: int = 12
 
 
 def check_integer(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
-    """`value` if it is an `int` in `low` .. `high` (None: no end), else `BadValue`; `note` says what the number is."""
+    """Return an `int` in `low` .. `high` (None: no end), else raise `BadValue`; `note` describes the number."""
     if (
         isinstance(value, int)
         and not isinstance(value, bool)

@@ -11,13 +11,13 @@ from typing import Any, get_args
 from gymnasium.vector import AutoresetMode
 
 from vla_gym.errors import BadValue, check_integer, unknown_name
-from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, ObservationLayout, check_instruction
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import Benchmark
 from vla_gym.vector.instructions import Instructions, changed_instructions, with_instructions
-from vla_gym.vector.protocol import EnvConfig
-from vla_gym.vector.start_states import check_seed, make_schedule
+from vla_gym.vector.protocol import EnvConfig, observation_layout
+from vla_gym.vector.start_states import make_schedule
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_gym.workers.batch_pool import BatchPool
 from vla_gym.workers.environment import (
@@ -65,38 +65,38 @@ def make_vec(
     pool: Callable[[Benchmark, EnvConfig], Pool] | None = None,
     **family_options: Any,
 ) -> VLAVectorEnv:
-    """Make `num_envs` slots of an environment id (see `list_envs`) as one vector environment.
+    """Make `num_envs` environments of an id (see `list_envs`) as one vector environment.
 
     Args:
         env_id: for example "LIBERO-Spatial", "LIBERO-Spatial/3" (one task) or "Toy-Reach"; or a
             `Benchmark` of your own, to which `split` and `family_options` do not apply.
-        num_envs: N, slots.
+        num_envs: N.
         chunk: K, simulator steps that one `step` (one decision) may run.
-        group_size: G adjacent slots always share their start state; must divide `num_envs`.
+        group_size: G adjacent environments always share their start state; must divide `num_envs`.
         split: which start states.
-        schedule: "random" draws every episode's (task, trial) uniformly; "grid" walks all of them exactly
-            once (once per member with `group_size`), then slots are idle.
+        schedule: "random" draws every episode's (task, trial) uniformly; "grid" plays all of them exactly
+            once (once per member with `group_size`), then environments are idle.
         image_size: side of the square images, pixels; the benchmark's own by default.
         wrist_camera: add `wrist_image`.
-        state: give `state`, where the benchmark has one.
-        privileged: add `privileged`, the whole state as scripted experts read it, where the benchmark gives it.
+        state: include `state`, where the benchmark has one.
+        privileged: add `privileged`, the whole state as scripted experts read it, where the benchmark has it.
         instructions: other words for some tasks, `{task name: text}` or a function of the `Task`; recorded in
             `protocol()`.
         seed: of the schedule; `reset(seed=...)` starts it anew.
-        num_workers: worker processes (more than slots are not started). Default: one per CPU core, or none (the slots
-            run in this process) for a benchmark so cheap that processes would slow it down. 0 means none.
-        pipeline_stages: equal parts of the slots, groups whole, that can be stepped by themselves (`envs.stages`), so
-            that one simulates while another is thought about; every worker gets slots of each.
+        num_workers: worker processes, at most `num_envs`. Default: one per CPU core, or none (everything runs in
+            this process) for a benchmark so cheap that processes would slow it down. 0 means none.
+        pipeline_stages: equal parts of the environments, groups whole, that can be stepped independently
+            (`envs.stages`), so that one simulates while the policy decides for another; every worker has some of each.
         autoreset_mode: "next_step", "same_step" or "disabled", or Gymnasium's enum.
         reward: "sparse", "differenced" or "step_penalty"; see `vla_gym.rewards.RewardRule`.
         reward_scale: factor of the benchmark's reward.
         group_offset: global number of this rank's first group; ranks share one schedule by it.
         num_groups: groups over all ranks; needed for a grid with a `group_offset`.
         on_worker_error: "raise" `WorkerFailed`, or "restart" the worker and mark its episodes `lost`.
-        step_timeout: seconds a worker may take for one chunk of its slots before it counts as hung.
+        step_timeout: seconds a worker may take for one chunk before it counts as hung.
         reset_timeout: seconds it may take to start, to reset or to replay.
         render_mode: None or "rgb_array", which `render()` always gives.
-        pool: starts whoever runs the slots; by default `make_pool`, on this machine.
+        pool: starts the pool that runs the environments; by default `make_pool`, on this machine.
         family_options: the benchmark's own options, such as LIBERO's `protocol`.
 
     Raises:
@@ -107,8 +107,8 @@ def make_vec(
     """
     if render_mode not in (None, "rgb_array"):
         raise unknown_name("render mode", render_mode, ("rgb_array",))
-    for name, value in (("num_envs", num_envs), ("chunk", chunk)):
-        check_integer(name, value, 1)
+    check_integer("num_envs", num_envs, 1)
+    check_integer("chunk", chunk, 1)
     own = _benchmark(env_id, split, family_options)
     benchmark = own if instructions is None else with_instructions(own, instructions)
     if not _flag("state", state):
@@ -119,29 +119,29 @@ def make_vec(
         raise BadValue(
             f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does"
         )
-    deal = make_schedule(
+    starts = make_schedule(
         schedule,
         benchmark.tasks,
         num_envs=num_envs,
         group_size=group_size,
         group_offset=group_offset,
         num_groups=num_groups,
-        seed=check_seed(seed),
+        seed=seed,
     )
     config = EnvConfig(
         num_envs=num_envs,
         chunk=chunk,
         group_size=group_size,
         group_offset=group_offset,
-        num_groups=deal.num_groups,
+        num_groups=starts.num_groups,
         split=split,
         schedule=schedule,
         image_size=_image_size(benchmark, image_size),
         cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
-        seed=deal.seed,
+        seed=starts.seed,
         num_workers=_num_workers(benchmark, num_envs, num_workers),
         pipeline_stages=check_stages(
-            pipeline_stages, num_envs=num_envs, group_size=group_size, together=benchmark.batched
+            pipeline_stages, num_envs=num_envs, group_size=group_size, batched=benchmark.batched
         ),
         autoreset_mode=_autoreset_mode(autoreset_mode),
         reward=RewardRule(kind=reward, scale=_number("reward_scale", reward_scale)),
@@ -151,18 +151,11 @@ def make_vec(
         options=dict(family_options),
         own_instructions=changed_instructions(own, benchmark),
     )
-    start = make_pool if pool is None else pool
-    return VLAVectorEnv(benchmark, config, deal, start(benchmark, config))
+    return VLAVectorEnv(benchmark, config, starts, (pool or make_pool)(benchmark, config))
 
 
 def sub_env_setup(benchmark: Benchmark, config: EnvConfig) -> SubEnvSetup:
-    """What each slot is made of."""
-    layout = ObservationLayout(
-        cameras=config.cameras,
-        image_size=config.image_size,
-        state_dim=benchmark.state_dim,
-        privileged_dim=benchmark.privileged_dim,
-    )
+    """Setup of every sub-environment."""
     return SubEnvSetup(
         env_id=benchmark.id,
         simulator=benchmark.simulator,
@@ -173,13 +166,13 @@ def sub_env_setup(benchmark: Benchmark, config: EnvConfig) -> SubEnvSetup:
             num_slots=config.num_envs,
             chunk=config.chunk,
             action_dim=benchmark.action_dim,
-            observation=layout,
+            observation=observation_layout(benchmark, config),
         ),
     )
 
 
 def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
-    """Start whoever runs the slots on this machine."""
+    """Start the pool on this machine: in this process, in one batch, or in worker processes."""
     check_installed(benchmark)
     for task in benchmark.tasks:
         check_instruction(task.instruction)
@@ -222,10 +215,10 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def check_stages(stages: int, *, num_envs: int, group_size: int, together: bool = False) -> int:
-    """`stages` if the slots can be cut into so many equal parts without cutting a group, else `BadValue`."""
+def check_stages(stages: int, *, num_envs: int, group_size: int, batched: bool = False) -> int:
+    """Return `stages` if so many equal parts cut no group, else raise `BadValue`."""
     check_integer("pipeline_stages", stages, 1)
-    if stages > 1 and together:
+    if stages > 1 and batched:
         raise BadValue(f"these slots are simulated in one batch; pipeline_stages must be 1, got {stages}")
     part = stages * group_size
     if num_envs % part:

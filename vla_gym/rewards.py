@@ -1,4 +1,4 @@
-"""What a simulator step pays: the benchmark's sparse reward, or one of two published variations."""
+"""Reward of a simulator step: the benchmark's sparse one, or one of two published variations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RewardKind = Literal["sparse", "differenced", "step_penalty"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardRule:
-    """Turns the benchmark's reward `r_t` of a step into the one the agent sees; `c` is `scale`."""
+    """Turns the benchmark's reward `r_t` of a step into the agent's; `c` is `scale`."""
 
     kind: RewardKind = "sparse"
     """`sparse`: `c r_t`. `differenced`: `c (r_t - r_{t-1})`, so that staying solved pays once.

@@ -1,7 +1,7 @@
-"""The door every benchmark adapter opens: one slot of one simulator, inside a worker process.
+"""`Simulator`: the interface of every benchmark adapter, one simulator inside a worker process.
 
-A worker (`vla_gym.workers.worker`) owns chunking, time limits, episode statistics and shared memory;
-an adapter only knows how to restore a start state, advance one policy step, and take a picture.
+`vla_gym.workers.sub_env.SubEnv` adds chunks, time limits and episode statistics; an adapter only restores a start
+state, advances one policy step, and renders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class SimStep:
     reward: float
     """Benchmark's own sparse reward of this step."""
     success: bool
-    """Is the task solved in the state reached?"""
+    """Whether the task is solved in the state reached."""
     terminated: bool
-    """Does the episode end here by the task's own rule (never by time)?"""
+    """Whether the episode ends here by the task's own rule (never by time)."""
 
 
 class Simulator(Protocol):
-    """One slot. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`.
+    """One simulator. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`.
 
     Rules: no rendering outside `observe`; the same start state gives the same bytes, whatever came
     before; `step` never resets; NumPy arrays returned are fresh (or copied by the caller at once).
@@ -39,7 +39,7 @@ class Simulator(Protocol):
     ) -> None: ...
 
     def reset(self, start: StartState) -> str:
-        """Restore a start state (settled, nothing rendered); return its fingerprint.
+        """Restore a start state (settled, nothing rendered) and return its fingerprint.
 
         The fingerprint is a hex string, equal exactly when two episodes begin in the same simulator
         state (positions, velocities, and everything else that moves bodies, fixtures included).
@@ -49,10 +49,10 @@ class Simulator(Protocol):
         """Advance one policy step with a float32 action `[A]` in [-1, 1]."""
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        """Render now: `{"image": u8[H, W, 3], "wrist_image": ..., "state": f32[S]}`, asked cameras only."""
+        """Render now: `{"image": u8[H, W, 3], "wrist_image": ..., "state": f32[S]}`, only the constructor's cameras."""
 
     def close(self) -> None:
         """Free the simulator and its GL context."""
 
-    # A benchmark that declares a `privileged_dim` P has also `privileged(self) -> np.ndarray`: float64 `[P]`, what
-    # scripted experts read of the present state.
+    # A benchmark that declares a `privileged_dim` P also has `privileged(self) -> np.ndarray`: float64 `[P]`, the
+    # present state as scripted experts read it.

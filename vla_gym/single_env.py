@@ -1,4 +1,4 @@
-"""`VLAEnv`: one slot as a plain `gymnasium.Env`, for tools that know nothing of vectors."""
+"""`VLAEnv`: a plain `gymnasium.Env`, for tools that do not take vector environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_gym.vector.infos import single_info
 
 
 class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
-    """A one-slot `VLAVectorEnv` (autoreset DISABLED) without its leading axis.
+    """A `VLAVectorEnv` of one (autoreset DISABLED) without its leading axis.
 
     Takes `make_vec`'s keyword arguments except `num_envs`, `group_size` and `autoreset_mode`.
     """

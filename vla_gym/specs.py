@@ -1,6 +1,6 @@
-"""What a benchmark, a task, a start state and an arm action are: plain records, no simulator.
+"""Benchmarks, tasks, start states and action conventions as plain records, without a simulator.
 
-Shape letters used in every file of this project: N envs (slots), T decisions, K chunk steps,
+Shape letters used in every file of this project: N envs, T decisions, K chunk steps,
 A action dims, V action bins, S state dims, G group size, P start states, H and W image size.
 """
 
@@ -13,21 +13,18 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:
-    """How one arm action is written, and which way round the picture is that it answers.
-
-    An environment and a policy each declare one.
-    """
+    """Convention of an arm action and of the picture it belongs to; environments and policies each declare one."""
 
     rotation: Literal["axis_angle", "euler_xyz", "none"]
-    """How dims 3-5 encode a rotation; "none" when the action has no rotation dims."""
+    """Encoding of dims 3-5; "none" when the action has no rotation dims."""
     gripper: Literal["plus_one_opens", "plus_one_closes", "none"]
-    """Sign convention of the last dim at the environment's door (always in [-1, 1])."""
+    """Sign convention of the last dim as the environment takes it (always in [-1, 1])."""
     frame: Literal["delta", "delta_target", "absolute"]
     """Relative to the measured pose, relative to the previous target, or absolute."""
     units: Literal["scaled", "physical"] = "scaled"
-    """[-1, 1] stands for the controller's range, or the numbers are metres and radians as they are."""
+    """[-1, 1] stands for the controller's range, or the numbers are metres and radians."""
     image: Literal["upright", "mirrored"] = "upright"
-    """As one sees the scene, or with left and right exchanged."""
+    """The scene as it is, or with left and right exchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class Task:
     name: str
     """Unique inside the benchmark."""
     instruction: str
-    """What the policy is told. Never empty."""
+    """Sentence that the policy gets. Never empty."""
     horizon: int
     """Policy steps after which the episode is truncated (settle steps are extra)."""
     num_trials: int
@@ -48,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class StartState:
-    """Where an episode begins: cell (task_id, trial_id) of a benchmark's table."""
+    """Where an episode begins: an entry of a benchmark's table."""
 
     task_id: int
     """Index into `Benchmark.tasks`."""
@@ -58,7 +55,7 @@ class StartState:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """Everything the parent process must know about an environment id; importing it loads no simulator."""
+    """Everything the parent process needs of an environment id; importing it loads no simulator."""
 
     id: str
     """Public id, e.g. "LIBERO-Spatial" or "LIBERO-Spatial/3"."""
@@ -81,16 +78,16 @@ class Benchmark:
     simulator_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Extra keyword arguments of that class (JSON values only)."""
     extra: str | None = None
-    """pip extra that brings the simulator, e.g. "libero"; None when nothing is needed."""
+    """pip extra with the simulator, e.g. "libero"; None when nothing is needed."""
     requires: tuple[str, ...] = ()
     """Importable module names that must be installed, checked before any worker starts."""
     batched: bool = False
-    """True when `simulator` is a `vla_gym.workers.batch_pool.BatchSimulator`: one object that runs all slots."""
+    """True when `simulator` is a `vla_gym.workers.batch_pool.BatchSimulator`: one object that runs all environments."""
     in_process: bool = False
     """True when a step costs so little that worker processes would only slow it down."""
     privileged_dim: int = 0
     """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
     start_kind: str = "start states"
-    """What they are called beside a success rate; others than the published ones say so."""
+    """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the protocol with their sources, written to `protocol.json`."""

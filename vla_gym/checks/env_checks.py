@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.checks.promises import as_bytes, check_observation, fresh, has_episode, require
+from vla_gym.checks.promises import (
+    as_bytes,
+    check_observation,
+    fresh,
+    has_episode,
+    idle_actions,
+    require,
+)
 from vla_gym.checks.sequences import check_autoreset, check_grid, check_sb3
 from vla_gym.errors import BadValue
 from vla_gym.make import make_vec
@@ -24,7 +31,7 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
 
 KEYS = {"image", "wrist_image", "state", "privileged", "instruction"}
-"""What an observation may hold; see `vla_gym.observation`."""
+"""Keys that an observation may have; see `vla_gym.observation`."""
 
 
 def check_vla_env(
@@ -35,7 +42,7 @@ def check_vla_env(
     to_the_end: bool = True,
     **options: Any,
 ) -> None:
-    """Make two grouped slots of `env_id`, drive them, and check every promise of the contract.
+    """Make two grouped environments of `env_id`, drive them, and check every promise of the contract.
 
     Args:
         env_id: id or `Benchmark`.
@@ -48,7 +55,7 @@ def check_vla_env(
     """
     whole, own = _take_options(env_id, options)
     # One decision more than is driven, and that one cut short.
-    short = _thinned(whole, horizon=chunk * (num_decisions + 1) - 1)
+    short = _limited(whole, horizon=chunk * (num_decisions + 1) - 1)
     envs = make_vec(short, 2, chunk=chunk, group_size=2, autoreset_mode="next_step", **own)
     try:
         check_spaces(envs)
@@ -63,7 +70,7 @@ def check_vla_env(
         pids = envs.worker_pids
         envs.close()
     require(not any(map(_alive, pids)), "close() leaves no worker process behind")
-    grid = _thinned(whole, num_tasks=2, num_trials=2)
+    grid = _limited(whole, num_tasks=2, num_trials=2)
     longest = max(task.horizon for task in grid.tasks)
     grid_options: dict[str, Any] = {"chunk": longest + 1, "schedule": "grid", "autoreset_mode": "disabled"}
     envs = make_vec(grid, 1, **grid_options, **own)
@@ -76,7 +83,7 @@ def check_vla_env(
 
 
 def _take_options(env_id: str | Benchmark, options: Mapping[str, Any]) -> tuple[Benchmark, dict[str, Any]]:
-    """The benchmark, and what is left of the options for `make_vec`."""
+    """The benchmark, and the options left for `make_vec`."""
     known = inspect.signature(make_vec).parameters
     own = {name: value for name, value in options.items() if name in known}
     if isinstance(env_id, Benchmark):
@@ -85,14 +92,14 @@ def _take_options(env_id: str | Benchmark, options: Mapping[str, Any]) -> tuple[
     return find_benchmark(env_id, split=own.pop("split", "train"), **family), own
 
 
-def _thinned(
+def _limited(
     benchmark: Benchmark,
     *,
     horizon: int | None = None,
     num_tasks: int | None = None,
     num_trials: int | None = None,
 ) -> Benchmark:
-    """At most so many steps, tasks and trials."""
+    """The benchmark with at most so many steps, tasks and trials."""
     tasks = (
         dataclasses.replace(
             task,
@@ -111,25 +118,16 @@ def check_spaces(envs: VLAVectorEnv) -> None:
     keys = set(envs.single_observation_space.spaces)
     require({"image", "instruction"} <= keys, "the observation has `image` and `instruction`")
     require(keys <= KEYS, f"no other keys than known, got {keys}")
-    _check_privileged(envs)
+    space, length = envs.single_observation_space.spaces.get("privileged"), envs.benchmark.privileged_dim
+    fits = space is not None and space.dtype == np.float64 and space.shape == (length,)
+    unasked = "`privileged` only when asked for"
+    promise = f"the observation has `privileged` float64 [{length}]" if length else unasked
+    require(fits if length else space is None, promise)
     shape = envs.single_action_space.shape
     require(shape == (envs.chunk, envs.benchmark.action_dim), "the action space is [chunk, action_dim]")
-    require(
-        bool((envs.single_action_space.low == -1).all() and (envs.single_action_space.high == 1).all()),
-        "actions are in [-1, 1]",
-    )
+    require(envs.single_action_space.low == -1, "actions are in [-1, 1]")
+    require(envs.single_action_space.high == 1, "actions are in [-1, 1]")
     require(all(task.instruction for task in envs.benchmark.tasks), "every task has an instruction")
-
-
-def _check_privileged(envs: VLAVectorEnv) -> None:
-    """`privileged` is there when the benchmark gives it and it was asked for, float64 `[P]`."""
-    space = envs.single_observation_space.spaces.get("privileged")
-    length = envs.benchmark.privileged_dim
-    promise = (
-        f"the observation has `privileged` float64 [{length}]" if length else "nobody asked for `privileged`"
-    )
-    require((space is not None) == bool(length), promise)
-    require(space is None or (space.dtype == np.float64 and space.shape == (length,)), promise)
 
 
 def check_reset(envs: VLAVectorEnv) -> None:
@@ -160,12 +158,9 @@ def check_episode(envs: VLAVectorEnv, num_decisions: int) -> None:
         require(np.allclose(reward_N, sums_N, atol=1e-5), "reward is the sum of step_rewards")
         ended_N = terminated_N | truncated_N
         full_N = infos["executed"] == np.where(finished_N, 0, envs.chunk)
-        require(bool((full_N | ended_N).all()), "a chunk is cut short only by the episode's end")
-        require(bool((infos["executed"] <= envs.chunk).all()), "at most `chunk` steps are executed")
-        require(
-            np.array_equal(has_episode(infos), ended_N),
-            "`episode` is told on the last decision, and only there",
-        )
+        require(full_N | ended_N, "a chunk is cut short only by the episode's end")
+        require(infos["executed"] <= envs.chunk, "at most `chunk` steps are executed")
+        require(has_episode(infos) == ended_N, "`episode` comes on the last decision, and only there")
         finished_N = envs.finished
 
 
@@ -186,7 +181,7 @@ def check_repeatable(envs: VLAVectorEnv, num_decisions: int) -> None:
 def check_bad_actions(envs: VLAVectorEnv) -> None:
     """NaN and wrong shapes are refused, and refusing harms nothing."""
     envs.reset(seed=4)
-    right = np.zeros((envs.num_envs, *envs.single_action_space.shape), dtype=np.float32)
+    right = idle_actions(envs)
     not_a_number = right.copy()
     not_a_number[0, 0, 0] = np.nan
     for actions, what in ((not_a_number, "NaN"), (right[:, :, :-1], "a wrong shape")):
@@ -214,25 +209,24 @@ def check_replay(envs: VLAVectorEnv, num_decisions: int) -> None:
 
 
 def check_time_limit(envs: VLAVectorEnv) -> None:
-    """An episode in which nothing is done ends exactly at the task's horizon, truncated.
+    """An episode without motion ends exactly at the task's horizon, truncated.
 
-    `envs` is one slot with autoreset DISABLED and chunks longer than any horizon.
+    `envs` is one environment with autoreset DISABLED and chunks longer than any horizon.
     """
     _, infos = envs.reset(seed=6)
     horizon = envs.benchmark.tasks[int(infos["task_id"][0])].horizon
-    idle = np.zeros((1, *envs.single_action_space.shape), dtype=np.float32)
-    _, _, terminated_N, truncated_N, infos = envs.step(idle)
+    _, _, terminated_N, truncated_N, infos = envs.step(idle_actions(envs))
     if not terminated_N[0]:
-        require(bool(truncated_N[0]), "the time limit truncates")
-        require(int(infos["executed"][0]) == horizon, "the horizon counts simulator steps")
-    require(int(infos["episode"]["length"][0]) == int(infos["executed"][0]), "length is in steps")
+        require(truncated_N[0], "the time limit truncates")
+        require(infos["executed"][0] == horizon, "the horizon counts simulator steps")
+    require(infos["episode"]["length"][0] == infos["executed"][0], "length is in steps")
 
 
 def _check_groups(envs: VLAVectorEnv, infos: Mapping[str, Any]) -> None:
     size = envs.config.group_size
     for key in ("start_state", "task_id", "trial_id"):
         groups = infos[key].reshape(-1, size)
-        require(bool((groups == groups[:, :1]).all()), f"the slots of a group share their {key}")
+        require(groups == groups[:, :1], f"the slots of a group share their {key}")
 
 
 def _actions(envs: VLAVectorEnv, rng: np.random.Generator) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""What this machine offers: GL and Vulkan, caches, child processes, places to write."""
+"""This machine: GL and Vulkan, caches, child processes, writable paths."""

@@ -1,4 +1,4 @@
-"""Where this project keeps what it can make again: compiled scenes, other libraries' configs and caches."""
+"""The cache folder: compiled scenes, other libraries' configs and caches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
-    """`folder`, made where it is missing; raises `BadValue` with the `variable` that says where it is when files
-    cannot be written in it."""
+    """Create `folder` if it is missing and return it; raise `BadValue`, which names `variable`, if files cannot be
+    written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -60,9 +60,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables that keep LIBERO's config and Numba's cache out of HOME; the folders are created.
 
-    The user's own NUMBA_CACHE_DIR stays. LIBERO_CONFIG_PATH is always ours: LIBERO asks questions on the
+    The user's own NUMBA_CACHE_DIR stays. LIBERO_CONFIG_PATH is always replaced: LIBERO asks questions on the
     terminal when its config is missing, and a config shared between installations points elsewhere.
-    Raises `BadValue` for a folder that is missing and cannot be made; one filled before may be read-only.
+    Raises `BadValue` for a missing folder that cannot be created; one filled before may be read-only.
     """
     environ = os.environ if environ is None else environ
     root = cache_dir(environ)

@@ -1,4 +1,4 @@
-"""How MuJoCo renders without a display on this machine, decided before any worker starts.
+"""GL backend with which MuJoCo renders without a display, chosen before any worker starts.
 
 The user's own MUJOCO_GL is respected. Else EGL when there is an NVIDIA GPU, else OSMesa, else Mesa's EGL.
 """
@@ -27,7 +27,7 @@ def rendering_environment(
     loadable: Callable[[str], bool] | None = None,
     has_nvidia: Callable[[], bool] | None = None,
 ) -> dict[str, str]:
-    """Variables a worker that renders with MuJoCo must be started with.
+    """Return the variables of a worker that renders with MuJoCo.
 
     Args:
         environ: the user's environment.
@@ -74,13 +74,13 @@ def _device(visible: str | None, worker: int) -> str | None:
 
 
 def nvidia_present() -> bool:
-    """Is there a device node of an NVIDIA GPU?"""
+    """Whether there is a device node of an NVIDIA GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 @functools.cache
 def library_loads(name: str) -> bool:
-    """Can the dynamic loader open `name`? Tried in a child, so that no GL driver lives in this process."""
+    """Whether the dynamic loader can open `name`; tried in a child, so that this process loads no GL driver."""
     probe = [sys.executable, "-I", "-S", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", name]
     done = subprocess.run(  # noqa: S603  fixed program, our own library names
         probe, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=dict(os.environ)

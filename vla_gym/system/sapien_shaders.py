@@ -1,4 +1,4 @@
-"""SAPIEN's `minimal` shaders without the look-up table they never show: 7 s less before a process's first picture.
+"""SAPIEN's `minimal` shaders without a look-up table of no effect: 7 s less before a process's first picture.
 
 The table (a BRDF integral for environment maps) is computed when the first picture is taken: unnoticed on a GPU, but
 6 to 7 s on a software Vulkan driver, in every worker. Scenes without an environment map multiply it by black,
@@ -29,7 +29,7 @@ PICTURE_FORMATS = {
 
 
 def check_place(environ: Mapping[str, str]) -> None:
-    """Raise `BadValue` where no shaders are kept yet and none can be."""
+    """Raise `BadValue` if the cache has no shaders and cannot be written."""
     folder = cache_dir(environ) / "shaders"
     if not any(folder.glob("sapien-*")):
         check_writable(folder)
@@ -45,9 +45,9 @@ def use_light_shaders() -> None:
 
 
 def light_shaders(root: Path | None = None) -> str:
-    """Folder for `sapien.render.set_camera_shader_dir`; made once per machine and SAPIEN version under `root`.
+    """Folder for `sapien.render.set_camera_shader_dir`; written once per machine and SAPIEN version under `root`.
 
-    Shaders that do not read as expected (another SAPIEN) are used as they are: the same pictures, only later.
+    Unexpected shaders (of another SAPIEN) are used as they are: the same pictures, only later.
     """
     import sapien
 
@@ -59,7 +59,7 @@ def light_shaders(root: Path | None = None) -> str:
 
 
 def without_table(source: str) -> str:
-    """A shader's text that neither declares nor reads the table; what does neither stays as it is."""
+    """A shader's text without the declaration and the reading of the table."""
     lines = [line for line in source.splitlines() if DECLARATION not in line]
     return "\n".join(lines).replace(LOOK_UP, "vec2(0.0)") + "\n"
 

@@ -1,4 +1,4 @@
-"""Can a file, or a folder, be written where the user wants it? Asked before the work whose results go there."""
+"""Checks that a file or a folder can be written, before the work whose results go there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vla_gym.errors import BadValue
 
 
 def check_destination(path: Path, *, suffix: str = "") -> Path:
-    """`path` if a file that ends in `suffix` can be written there, else `BadValue`; nothing is made.
+    """Return `path` if a file that ends in `suffix` can be written there, else raise `BadValue`; creates nothing.
 
-    Folders that are missing on the way to it are for the writer to make.
+    Missing parent folders are allowed: the writer creates them.
     """
     try:
         reason = _hindrance(path, suffix)
@@ -24,7 +24,7 @@ def check_destination(path: Path, *, suffix: str = "") -> Path:
 
 
 def check_folder(path: Path, *, what: str, flag: str) -> Path:
-    """`path` if it is a folder to write `what` in or can be made one, else `BadValue`; nothing is left there."""
+    """Return `path` if `what` can be written in that folder, which may be missing, else raise `BadValue`."""
     try:
         reason = _no_place(path)
     except OSError as error:
@@ -35,7 +35,7 @@ def check_folder(path: Path, *, what: str, flag: str) -> Path:
 
 
 def _hindrance(path: Path, suffix: str) -> str:
-    """Why there cannot be a file; "" when there can."""
+    """Reason why the file cannot be written, or ""."""
     if path.is_dir():
         return f"it is a folder; name a file in it, e.g. {path / 'results'}{suffix or '.json'}"
     if path.suffix.lower() != suffix and suffix:
@@ -46,8 +46,8 @@ def _hindrance(path: Path, suffix: str) -> str:
 
 
 def _no_place(wanted: Path) -> str:
-    """Why there cannot be such a folder to write in; "" when there can."""
-    folder = next(one for one in (wanted, *wanted.absolute().parents) if one.exists())
+    """Reason why the folder cannot be written in, or ""."""
+    folder = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
     if not folder.is_dir():
         return f"'{folder}' is a file, no folder"
     try:

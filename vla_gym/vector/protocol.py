@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
+from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import Benchmark
 from vla_gym.system.rendering import rendering_environment
@@ -63,6 +64,16 @@ class EnvConfig:
     """The benchmark's own options."""
     own_instructions: Mapping[str, str] = field(default_factory=dict)
     """Task name -> the benchmark's own instruction, where `instructions` changed it."""
+
+
+def observation_layout(benchmark: Benchmark, config: EnvConfig) -> ObservationLayout:
+    """Observation of one environment."""
+    return ObservationLayout(
+        cameras=config.cameras,
+        image_size=config.image_size,
+        state_dim=benchmark.state_dim,
+        privileged_dim=benchmark.privileged_dim,
+    )
 
 
 def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:

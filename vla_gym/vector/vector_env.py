@@ -14,12 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vla_gym.observation import ObservationLayout
 from vla_gym.specs import Benchmark
 from vla_gym.vector import state as vector_state
 from vla_gym.vector.infos import Decision
 from vla_gym.vector.inputs import read_actions, read_reset_options
-from vla_gym.vector.protocol import EnvConfig, protocol_record
+from vla_gym.vector.protocol import EnvConfig, observation_layout, protocol_record
 from vla_gym.vector.runner import CommandRunner
 from vla_gym.vector.stage import Stage
 from vla_gym.vector.start_states import Schedule, check_seed
@@ -62,12 +61,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.num_envs = config.num_envs
         self.chunk = config.chunk
         self.render_mode = "rgb_array"
-        self.layout = ObservationLayout(
-            cameras=config.cameras,
-            image_size=config.image_size,
-            state_dim=benchmark.state_dim,
-            privileged_dim=benchmark.privileged_dim,
-        )
+        self.layout = observation_layout(benchmark, config)
         self.single_observation_space: spaces.Dict = self.layout.space()
         self.single_action_space: spaces.Box = spaces.Box(
             -1.0, 1.0, (config.chunk, benchmark.action_dim), np.float32

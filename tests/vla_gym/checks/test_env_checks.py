@@ -147,7 +147,7 @@ def test_a_held_slot_that_stays_solved_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wrong_instruction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match="slot 0 is told its task"):
+    with pytest.raises(AssertionError, match="slot 0 has its task's instruction"):
         changed(monkeypatch, EpisodeTable, "instructions", lambda table, texts: ("reach out", *texts[1:]))
 
 
@@ -156,7 +156,7 @@ def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         hole = StartState(task_id=1, trial_id=0)
         return StartState(task_id=1, trial_id=1) if schedule.kind == "grid" and start == hole else start
 
-    with pytest.raises(AssertionError, match="a grid begins in each cell once"):
+    with pytest.raises(AssertionError, match="a grid begins in each start state once"):
         changed(monkeypatch, Schedule, "start_state", skip)
 
 
@@ -164,8 +164,8 @@ def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     ("key", "promise"),
     [
         ("TimeLimit.truncated", "TimeLimit.truncated on every step"),
-        ("is_success", r"tells \['is_success'\]"),
-        ("terminal_observation", r"tells \['terminal_observation'\]"),
+        ("is_success", r"has \['is_success'\]"),
+        ("terminal_observation", r"has \['terminal_observation'\]"),
     ],
 )
 def test_a_view_that_tells_sb3_too_little_is_caught(
