@@ -11,10 +11,9 @@ import numpy as np
 
 from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.grid import caption
-from zoo.cli.agent import plan_rollout
+from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
-from zoo.cli.run_choice import chosen_run
 from zoo.runs.folder import WATCHED_VIDEO, video_file
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if args.output and not args.no_render:
         check_destination(Path(args.output), suffix=".mp4")
 
-    from zoo.cli.agent import open_rollout
+    from zoo.cli.open_agent import open_rollout
     from zoo.evaluation.evaluator import evaluate
     from zoo.evaluation.statistics import overall_rate
     from zoo.evaluation.video import open_window

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_gym.system.writable_paths import check_destination
-from zoo.cli.agent import RolloutPlan, plan_rollout
+from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli.main import guarded
-from zoo.cli.run_choice import chosen_run
 from zoo.runs.evaluations import is_of_weights, weights_sha256
 from zoo.runs.folder import RESULTS_FILE
 from zoo.runs.progress import Progress
@@ -51,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     weights = weights_sha256(Path(plan.policy))
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
-    from zoo.cli.agent import open_rollout
+    from zoo.cli.open_agent import open_rollout
     from zoo.evaluation.evaluator import EpisodeRecord, evaluate
     from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 

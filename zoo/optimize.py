@@ -14,12 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vla_gym.errors import BadValue, check_integer
+from vla_gym.errors import BadValue, MissingDependency, check_integer
 from zoo.cli.arguments import OneLineParser, as_pairs, count, seed
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
@@ -45,9 +46,9 @@ _NOT_TRAINS = {
     "push_to_hub": "publish the best run with zoo.push_to_hub",
     "params": "a trial draws them; settings that stay as they are go into a file: -- -conf FILE",
 }
-"""Flags of `zoo.train` that no trial takes, and what to do instead."""
+"""Flags of `zoo.train` that no trial takes, and the advice instead."""
 _SETTINGS = "settings"
-"""Where a study keeps what every trial of it shares."""
+"""Attribute of a study with the settings that its trials share."""
 _MAY_CHANGE = ("seed", "device", "num_threads")
 """Fields of `RunConfig` that do not make another search; the seeds of all runs are compared by themselves."""
 _MOST_SHOWN = 4
@@ -76,7 +77,7 @@ def parser() -> OneLineParser:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What every trial shares."""
+    """The part that all trials share."""
 
     algo: str
     """Algorithm."""
@@ -87,7 +88,7 @@ class Search:
     seeds: tuple[int, ...]
     """Seeds of a trial's runs."""
     space: Space
-    """What is drawn."""
+    """The settings to draw."""
     log_folder: Path
     """Where run folders go."""
     flags: tuple[str, ...]
@@ -129,22 +130,23 @@ class Search:
         return config
 
     def argv(self, seed: int, folder: Path, drawn: Mapping[str, Any]) -> list[str]:
-        """The flags of `zoo.train` for a run with the drawn settings."""
+        """Return the flags of `zoo.train` for a run with the drawn settings."""
         argv = ["--algo", self.algo, "--env", self.env, "-n", str(self.n_timesteps), "--seed", str(seed)]
         params = ["-params", *as_pairs(drawn)] if drawn else []
         return [*argv, "-f", str(folder), *self.flags, *params]
 
     def settings(self, config: RunConfig) -> dict[str, str]:
-        """What all trials of a study have in common, in YAML; `config` is of one of its runs."""
-        said: dict[str, Any] = {}
+        """Return the settings that all trials of a study share, in YAML; `config` is of one of its runs."""
+        flat: dict[str, Any] = {}
         for name, value in to_plain(config).items():
-            if isinstance(value, dict):
-                said |= {f"{name}.{part}": one for part, one in value.items()}
-            else:
-                said[name] = value
-        said = {name: yaml_line(value) for name, value in said.items() if name not in _MAY_CHANGE}
+            flat |= (
+                {f"{name}.{key}": item for key, item in value.items()}
+                if isinstance(value, dict)
+                else {name: value}
+            )
+        shared = {name: yaml_line(value) for name, value in flat.items() if name not in _MAY_CHANGE}
         drawn = {f"space of {name}": kind for name, kind in described(self.space).items()}
-        return {**said, "seeds": yaml_line(list(self.seeds)), **drawn}
+        return {**shared, "seeds": yaml_line(list(self.seeds)), **drawn}
 
     def _run(self, drawn: dict[str, Any], seed: int, folder: Path) -> float:
         from zoo.runs.curves import read_evaluations
@@ -166,6 +168,8 @@ def run(argv: Sequence[str]) -> int:
     for name in ("env", "n_timesteps"):
         if getattr(args, name) is None:
             raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
+    if find_spec("optuna") is None:
+        raise MissingDependency('zoo.optimize needs: pip install "vla-zoo[optimize]"')
     algo = check_algorithm(args.algo)
     search = Search(
         algo=algo,
@@ -184,7 +188,7 @@ def run(argv: Sequence[str]) -> int:
     study.sampler = _sampler(args.seed + len(study.trials))
     if done:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
-    study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_say])
+    study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial])
     _write_best(search, study)
     return 0
 
@@ -201,7 +205,7 @@ def draw(trial: Trial, space: Space) -> dict[str, Any]:
 
 
 def _completed(study: Study) -> list[FrozenTrial]:
-    """The trials that came to a success; one that failed is none, and its place is taken by another."""
+    """Return the completed trials; one that failed does not count, another takes its place."""
     from optuna.trial import TrialState
 
     return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
@@ -216,7 +220,7 @@ def _sampler(seed: int) -> BaseSampler:
 def _open_study(search: Search) -> Study:
     import optuna
 
-    # Its warning of a trial that failed is a traceback; the error itself is ours to say, in one line.
+    # Its warning of a trial that failed is a traceback; `guarded` prints the error in one line.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     search.folder.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
@@ -228,7 +232,7 @@ def _open_study(search: Search) -> Study:
 
 
 def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -> None:
-    """Note `settings` in a study that is begun; raise `BadValue` for one that was begun with others."""
+    """Write `settings` to a new study; raise `BadValue` for a study of others."""
     # Trials first: another process of this search notes its settings before it begins one.
     unknown: Mapping[str, str] = {} if study.trials else settings
     noted = study.user_attrs.get(_SETTINGS, unknown)
@@ -246,7 +250,7 @@ def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -
     study.set_user_attr(_SETTINGS, dict(settings))
 
 
-def _say(study: Study, trial: Any) -> None:
+def _print_trial(study: Study, trial: Any) -> None:
     settings = " ".join(f"{name}:{_short(value)}" for name, value in trial.params.items())
     print(
         f"trial {trial.number:>3}   success {trial.value:6.1%}   best {study.best_value:6.1%}   {settings}",
@@ -263,7 +267,7 @@ def _write_best(search: Search, study: Study) -> None:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["trial", "success", *search.space])
         rows.writerows(
-            [one.number, one.value, *(one.params[name] for name in search.space)] for one in completed
+            [trial.number, trial.value, *(trial.params[name] for name in search.space)] for trial in completed
         )
     best, drawn = search.folder / BEST_FILE, drawn_values(study.best_params, search.space)
     best.write_text(yaml.safe_dump(drawn, sort_keys=False), encoding="utf-8")

@@ -7,10 +7,11 @@ change nothing.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zoo.cli.arguments import OneLineParser, count
+from zoo.cli.arguments import OneLineParser, count, number
 from zoo.cli.main import guarded
 from zoo.config.batch_plan import BatchPlan
 from zoo.config.gym_packages import import_gym_packages
@@ -26,22 +27,12 @@ def parser() -> OneLineParser:
     """The flags of `zoo.train`, and the machine."""
     p = train_parser("zoo.plan", "Say what a run of zoo.train comes to and whether it fits; start nothing.")
     p.add_argument("--ranks", type=count, default=1, metavar="W", help="processes, one GPU each (default: 1)")
+    gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
     p.add_argument(
         "--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB"
     )
     return p
-
-
-def gibibytes(text: str) -> float:
-    """A size above 0."""
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0.0
-    if not 0 < size < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, got '{text}'")
-    return size
 
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.system.writable_paths import check_destination
-from zoo.cli.agent import plan_rollout
+from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
-from zoo.cli.run_choice import chosen_run
 from zoo.runs.folder import RECORDED_VIDEO, video_file
 
 
@@ -33,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere="video")
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
-    from zoo.cli.agent import open_rollout
+    from zoo.cli.open_agent import open_rollout
     from zoo.evaluation.evaluator import evaluate
     from zoo.evaluation.statistics import overall_rate
     from zoo.evaluation.video import EvaluationVideo

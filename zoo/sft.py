@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.cli.arguments import (
-    OneLineParser,
-    add_gym_packages_argument,
-    count,
-    count_or_zero,
-    seed,
-)
-from zoo.cli.main import guarded, hush_ranks
-from zoo.cli.sft_flags import (
-    DEFAULT_NUM_ENVS,
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_arguments, count, number
+from zoo.cli.main import guarded, quiet_torch_in_ranks
+from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
     find_stopped_run,
     resolve_new_finetuning,
@@ -42,9 +34,6 @@ def parser() -> OneLineParser:
     p.add_argument(
         "--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)"
     )
-    p.add_argument(
-        "--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)"
-    )
     p.add_argument("-n", "--n-updates", type=count, metavar="N", help=f"updates (default: {DEFAULT_UPDATES})")
     p.add_argument(
         "--batch-size",
@@ -60,7 +49,7 @@ def parser() -> OneLineParser:
     )
     p.add_argument(
         "--learning-rate",
-        type=_rate,
+        type=number(lambda rate: 0.0 < rate < 1.0, "a number in 0 .. 1, e.g. 1e-3"),
         metavar="LR",
         help=f"at the start, then down to 0 (default: {sft['learning_rate']})",
     )
@@ -70,48 +59,16 @@ def parser() -> OneLineParser:
         default=None,
         help="shift the pictures at random and change their light and colours",
     )
-    p.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
-    p.add_argument(
-        "-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)"
+    add_new_run_arguments(
+        p,
+        steps="updates",
+        save_default="0: when stopped (default)",
+        num_envs=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
+        params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
+        recipes="recipes of PPO",
+        resume="a run folder: go on in place where it was stopped",
     )
-    p.add_argument("-i", "--resume", metavar="RUN", help="a run folder: go on in place where it was stopped")
-    p.add_argument(
-        "-params",
-        "--params",
-        nargs="+",
-        default=[],
-        metavar="KEY:VALUE",
-        help="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
-    )
-    p.add_argument(
-        "-conf", "--conf-file", metavar="FILE", help="YAML file instead of the packaged recipes of PPO"
-    )
-    p.add_argument(
-        "--num-envs",
-        type=count,
-        metavar="N",
-        help=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
-    )
-    p.add_argument(
-        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
-    )
-    p.add_argument(
-        "--eval-freq",
-        type=count_or_zero,
-        metavar="UPDATES",
-        help="updates between evaluations; 0: at the end (default)",
-    )
-    p.add_argument(
-        "--save-freq",
-        type=count_or_zero,
-        metavar="UPDATES",
-        help="updates between checkpoints; 0: when stopped (default)",
-    )
-    p.add_argument("--device", metavar="D", help="torch device: auto, cpu, cuda (default: auto)")
-    p.add_argument(
-        "--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)"
-    )
-    add_gym_packages_argument(p)
+    p.set_defaults(log_folder="logs")
     return p
 
 
@@ -123,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
     for folder in sft_config(config).folders:
         check_dataset(folder)
-    hush_ranks()
+    quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.imitation.finetuning import FinetuningRequest, finetune
 
@@ -136,16 +93,6 @@ def run(argv: Sequence[str]) -> int:
     )
     finetune(request)
     return 0
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < 1.0:
-        raise argparse.ArgumentTypeError(f"must be a number in 0 .. 1, e.g. 1e-3, got '{text}'")
-    return value
 
 
 def main() -> int:

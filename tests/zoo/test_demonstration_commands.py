@@ -132,7 +132,6 @@ def test_a_place_without_room_for_a_dataset_is_said_before_anything_starts(
     def opened(*args: object, **kwargs: object) -> None:
         raise AssertionError("simulators were started")
 
-    monkeypatch.setattr("zoo.cli.demonstration_source.open_rollout", opened, raising=False)
     monkeypatch.setattr("vla_gym.make_vec", opened)
     monkeypatch.chdir(tmp_path)
     Path("afile").touch()

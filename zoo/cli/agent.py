@@ -1,4 +1,7 @@
-"""A policy and its environment for the commands that roll one out: `evaluate`, `enjoy` and `record_video`."""
+"""A policy and where it acts, from flags, for the commands that roll one out: which trained agent or family, checked.
+
+`zoo.cli.open_agent` then loads the policy and starts the simulators.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -15,28 +18,110 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.instructions import with_instructions
-from zoo.cli.arguments import key_values
-from zoo.cli.run_flags import PolicyChoice, resolve_policy
-from zoo.config.gym_packages import import_gym_packages, import_packages_of
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of, key_values
+from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.config.gym_packages import import_gym_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import benchmark_options, check_settings, env_options
+from zoo.config.run_config import TRAINING_ONLY, benchmark_options, check_settings, env_options
 from zoo.evaluation.evaluator import choose_start_states
 from zoo.hub.download import download_run, is_remote
-from zoo.runs.folder import ARGS_FILE, folder_name
-from zoo.runs.lookup import find_run, policy_folder
-from zoo.runs.shipped_agents import is_shipped
+from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
+from zoo.runs.lookup import find_run, newest_run, policy_folder
+from zoo.runs.shipped_agents import agents_for, is_shipped
 
-if TYPE_CHECKING:
-    from vla_gym import VLAVectorEnv
-    from vla_policies import VLAPolicy
+# The trained agent ----------------------------------------------------------------------------------
 
-_DEFAULT_NUM_ENVS = 4
-_TRAINING_ONLY = ("group_size", "num_workers", "reward", "reward_scale", "on_worker_error")
+_OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpoint")
+
+
+def chosen_run(args: argparse.Namespace) -> str | None:
+    """Return `-i`, given or found by the flags of `zoo.cli.arguments.add_run_arguments`; None with `--policy`.
+
+    Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
+    """
+    import_gym_packages(args.gym_packages)
+    chooses = next((name for name in _OF_RUNS if getattr(args, name)), None)
+    if args.policy is not None and args.run is None:
+        if chooses is not None:
+            raise BadValue(f"{flag_of(chooses)} chooses a run; leave it or --policy {args.policy} out")
+        return None
+    if args.run is not None and chooses in ("algo", "exp_id"):
+        raise BadValue(f"{flag_of(chooses)} chooses among the runs under -f; leave it or -i {args.run} out")
+    run = args.run if args.run is not None else _found_run(args)
+    if not (args.load_best or args.load_checkpoint or args.load_last_checkpoint):
+        return str(run)
+    if is_remote(run):
+        raise BadValue(
+            f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: zoo.load_from_hub {run}"
+        )
+    return str(_checkpoint(find_run(run), args))
+
+
+def _found_run(args: argparse.Namespace) -> str:
+    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else an agent of the package."""
+    if args.env is None:
+        raise BadValue(
+            "give --env ID (its newest run), or either -i RUN (a trained policy) or --policy NAME (a family, a folder)"
+        )
+    find_benchmark(args.env)
+    algos = RUN_ALGORITHMS if args.algo is None else (args.algo,)
+    if args.exp_id:
+        return str(_numbered_run(args, algos))
+    found = newest_run(Path(args.log_folder), algos, args.env)
+    if found is not None:
+        return str(found.path)
+    if shipped := [agent for agent in agents_for(args.env) if agent.split("/")[1] in algos]:
+        return shipped[0]
+    train = (
+        f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
+    )
+    raise BadValue(
+        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
+        f"Train one: {train}; or give -i RUN or --policy NAME"
+    )
+
+
+def _numbered_run(args: argparse.Namespace, algos: Sequence[str]) -> Path:
+    name = folder_name(args.env)
+    runs = sorted(folder for algo in algos for folder in Path(args.log_folder, algo).glob(f"{name}_*"))
+    found = [folder for folder in runs if folder.name == f"{name}_{args.exp_id}"]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise BadValue(f"--exp-id {args.exp_id} of {args.env} is {' and '.join(map(str, found))}; say --algo")
+    raise BadValue(
+        f"no run {args.exp_id} of {args.env} under '{args.log_folder}' ({', '.join(algos)}); there: "
+        f"{', '.join(map(str, runs[:12])) or 'none'}"
+    )
+
+
+def _checkpoint(run: RunFolder, args: argparse.Namespace) -> Path:
+    """Return the folder of the run's policy that a `--load-...` flag asks for."""
+    if args.load_best:
+        if not holds_policy(run.best):
+            raise BadValue(f"run '{run.path}' has no policy in best/; try --load-last-checkpoint")
+        return run.best
+    steps = run.saved_steps()
+    if not steps:
+        raise BadValue(
+            f"run '{run.path}' has no checkpoints/step_<n>/; leave --load-... out for its best policy"
+        )
+    step = args.load_checkpoint or steps[-1]
+    if step not in steps:
+        near = min(steps, key=lambda saved: abs(saved - step))
+        raise BadValue(
+            f"run '{run.path}' has no checkpoint at {step} steps, but at {', '.join(map(str, steps))}. "
+            f"Nearest: --load-checkpoint {near}"
+        )
+    return run.checkpoint(step)
+
+
+# Policy and environment -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPlan:
-    """What to roll out, checked; nothing heavy has been loaded for it."""
+    """A policy and its environment, checked; nothing heavy has been loaded for it."""
 
     env: str
     """Environment id."""
@@ -49,16 +134,16 @@ class RolloutPlan:
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
-    """Slots."""
+    """N, environments side by side."""
     cells: tuple[StartState, ...]
     """Start states, task-major."""
     output_folder: Path | None
     """Run folder the policy comes from, if it comes from one here; results belong there."""
     departures: tuple[str, ...] = ()
-    """In what this is not the run's own protocol and policy, as words for a file name; empty without a run."""
+    """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
 
     def named(self, stem: str) -> str:
-        """`stem` and the departures: what a file in the run folder is called, without its suffix."""
+        """Return `stem` and the departures: the name of a file in the run folder, without its suffix."""
         return "_".join([stem, *self.departures])
 
 
@@ -74,54 +159,78 @@ def plan_rollout(
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
     import_gym_packages(args.gym_packages)
-    if args.run is not None:
-        remote = is_remote(args.run)
-        run = download_run(args.run) if remote else find_run(args.run)
-        if not remote:  # what others published imports nothing unasked
-            import_packages_of(run.path / ARGS_FILE)
-        config = run.config()
-        env, options = args.env or config.env, dict(config.env_options)
-        output_folder = None if remote or is_shipped(run.path) else run.path
-        folder = policy_folder(str(run.path) if remote else args.run)
-        policy = resolve_policy(str(folder))
-        departures = [] if env == config.env else [folder_name(env)]
-        if folder.resolve() != policy_folder(str(run.path)).resolve():
-            departures.append(folder.name)
-    else:
-        if args.env is None:
-            raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-        policy = resolve_policy(args.policy, suite=_suite(args.env), settings={"unnorm_key": args.unnorm_key})
-        values = load_hyperparams("ppo", args.env, policy.family).values
-        options = env_options(values)
-        env, output_folder, departures = args.env, None, []
-    options.update(policy.env_options)
-    own = dict(options)
-    options.update(_own_options(args.params))
-    options = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
-    options["on_worker_error"] = args.on_worker_error
-    if args.split is not None:
-        options["split"] = args.split
-    if args.instructions is not None:
-        options["instructions"] = read_instructions(Path(args.instructions))
-    if args.run is not None:
-        departures += _changes(own, options, args)
-    benchmark = find_benchmark(env, **benchmark_options(options))
-    with_instructions(benchmark, options.get("instructions", {}))  # a wrong name shows here
-    _check_lengths(policy, benchmark, reads_state=options.get("state", True))
+    agent = _family_or_folder(args) if args.run is None else _trained_agent(args)
+    trained = {**agent.env_options, **agent.policy.env_options}
+    unused = (*TRAINING_ONLY, "num_workers")
+    options = {name: value for name, value in trained.items() if name not in unused}
+    options |= {**_own_options(args.params), "on_worker_error": args.on_worker_error, **task_options(args)}
+    benchmark = find_benchmark(agent.env, **benchmark_options(options))
+    with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
+    _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     cells = choose_start_states(benchmark.tasks, episodes)
+    changes = [] if args.run is None else _changes(trained, options, args)
     return RolloutPlan(
-        env=env,
-        policy=policy.name,
-        suite=_suite(env),
+        env=agent.env,
+        policy=agent.policy.name,
+        suite=suite_of(agent.env),
         unnorm_key=args.unnorm_key,
         env_options=options,
-        num_envs=min(args.num_envs or _DEFAULT_NUM_ENVS, len(cells)),
+        num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(cells)),
         cells=tuple(cells),
-        output_folder=output_folder,
-        departures=tuple(departures),
+        output_folder=agent.output_folder,
+        departures=(*agent.departures, *changes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Agent:
+    """A policy, where it acts, and the options of the environment it was trained in."""
+
+    env: str
+    policy: PolicyChoice
+    env_options: Mapping[str, Any]
+    output_folder: Path | None = None
+    departures: Sequence[str] = ()
+
+
+def _trained_agent(args: argparse.Namespace) -> _Agent:
+    """Return the agent of `-i`, a run here or on the Hub."""
+    remote = is_remote(args.run)
+    run = download_run(args.run) if remote else find_run(args.run)
+    if not remote:  # a published run imports nothing unasked
+        import_packages_of(run.path / ARGS_FILE)
+    config = run.config()
+    env = args.env or config.env
+    folder = policy_folder(str(run.path) if remote else args.run)
+    departures = [] if env == config.env else [folder_name(env)]
+    if folder.resolve() != policy_folder(str(run.path)).resolve():
+        departures.append(folder.name)
+    return _Agent(
+        env=env,
+        policy=resolve_policy(str(folder)),
+        env_options=config.env_options,
+        output_folder=None if remote or is_shipped(run.path) else run.path,
+        departures=departures,
+    )
+
+
+def _family_or_folder(args: argparse.Namespace) -> _Agent:
+    """Return the agent of `--policy` in the environment of its recipe."""
+    if args.env is None:
+        raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
+    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings={"unnorm_key": args.unnorm_key})
+    recipe = load_hyperparams("ppo", args.env, policy.family)
+    return _Agent(env=args.env, policy=policy, env_options=env_options(recipe.values))
+
+
+def task_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the environment in `--split` and `--instructions`."""
+    options = {} if args.split is None else {"split": args.split}
+    return options | (
+        {} if args.instructions is None else {"instructions": _read_instructions(Path(args.instructions))}
     )
 
 
@@ -136,7 +245,7 @@ def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: b
 
 
 def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """What the flags changed of the run's `own` options, and sampled actions; each as a word for a file name."""
+    """Return the flags' changes to the run's `own` options, and sampled actions, each as a word for a file name."""
     own = {"split": "train", "instructions": {}, **own}
     words = []
     for name, value in options.items():
@@ -151,7 +260,7 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
 
 
 def _own_options(params: Sequence[str]) -> dict[str, Any]:
-    """The benchmark's own options in `-params`; all else about the environment is as the policy has learnt it."""
+    """Return the benchmark's own options in `-params`; no others may differ from those the policy was trained with."""
     given = check_settings("ppo", key_values(params), "-params")
     for name in given:
         if name != "env_kwargs":
@@ -163,8 +272,8 @@ def _own_options(params: Sequence[str]) -> dict[str, Any]:
     return own
 
 
-def read_instructions(path: Path) -> dict[str, str]:
-    """A YAML file that maps task names to instructions; raises `BadValue` for anything else."""
+def _read_instructions(path: Path) -> dict[str, str]:
+    """Read a YAML file that maps task names to instructions; raises `BadValue` for anything else."""
     try:
         texts = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -174,47 +283,3 @@ def read_instructions(path: Path) -> dict[str, str]:
             f"--instructions {path} must map task names to instructions, got {type(texts).__name__}"
         )
     return texts
-
-
-def _suite(env: str) -> str | None:
-    """The one suite of the environment's tasks; None for several."""
-    suites = {task.suite for task in find_benchmark(env).tasks}
-    return suites.pop() if len(suites) == 1 else None
-
-
-def open_rollout(
-    plan: RolloutPlan, *, device: str, num_threads: int | None, seed: int, every_step: bool = False
-) -> tuple[VLAPolicy, VLAVectorEnv]:
-    """Make the environment and load the policy; the caller closes the environment.
-
-    With `every_step` the environment is stepped by single actions, whatever the policy's chunk.
-    """
-    import torch
-    from gymnasium import spaces
-
-    from vla_gym import make_vec
-    from vla_policies import VLAPolicy
-    from zoo.distributed.devices import check_device
-
-    torch.manual_seed(seed)
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    where = check_device(device)
-    options = {**plan.env_options, **({"chunk": 1} if every_step else {})}
-    envs = make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **options)
-    shape_KA = (plan.env_options.get("chunk", 1), envs.benchmark.action_dim)
-    try:
-        policy = VLAPolicy.from_pretrained(
-            plan.policy,
-            unnorm_key=plan.unnorm_key,
-            suite=plan.suite,
-            action_spec=envs.benchmark.action_spec,
-            observation_space=envs.as_sb3().observation_space,
-            action_space=spaces.Box(-1.0, 1.0, shape_KA),
-            device=where,
-        )
-    except BaseException:
-        envs.close()
-        raise
-    policy.set_training_mode(False)
-    return policy, envs

@@ -1,11 +1,11 @@
-"""Command-line grammar: rl_zoo3's flags, without its `eval`. Imports nothing heavy."""
+"""Command-line grammar: rl_zoo3's flags, without its `eval`, each written once. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, get_args
 
 import yaml
@@ -15,6 +15,11 @@ from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import LARGEST_SEED
 from zoo.config.search_space import yaml_line
+
+DEFAULT_NUM_ENVS = 4
+"""Environments of a policy that does not train."""
+RUN_ALGORITHMS = (*ALGORITHMS, "sft")
+"""Folders of runs that hold an agent."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -36,32 +41,8 @@ class OneLineParser(argparse.ArgumentParser):
         return args
 
 
-def count(text: str) -> int:
-    """A whole number >= 1, also written 1e6 or 10_000."""
-    number = whole_number(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
-
-
-def count_or_zero(text: str) -> int:
-    """A whole number >= 0, also written 1e6."""
-    number = whole_number(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return number
-
-
-def seed(text: str) -> int:
-    """A seed: what numpy and torch both take."""
-    number = whole_number(text)
-    if not 0 <= number <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"must be in 0 .. {LARGEST_SEED}, got {text}")
-    return number
-
-
 def whole_number(text: str) -> int:
-    """An integer, also written 1e6; raises `argparse.ArgumentTypeError`."""
+    """Return an integer, also written 1e6 or 10_000; raises `argparse.ArgumentTypeError`."""
     try:
         number = float(text)
     except ValueError:
@@ -71,12 +52,56 @@ def whole_number(text: str) -> int:
     return int(number)
 
 
+def count(text: str) -> int:
+    """Return a whole number >= 1."""
+    if (number := whole_number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def count_or_zero(text: str) -> int:
+    """Return a whole number >= 0."""
+    if (number := whole_number(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return number
+
+
+def seed(text: str) -> int:
+    """Return a seed that numpy and torch both take."""
+    number = whole_number(text)
+    if not 0 <= number <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"must be in 0 .. {LARGEST_SEED}, got {text}")
+    return number
+
+
+def number(allowed: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
+    """Return an argument type: numbers that are `allowed`, `wanted` in words."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not allowed(value):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got '{text}'")
+        return value
+
+    return parse
+
+
+def worker_error(text: str) -> str:
+    """Return one of the two ways to meet a failed worker."""
+    if text not in get_args(OnWorkerError):
+        raise argparse.ArgumentTypeError(str(unknown_name("way", text, get_args(OnWorkerError))))
+    return text
+
+
 PIPELINE_WORDS: dict[str, int | str] = {"off": 1, "on": 2, "auto": "auto"}
-"""Words for numbers of stages."""
+"""Word -> number of stages."""
 
 
 def pipeline_stages(text: str) -> int | str:
-    """A number of stages >= 1, or off (1), on (2), auto."""
+    """Return a number of stages >= 1, or of off (1), on (2), auto."""
     if text in PIPELINE_WORDS:
         return PIPELINE_WORDS[text]
     try:
@@ -86,7 +111,7 @@ def pipeline_stages(text: str) -> int | str:
 
 
 def key_values(pairs: Sequence[str]) -> dict[str, Any]:
-    """`["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]` -> dict; values are YAML, never code.
+    """Read `["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]`; values are YAML, never code.
 
     Raises `BadValue` for a pair without a colon, an empty key, or a value that is no YAML.
     """
@@ -110,8 +135,16 @@ def as_pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}:{yaml_line(value)}" for name, value in values.items()]
 
 
+def flag_of(name: str) -> str:
+    """Return the long flag that argparse stores under `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+# Flags of several commands ---------------------------------------------------------------------------
+
+
 def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
-    """`--gym-packages`, as in rl_zoo3."""
+    """Add `--gym-packages`, as in rl_zoo3."""
     parser.add_argument(
         "--gym-packages",
         nargs="+",
@@ -121,8 +154,83 @@ def add_gym_packages_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_params_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add `-params`, to be read with `key_values`."""
+    parser.add_argument("-params", "--params", nargs="+", default=[], metavar="KEY:VALUE", help=text)
+
+
+def add_progress_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `-P`."""
+    parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+    """Add `--device` and `--num-threads`; `default` None leaves the device to the run."""
+    parser.add_argument(
+        "--device", default=default, metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
+    )
+    parser.add_argument(
+        "--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)"
+    )
+
+
+def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, restart: str) -> None:
+    """Add `--on-worker-error`; `restart` describes that choice, `default` None leaves it to the run."""
+    parser.add_argument(
+        "--on-worker-error",
+        type=worker_error,
+        default=default,
+        metavar="{raise,restart}",
+        help=f"a simulator that dies, hangs or raises ends the command, or: {restart} "
+        f"(default: {default or 'restart'})",
+    )
+
+
+def add_new_run_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    steps: str,
+    save_default: str,
+    num_envs: str,
+    params: str,
+    recipes: str,
+    resume: str,
+) -> None:
+    """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
+    parser.add_argument(
+        "--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)"
+    )
+    parser.add_argument("--num-envs", type=count, metavar="N", help=num_envs)
+    parser.add_argument(
+        "--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)"
+    )
+    parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
+    parser.add_argument("-i", "--resume", metavar="RUN", help=resume)
+    add_params_argument(parser, params)
+    parser.add_argument(
+        "-conf", "--conf-file", metavar="FILE", help=f"YAML file instead of the packaged {recipes}"
+    )
+    parser.add_argument(
+        "--eval-freq",
+        type=count_or_zero,
+        metavar=steps.upper(),
+        help=f"{steps} between evaluations; 0: at the end",
+    )
+    parser.add_argument(
+        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
+    )
+    parser.add_argument(
+        "--save-freq",
+        type=count_or_zero,
+        metavar=steps.upper(),
+        help=f"{steps} between checkpoints; {save_default}",
+    )
+    add_device_arguments(parser, default=None)
+    add_gym_packages_argument(parser)
+
+
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    """The selectors shared by every command that rolls a policy out."""
+    """Add the selectors of every command that rolls a policy out."""
     parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
     parser.add_argument(
         "-i",
@@ -139,43 +247,33 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", metavar="NAME", help="start states of another split, e.g. test (default: as trained)"
     )
-    parser.add_argument(
-        "-params",
-        "--params",
-        nargs="+",
-        default=[],
-        metavar="KEY:VALUE",
-        help="environment settings over the run's or the recipe's, e.g. env_kwargs:{protocol: lerobot}",
+    add_params_argument(
+        parser, "environment settings over the run's or the recipe's, e.g. env_kwargs:{protocol: lerobot}"
     )
     add_gym_packages_argument(parser)
-    parser.add_argument("--num-envs", type=count, metavar="N", help="simulators side by side (default: 4)")
     parser.add_argument(
-        "--device", default="auto", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
+        "--num-envs", type=count, metavar="N", help=f"simulators side by side (default: {DEFAULT_NUM_ENVS})"
     )
-    parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads")
+    add_device_arguments(parser, default="auto")
     parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
         "--stochastic", action="store_true", help="sample actions instead of deterministic ones"
     )
     actions.add_argument(
-        "--deterministic", action="store_true", help="what the policy takes for best (the default)"
+        "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
     )
     parser.add_argument(
         "--instructions",
         metavar="FILE",
         help="YAML file with other words for some tasks, {task name: instruction}",
     )
-    add_worker_error_argument(parser, default="raise", what="start it anew and run its episodes again")
-    parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
-
-
-RUN_ALGORITHMS = (*ALGORITHMS, "sft")
-"""Folders of runs that hold an agent."""
+    add_worker_error_argument(parser, default="raise", restart="start it anew and run its episodes again")
+    add_progress_argument(parser)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """rl_zoo3's selectors of a run and its checkpoint, for commands that take `-i`; see `zoo.cli.run_choice`."""
+    """Add rl_zoo3's selectors of a run and its checkpoint; see `zoo.cli.agent.chosen_run`."""
     parser.add_argument(
         "--algo",
         choices=RUN_ALGORITHMS,
@@ -200,7 +298,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
-    """How much is shown: `--episodes`, or rl_zoo3's `-n`."""
+    """Add `--episodes` and rl_zoo3's `-n`."""
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--episodes",
@@ -216,22 +314,3 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> N
         metavar="STEPS",
         help="as many episodes as last so many simulator steps when none is solved",
     )
-
-
-def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, what: str) -> None:
-    """`--on-worker-error`; `what` says what "restart" does, `default` None leaves it to the run."""
-    parser.add_argument(
-        "--on-worker-error",
-        type=worker_error,
-        default=default,
-        metavar="{raise,restart}",
-        help=f"a simulator that dies, hangs or raises ends the command, or: {what} "
-        f"(default: {default or 'restart'})",
-    )
-
-
-def worker_error(text: str) -> str:
-    """One of the two ways to meet a failed worker."""
-    if text not in get_args(OnWorkerError):
-        raise argparse.ArgumentTypeError(str(unknown_name("way", text, get_args(OnWorkerError))))
-    return text

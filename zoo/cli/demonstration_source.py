@@ -1,33 +1,31 @@
-"""Who shows the episodes of a dataset, a scripted expert or a policy: checked first, opened later."""
+"""The source of a dataset's episodes, a scripted expert or a policy: checked first, opened later."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
-from zoo.cli.agent import plan_rollout, read_instructions
-from zoo.cli.arguments import key_values
+from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.cli.agent import plan_rollout, task_options
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
+from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import ENV_OPTIONS, benchmark_options, check_settings, env_options
+from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, benchmark_options, check_settings, env_options
+from zoo.config.settings import defaults_of
+from zoo.demonstrations.recorder import Cell, Demonstration
 from zoo.experts.base import expert_class
 
-if TYPE_CHECKING:
-    from vla_gym import VLAVectorEnv
-    from zoo.demonstrations.recorder import Cell, Demonstration
-
-TRAINING_ONLY = ("chunk", "group_size", "reward", "reward_scale", "on_worker_error")
-"""Settings of an environment that say nothing about its pictures and protocol."""
-DEFAULT_NUM_ENVS = 4
-GAMMA, GAE_LAMBDA = 0.99, 0.95
-"""Of the advantages that are recorded, where nothing else is said."""
+GAMMA, GAE_LAMBDA = defaults_of(PPOConfig)["gamma"], defaults_of(PPOConfig)["gae_lambda"]
+"""Of the advantages that are recorded, without flags."""
 MOST_ROUNDS = 100
-"""How often every start state may be tried where no two tries are alike."""
+"""How often every start state may be tried if no two tries are alike."""
+_UNUSED = (*TRAINING_ONLY, "chunk")
+"""Options of an environment that do not change its pictures and protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +38,20 @@ class Source:
     settings: Mapping[str, Any]
     """JSON values that decide what an episode holds."""
     num_envs: int
-    """Slots, and so the most cells that can be shown at once."""
+    """N, the most episodes that are recorded at once."""
     rounds: int
     """How often each start state may be tried."""
     open: Callable[[], tuple[VLAVectorEnv, Callable[[Sequence[Cell], int], list[Demonstration]]]]
-    """Makes the environment, which the caller closes, and what plays episodes in it: one from each of some cells, the
-    first of which has the given number among all."""
+    """Makes the environment, which the caller closes, and a function that records in it an episode from each of some
+    start states, the first of which has the given number among all."""
 
 
 def expert_source(args: argparse.Namespace) -> Source:
-    """The benchmark's scripted expert, in the pictures of a recipe and `-params`."""
+    """Return the benchmark's scripted expert, in the pictures of a recipe and `-params`."""
     for name in ("run", "unnorm_key", "stochastic", "gamma", "gae_lambda"):
-        # A lambda of 0 is one, too.
-        if all(getattr(args, name) is not nothing for nothing in (None, False)):
-            raise BadValue(f"--{name.replace('_', '-')} is for policies; leave it or --expert out")
+        # A lambda of 0 was given, too.
+        if all(getattr(args, name) is not absent for absent in (None, False)):
+            raise BadValue(f"{flag_of(name)} is for policies; leave it or --expert out")
     options = _expert_options(args)
     benchmark = find_benchmark(args.env, **benchmark_options(options))
     make_expert = expert_class(benchmark)
@@ -78,7 +76,7 @@ def expert_source(args: argparse.Namespace) -> Source:
 
 
 def policy_source(args: argparse.Namespace) -> Source:
-    """A run's or another policy, in the pictures it was trained on."""
+    """Return a run's or another policy, in the pictures it was trained on."""
     if args.noise:
         raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
     gamma = GAMMA if args.gamma is None else args.gamma
@@ -87,7 +85,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 
     def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Cell], int], list[Demonstration]]]:
-        from zoo.cli.agent import open_rollout
+        from zoo.cli.open_agent import open_rollout
         from zoo.demonstrations.rollouts import RolloutRules, roll_out
 
         rules = RolloutRules(
@@ -121,23 +119,19 @@ def policy_source(args: argparse.Namespace) -> Source:
 
 
 def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `make_vec` from the recipe and `-params`; raises for what is no setting."""
+    """Return the keyword arguments of `make_vec` from the recipe and `-params`."""
     if args.env is None:
         raise BadValue("--env is missing: say where the expert is to act, e.g. --env MetaWorld/reach")
     values = {**load_hyperparams("ppo", args.env, args.policy or "nano").values}
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
-        if name not in ENV_OPTIONS or name in TRAINING_ONLY:
+        if name not in ENV_OPTIONS or name in _UNUSED:
             raise BadValue(
                 f"-params {name}: collecting takes settings of the environment's pictures and protocol only"
             )
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
-    options = env_options({**values, **given, "env_kwargs": both}, without=TRAINING_ONLY)
-    if args.split is not None:
-        options["split"] = args.split
-    if args.instructions is not None:
-        options["instructions"] = read_instructions(Path(args.instructions))
-    return options
+    options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED)
+    return options | task_options(args)
 
 
 def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:

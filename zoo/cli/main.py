@@ -1,19 +1,22 @@
 """The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
 
-Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted, 141 nobody reads the output
-any more (`| head`). Anything else is a fault of ours and shows its traceback.
+Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted, 141 the output has no reader
+any more (`| head`). Any other error is a fault of this package and shows its traceback. A launcher finds the message in
+torch's error file.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from vla_gym.errors import LostRank, VLAZooError, unknown_name
-from zoo.cli.failures import leave_for_launcher, tell, wait_for_the_launcher
 from zoo.runs.progress import log_to_screen
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }
 """Command -> (module with a `run(argv) -> int`, one line of help)."""
+_LAUNCHER_SECONDS = 5.0
+"""How long a rank that lost another one waits, so that the launcher finds the dead one first and names it."""
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
@@ -44,30 +49,50 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         return code
     except LostRank as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        wait_for_the_launcher()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            time.sleep(_LAUNCHER_SECONDS)
         return 2
     except VLAZooError as error:
-        # Before processes meet each of them sees the same mistake; afterwards it may be one's own.
-        tell(str(error), everywhere=_met())
+        # Before processes meet each of them sees the same mistake; afterwards it may be one rank's own.
+        report_error(str(error), every_rank=_ranks_have_met())
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
             return 141
-        leave_for_launcher(f"{type(error).__name__}: {error}")
+        write_error_file(f"{type(error).__name__}: {error}")
         raise
 
 
-def hush_ranks() -> None:
-    """Before torch is imported in one of several processes: without its warning, in each, about a setting of ours."""
+def report_error(message: str, *, every_rank: bool) -> None:
+    """Print `message` as one line, on rank 0 or `every_rank`, and write it to the launcher's error file."""
+    one_line = " ".join(message.split())
+    rank = int(os.environ.get("RANK", "0"))
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if every_rank or rank == 0:
+        sys.stderr.write(f"error: rank {rank}: {one_line}\n" if several else f"error: {one_line}\n")
+        sys.stderr.flush()
+    write_error_file(one_line)
+
+
+def write_error_file(message: str) -> None:
+    """Write torch's error file, if a launcher asks for one: its summary, printed last, then has the first `message`."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not Path(path).exists():
+        record = {"message": message, "timestamp": int(time.time())}
+        Path(path).write_text(json.dumps(record), encoding="utf-8")
+
+
+def quiet_torch_in_ranks() -> None:
+    """Silence, in one of several processes, torch's warning about a setting of this package; call before its import."""
     if "RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _nobody_reads() -> bool:
-    """Has the reader of our output gone? Then the rest of it goes nowhere, at Python's own last flush too."""
+def _reader_has_gone() -> bool:
+    """Whether the output has no reader any more; if so, the rest of it is dropped, at Python's own last flush too."""
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in output.poll(0)):
@@ -76,7 +101,7 @@ def _nobody_reads() -> bool:
     return True
 
 
-def _met() -> bool:
+def _ranks_have_met() -> bool:
     process_group = sys.modules.get("zoo.distributed.process_group")
     return process_group is not None and process_group.is_initialized()
 

@@ -1,58 +1,68 @@
-"""From parsed flags to a checked `RunConfig`: everything a user can mistype is caught here.
+"""From parsed flags to a checked `RunConfig`, of a new run or of one that goes on: mistakes of the user end here.
 
-Runs before torch or a simulator is imported, before anything is written, and downloads nothing unless
-the policy is a Hub id and all else is right.
+Runs before torch or a simulator is imported, before anything is written, and downloads nothing unless the policy is a
+Hub id and all else is right.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
-from zoo.cli.arguments import key_values
-from zoo.config.algorithm_configs import check_algorithm
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
+from zoo.cli.policy_choice import over_recipe, resolve_policy, suite_of
+from zoo.config.algorithm_configs import SFTConfig, check_algorithm
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import (
+    ENV_OPTIONS,
+    TRAINING_ONLY,
     RunConfig,
     benchmark_options,
     build_config,
     check_arithmetic,
     check_settings,
+    env_options,
+    sft_config,
 )
+from zoo.config.settings import defaults_of
+from zoo.files import quoted
 from zoo.hub.upload import check_repo
-from zoo.runs.folder import RunFolder, longer
-from zoo.runs.lookup import ResumePoint
+from zoo.runs.folder import RunFolder, holds_policy, longer
+from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
 from zoo.runs.monitor import lacks_evaluation
-from zoo.runs.shipped_agents import local_or_shipped
 
-_RUN_FLAGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
-"""Flags that stand above the setting of the same name."""
-_SPREAD_FLAGS = ("pipeline_stages", "placement", "max_staleness", "offload_idle")
-"""How the work is spread over processes, time and memory."""
-_RESUME_FLAGS = (
-    "n_timesteps",
-    "eval_freq",
-    "save_freq",
-    "device",
-    "num_threads",
-    "on_worker_error",
-    *_SPREAD_FLAGS,
+DEFAULT_UPDATES = 1000
+_NEW_RUN_ONLY = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
+"""Flags that no run takes when it goes on: they would make it another run."""
+_TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
+"""Flags of `zoo.train` that stand above the setting of the same name."""
+_SPREAD = ("pipeline_stages", "placement", "max_staleness", "offload_idle")
+"""Flags that spread the work over processes, time and memory."""
+_TRAIN_ANYTIME = (
+    *("n_timesteps", "eval_freq", "save_freq", "device", "num_threads", "on_worker_error"),
+    *_SPREAD,
 )
-"""What may change when a run goes on; anything else would make it another run."""
-_LENGTHS = ("state_dim", "action_dim")
-_CHOICES = ("family", "unnorm_key", "revision")
-"""Settings of a policy that choose among, or within, published checkpoints."""
-_HUB_ID = "a Hub id"
-NEW_RUN_FLAGS = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
-"""What no run may change when it goes on."""
+"""Flags of `zoo.train` that may change when a run goes on."""
+_SFT_PARAMS = (*(name for name in ENV_OPTIONS if name not in TRAINING_ONLY), "policy_kwargs")
+"""Settings that `-params` of `zoo.sft` takes."""
+_SFT_ANYTIME = ("eval_freq", "save_freq", "device", "num_threads")
+"""Fields of `RunConfig` that may change when fine-tuning goes on."""
+_SFT_PLACE = ("dataset", "micro_batch_size")
+"""Fields of `SFTConfig` that may change likewise."""
+_SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment")
+"""Fields of `SFTConfig` that may not."""
+
+
+def given_flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the flags among `names` that were given."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def check_services(args: argparse.Namespace) -> None:
@@ -65,49 +75,56 @@ def check_services(args: argparse.Namespace) -> None:
         check_repo(args.push_to_hub)
 
 
+# Reinforcement learning -----------------------------------------------------------------------------
+
+
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
-    """Configuration of a fresh run: flags over `-params` over the hyperparameter entry."""
+    """Return the configuration of a fresh run: flags over `-params` over the hyperparameter entry."""
     if args.env is None:
         raise BadValue(
             "--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3"
         )
     algo = check_algorithm(args.algo or "ppo")
-    suites = {task.suite for task in find_benchmark(args.env).tasks}
+    find_benchmark(args.env)
     overrides = check_settings(algo, key_values(args.params), "-params")
-    conf_file = None if args.conf_file is None else Path(args.conf_file)
-    policy = resolve_policy(
-        "nano" if args.policy is None else args.policy,
-        suite=suites.pop() if len(suites) == 1 else None,
-        settings=overrides.get("policy_kwargs", {}),
-    )
-    hyperparams = load_hyperparams(algo, args.env, policy.family, conf_file)
-    values = over_recipe(hyperparams.values, policy, overrides)
-    flags = {name: getattr(args, name) for name in _RUN_FLAGS if getattr(args, name) is not None}
-    if args.on_worker_error is not None:
-        flags["on_worker_error"] = args.on_worker_error
+    policy, entry, values = _tuned(args, algo, overrides)
     config = build_config(
         algo=algo,
         env=args.env,
-        policy=policy.name,
-        values={**values, **flags},
-        seed=args.seed if args.seed is not None else secrets.randbits(32),
-        device="auto" if args.device is None else args.device,
-        num_threads=args.num_threads,
-        entry=hyperparams.entry,
+        policy=policy,
+        values={**values, **given_flags(args, *_TRAIN_SETTINGS)},
+        seed=_seed(args),
+        entry=entry,
+        **given_flags(args, "device", "num_threads", *_SPREAD),
     )
-    config = replace(config, **{name: getattr(args, name) for name in _SPREAD_FLAGS if getattr(args, name)})
     check_benchmark_options(config)
     return config
 
 
+def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Return the policy, the key of its hyperparameter entry and that entry's settings, `overrides` over them."""
+    policy = resolve_policy(
+        "nano" if args.policy is None else args.policy,
+        suite=suite_of(args.env),
+        settings=overrides.get("policy_kwargs", {}),
+    )
+    conf_file = None if args.conf_file is None else Path(args.conf_file)
+    tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
+    return policy.name, tuned.entry, over_recipe(tuned.values, policy, overrides)
+
+
+def _seed(args: argparse.Namespace) -> int:
+    return secrets.randbits(32) if args.seed is None else int(args.seed)
+
+
 def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
-    """The stored configuration with the few flags that may change; raises `BadValue` for the others.
+    """Return the stored configuration with the few flags that may change; raises `BadValue` for the others.
 
     A run that was stopped when all its steps were done has its last evaluation left.
     """
     config = stored = point.run.config()
-    check_same_run(args, point.run, same=("algo", "env"), fixed=NEW_RUN_FLAGS, allowed=_RESUME_FLAGS)
-    changed = {name: getattr(args, name) for name in _RESUME_FLAGS if getattr(args, name) is not None}
+    _check_same_run(args, point.run, same=("algo", "env"), fixed=_NEW_RUN_ONLY, allowed=_TRAIN_ANYTIME)
+    changed = given_flags(args, *_TRAIN_ANYTIME)
     on_worker_error = changed.pop("on_worker_error", None)
     if on_worker_error is not None:
         changed["env_options"] = {**config.env_options, "on_worker_error": on_worker_error}
@@ -122,7 +139,7 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
     return config
 
 
-def check_same_run(
+def _check_same_run(
     args: argparse.Namespace,
     run: RunFolder,
     *,
@@ -139,139 +156,13 @@ def check_same_run(
     for name in fixed:
         if getattr(args, name) not in (None, []):
             raise BadValue(
-                f"{_flag(name)} cannot change when a run goes on with -i; allowed: "
-                f"{', '.join(map(_flag, allowed))}"
+                f"{flag_of(name)} cannot change when a run goes on with -i; allowed: "
+                f"{', '.join(map(flag_of, allowed))}"
             )
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyChoice:
-    """What a policy name means."""
-
-    name: str
-    """As the policy class takes it: a family name, or a checkpoint folder."""
-    family: str
-    """Which family's hyperparameters fit."""
-    env_options: Mapping[str, Any]
-    """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
-    settled: Collection[str] | None
-    """Which of a hyperparameter entry's `backbone_kwargs` a checkpoint has settled, so that they do not apply: all
-    where it is one of ours (None), `lora` where it is an adapter."""
-    lengths: Mapping[str, int] = field(default_factory=dict)
-    """`state_dim` and `action_dim` of the environment that a checkpoint of ours was made for; empty for others."""
-
-
-def resolve_policy(
-    name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None
-) -> PolicyChoice:
-    """A family name, a checkpoint folder or a Hub id (which is downloaded).
-
-    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint.
-    Raises `UnknownName` or `BadValue` for what is none of them.
-    """
-    from vla_policies.registry import FAMILIES, family_class
-
-    given = settings or {}
-    if not name.strip():
-        raise unknown_name("policy", name, FAMILIES)
-    if name in FAMILIES:
-        _check_family_choices(name, given)
-        return PolicyChoice(name=name, family=name, env_options={}, settled=())
-    folder = local_or_shipped(name)
-    if not folder.is_dir():
-        if "/" not in name:
-            raise unknown_name("policy", name, FAMILIES)
-        from vla_policies.loading import find_checkpoint
-
-        found = find_checkpoint(name, revision=given.get("revision"))
-        assert found is not None, "a family was handled above"
-        folder = found
-    stored = _read_config(folder)
-    lengths: Mapping[str, int] = {}
-    if "family" in stored:
-        family, fits = str(stored["family"]), False
-        cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
-        lengths = {name: stored["conventions"][name] for name in _LENGTHS if name in stored["conventions"]}
-        if family not in FAMILIES:
-            raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
-        _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
-    else:
-        from vla_policies.backbone import Request
-        from vla_policies.loading import read_header
-
-        request = Request(
-            family=given.get("family"),
-            unnorm_key=given.get("unnorm_key"),
-            suite=suite,
-            options=given.get("backbone_kwargs") or {},
-        )
-        header = read_header(folder, request)
-        family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
-        fits = family_class(family).fits_environment
-    return PolicyChoice(
-        # A Hub id says more to others than the place of its copy here.
-        name=str(folder) if local_or_shipped(name).is_dir() else name,
-        family=family,
-        env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
-        settled=_settled(folder, stored),
-        lengths=lengths,
-    )
-
-
-def _settled(folder: Path, stored: Mapping[str, Any]) -> Collection[str] | None:
-    if stored:
-        return None if "family" in stored else ()
-    # An adapter: ours says how it was trained.
-    return None if (folder / "vla_zoo.json").is_file() else ("lora",)
-
-
-def _check_family_choices(name: str, given: Mapping[str, Any]) -> None:
-    """Raise for settings that choose within a checkpoint where a family's name means fresh weights."""
-    from vla_policies.registry import family_class
-
-    if any(given.get(key) is not None for key in _CHOICES):  # the class brings torch
-        family = family_class(name)
-        fresh = family.published is None or family.wants_fresh(given.get("backbone_kwargs") or {})
-        _check_choices(name, name, given if fresh else {"family": given.get("family")}, what="fresh weights")
-
-
-def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: str) -> None:
-    """Raise for another family than it is, and for statistics and revisions where `name` has none."""
-    from vla_policies.registry import family_class
-
-    wanted, key, revision = (given.get(choice) for choice in _CHOICES)
-    if wanted is not None and family_class(wanted).family != family:
-        raise BadValue(f"policy '{name}' is of family '{family}', got family='{wanted}'; leave family out")
-    if key is not None:
-        raise BadValue(
-            f"policy '{name}' ({what}) has no action statistics to choose from, got unnorm_key='{key}'; leave it out"
-        )
-    if revision is not None and what != _HUB_ID:
-        raise BadValue(f"policy '{name}' is {what}, only Hub ids have revisions, got revision='{revision}'")
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    """`config.json` of a policy's folder, checked where it is in our own layout; {} of an adapter's, which has none."""
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        return {}
-    try:
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if "family" in stored or not {"model_type", "type", "action_horizon"} & set(stored):
-            _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadValue(
-            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions'"
-        ) from error
-    found: Mapping[str, Any] = stored
-    return found
-
-
 def check_benchmark_options(config: RunConfig) -> None:
-    """Build the benchmark's description with the run's options: a typo in one of them shows here."""
+    """Build the benchmark's description with the run's options: a typo in one of them raises here."""
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     with_instructions(benchmark, config.env_options.get("instructions", {}))
     grid = sum(task.num_trials for task in benchmark.tasks)
@@ -282,25 +173,107 @@ def check_benchmark_options(config: RunConfig) -> None:
         )
 
 
-def over_recipe(
-    recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A recipe's settings as they fit the policy, with the user's over them."""
-    tuned = {**recipe, **policy.env_options}
-    fresh = dict(tuned.get("policy_kwargs", {}))
-    options = fresh.pop("backbone_kwargs", {})
-    if policy.settled is not None:
-        options = {name: value for name, value in options.items() if name not in policy.settled}
-        fresh |= {"backbone_kwargs": options} if options else {}
-    tuned["policy_kwargs"] = fresh
-    return _merge(tuned, overrides)
+# Supervised fine-tuning -----------------------------------------------------------------------------
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` wins; of two mappings (policy_kwargs, env_kwargs) the keys are merged one level deep."""
-    merged = dict(below)
-    for name, value in above.items():
-        if name in ("policy_kwargs", "env_kwargs"):
-            value = {**merged.get(name, {}), **value}
-        merged[name] = value
-    return merged
+def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
+    """Return the configuration of a fresh run: `-params` over the PPO entry's environment and policy settings."""
+    policy, entry, values = _tuned(args, "ppo", _asked_settings(args))
+    episodes = defaults_of(RunConfig)["eval_episodes"] if args.eval_episodes is None else args.eval_episodes
+    config = RunConfig(
+        algo="sft",
+        env=args.env,
+        policy=policy,
+        n_timesteps=args.n_updates or DEFAULT_UPDATES,
+        num_envs=max(1, min(args.num_envs or DEFAULT_NUM_ENVS, episodes)),
+        seed=_seed(args),
+        eval_episodes=episodes,
+        env_options=env_options(values, without=TRAINING_ONLY),
+        policy_kwargs=values.get("policy_kwargs", {}),
+        algo_kwargs=asdict(SFTConfig(**_given_sft(args, *_SFT_PLACE, *_SFT_FIXED))),
+        entry=entry,
+        **given_flags(args, *_SFT_ANYTIME),
+    )
+    check_arithmetic(config)
+    check_benchmark_options(config)
+    return config
+
+
+def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return `-params`; raises for wrong ones and for wrong flags that every run needs."""
+    for name in ("env", "dataset"):
+        if getattr(args, name) is None:
+            raise BadValue(
+                f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach"
+            )
+    find_benchmark(args.env)
+    given = check_settings("ppo", key_values(args.params), "-params")
+    for name in given:
+        if name not in _SFT_PARAMS:
+            raise BadValue(
+                f"-params {name}: fine-tuning takes settings of the environment and policy_kwargs only"
+            )
+    return given
+
+
+def _given_sft(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the flags among `names` that were given; of a single dataset its name."""
+    given = given_flags(args, *names)
+    if len(given.get("dataset", ())) == 1:
+        (given["dataset"],) = given["dataset"]
+    return given
+
+
+def find_stopped_run(path: str) -> ResumePoint:
+    """Return the checkpoint of a run that was stopped, which goes on in place.
+
+    Raises `BadValue` for a run of another command, one that has ended, and one that left no checkpoint.
+    """
+    run = find_run(path)
+    check_command(run, FINETUNING)
+    total = run.config().n_timesteps
+    if not run.saved_steps() and holds_policy(run.best) and _updates(run) == total:
+        raise BadValue(
+            f"'{run.path}' has made all its {total} updates; to learn more, start from its policy with "
+            f"--policy {quoted(run.best)}"
+        )
+    point = find_resume_point(path, FINETUNING)
+    if not point.in_place:
+        raise BadValue(f"fine-tuning goes on in its own run folder only: -i {quoted(point.run.path)}")
+    return point
+
+
+def _updates(run: RunFolder) -> int:
+    """Return the updates in a run's metrics."""
+    # Brings torch.
+    from zoo.runs.curves import read_metrics
+
+    rows = read_metrics(run)
+    return int(rows[-1]["step"] or 0) if rows else 0
+
+
+def resolve_resumed_finetuning(args: argparse.Namespace, point: ResumePoint) -> RunConfig:
+    """Return the stored configuration with the few flags that may change; raises `BadValue` for the others."""
+    config = point.run.config()
+    if args.n_updates is not None:
+        raise BadValue(
+            f"-n cannot change when a run goes on with -i: its learning rate falls to 0 over {config.n_timesteps} "
+            "updates. To learn more, let it end, then start from its policy with --policy RUN/best"
+        )
+    _check_same_run(
+        args,
+        point.run,
+        same=("env",),
+        fixed=(*_NEW_RUN_ONLY, *_SFT_FIXED),
+        allowed=(*_SFT_ANYTIME, *_SFT_PLACE),
+    )
+    learning = replace(sft_config(config), **_given_sft(args, *_SFT_PLACE))
+    for folder in learning.folders:
+        if not folder.is_dir():
+            raise BadValue(
+                f"the dataset of '{point.run.path}' is not in '{folder}' (any more); if it was moved, say where "
+                "it is with --dataset FOLDER, all of them if it learns from several"
+            )
+    config = replace(config, algo_kwargs=asdict(learning), **given_flags(args, *_SFT_ANYTIME))
+    check_arithmetic(config)
+    return config

@@ -73,6 +73,8 @@ class PolicyOptions(TypedDict, total=False):
 
 ENV_OPTIONS = annotations_of(EnvOptions)
 """Setting of the environment -> its annotation."""
+TRAINING_ONLY = ("group_size", "reward", "reward_scale", "on_worker_error")
+"""Those that do not apply where nothing is trained by reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

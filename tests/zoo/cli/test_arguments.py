@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import as_pairs, key_values
+from zoo.cli.arguments import as_pairs, count, key_values
 from zoo.cli.main import main
 
 SEEDED = ("collect", "enjoy", "evaluate", "optimize", "record_video", "sft", "train")
@@ -43,3 +43,18 @@ def test_pairs_are_read_back_as_they_were() -> None:
     assert key_values(pairs) == values
     assert pairs[:2] == ["learning_rate:{schedule: linear, start: 1.0e-05, end: 0.0}", "clip_range_vf:null"]
     assert not any("\n" in pair for pair in pairs)
+
+
+def test_values_are_yaml_and_nothing_is_evaluated() -> None:
+    pairs = ["a:3e-4", "b:{schedule: linear, start: 1.0}", "c:true", "d:__import__('os').getcwd()", "e:x:y"]
+    assert key_values(pairs) == {
+        "a": "3e-4",
+        "b": {"schedule": "linear", "start": 1.0},
+        "c": True,
+        "d": "__import__('os').getcwd()",
+        "e": "x:y",
+    }
+
+
+def test_counts_may_be_written_as_floats() -> None:
+    assert (count("1e6"), count("10_000")) == (1_000_000, 10_000)

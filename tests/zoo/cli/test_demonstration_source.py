@@ -9,8 +9,8 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo import collect
+from zoo.cli.arguments import DEFAULT_NUM_ENVS
 from zoo.cli.demonstration_source import (
-    DEFAULT_NUM_ENVS,
     MOST_ROUNDS,
     expert_source,
     policy_source,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.cli.main import COMMANDS, guarded, main
+from zoo.cli.main import COMMANDS, guarded, main, report_error
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -176,3 +177,30 @@ def test_a_broken_pipe_of_ours_stays_visible() -> None:
 
     with pytest.raises(BrokenPipeError, match="a worker's"):
         guarded(fail, [])
+
+
+def test_one_process_reports_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    report_error("no suite\n  of that name", every_rank=False)
+    assert capsys.readouterr().err == "error: no suite of that name\n"
+
+
+@pytest.mark.parametrize(("every_rank", "printed"), [(True, "error: rank 1: lost\n"), (False, "")])
+def test_a_rank_names_itself_and_leaves_the_line_for_the_launcher(
+    every_rank: bool,
+    printed: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "error.json"
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_ERROR_FILE", str(file))):
+        monkeypatch.setenv(name, value)
+    report_error("lost", every_rank=every_rank)
+    assert capsys.readouterr().err == printed
+    assert json.loads(file.read_text())["message"] == "lost"
+    # The first reason is the one that counts.
+    report_error("and then", every_rank=False)
+    assert json.loads(file.read_text())["message"] == "lost"

@@ -1,16 +1,14 @@
+"""Flags become a run's configuration, or one line that says what is wrong."""
+
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
-from zoo.cli.arguments import count, key_values
-from zoo.cli.run_flags import check_services, resolve_new_run, resolve_policy, resolve_resumed_run
+from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
 from zoo.config.run_config import RunConfig
 from zoo.runs.folder import create_run_folder, describe_run
 from zoo.runs.lookup import ResumePoint
@@ -121,64 +119,6 @@ def test_the_placement_there_is_may_be_spelt_out(placement: str) -> None:
     assert resolve(f"--env Toy-Reach --placement {placement}").env == "Toy-Reach"
 
 
-def test_values_are_yaml_and_nothing_is_evaluated() -> None:
-    pairs = ["a:3e-4", "b:{schedule: linear, start: 1.0}", "c:true", "d:__import__('os').getcwd()", "e:x:y"]
-    assert key_values(pairs) == {
-        "a": "3e-4",
-        "b": {"schedule": "linear", "start": 1.0},
-        "c": True,
-        "d": "__import__('os').getcwd()",
-        "e": "x:y",
-    }
-
-
-def test_counts_may_be_written_as_floats() -> None:
-    assert (count("1e6"), count("10_000")) == (1_000_000, 10_000)
-
-
-def write_policy(folder: Path, family: str) -> None:
-    conventions = {"chunk": 2, "cameras": ["image", "wrist_image"]}
-    (folder / "config.json").write_text(json.dumps({"family": family, "conventions": conventions}))
-
-
-def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"config\.json"):
-        resolve_policy(str(tmp_path))
-    write_policy(tmp_path, "nanno")
-    with pytest.raises(UnknownName, match="Did you mean 'nano'"):
-        resolve_policy(str(tmp_path))
-    write_policy(tmp_path, "nano")
-    assert (resolve_policy(str(tmp_path)).name, resolve_policy(str(tmp_path)).family) == (
-        str(tmp_path),
-        "nano",
-    )
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"family": "pi0"}, "is of family 'nano', got family='pi0'"),
-        ({"unnorm_key": "x"}, r"\(a folder\) has no action statistics"),
-        ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
-    ],
-)
-def test_a_policy_folder_of_ours_has_nothing_to_choose(
-    tmp_path: Path, choice: dict[str, str], message: str
-) -> None:
-    write_policy(tmp_path, "nano")
-    assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
-    with pytest.raises(BadValue, match=message):
-        resolve_policy(str(tmp_path), settings=choice)
-
-
-def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
-    write_policy(tmp_path, "nano")
-    config = resolve(f"--env Toy-Reach --policy {tmp_path}")
-    assert config.env_options == {"chunk": 2, "wrist_camera": True}
-    assert config.policy_kwargs == {}
-    assert resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3").chunk == 3
-
-
 @pytest.fixture
 def point(tmp_path: Path) -> ResumePoint:
     run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
@@ -231,62 +171,3 @@ def test_a_run_whose_last_evaluation_was_given_up_goes_on_for_it(point: ResumePo
 def test_what_would_make_it_another_run_is_refused(point: ResumePoint, command: str, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         resume(point, command)
-
-
-@pytest.fixture
-def published(tmp_path: Path) -> Path:
-    """The files of an OpenVLA-OFT folder that are read before its weights, statistics of two data sets."""
-    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
-    source = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "openvla_oft_tiny"
-    if not source.is_dir():
-        pytest.skip(f"no golden fixtures at {source}; set VLA_ZOO_FIXTURES to their folder")
-    for file in source.glob("*.json"):
-        shutil.copyfile(file, tmp_path / file.name)
-    (tmp_path / "action_head--1_checkpoint.pt").touch()
-    return tmp_path
-
-
-def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(published: Path) -> None:
-    config = resolve(f"--env LIBERO-Spatial --policy {published}")
-    assert config.entry == "LIBERO/openvla-oft"
-    assert config.env_options["chunk"] == 8
-    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
-
-
-def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
-    with pytest.raises(
-        BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"
-    ):
-        resolve(f"--env LIBERO-Object --policy {published}")
-
-
-@pytest.mark.parametrize(("algo", "suite", "chunk"), [("ppo", "Spatial", 5), ("grpo", "Long", 10)])
-def test_a_published_flow_folder_takes_chunk_and_sampler_of_the_recipe(
-    tmp_path: Path, algo: str, suite: str, chunk: int
-) -> None:
-    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
-    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "pi0_tiny"
-    if not folder.is_dir():
-        pytest.skip(f"no golden fixtures at {folder}")
-    config = resolve(f"--algo {algo} --env LIBERO-{suite} --policy {folder}")
-    # The checkpoint predicts 50 actions at once; how many of them are carried out is the environment's.
-    assert (config.chunk, config.env_options["wrist_camera"]) == (chunk, True)
-    assert config.policy_kwargs["backbone_kwargs"]["scheme"] == "flow_sde"
-
-
-def test_an_adapter_folder_keeps_its_own_size(
-    published: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("adapter")
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
-    (folder / "adapter_config.json").write_text(json.dumps(adapter))
-    config = resolve(f"--env LIBERO-Spatial --policy {folder}")
-    assert config.entry == "LIBERO/openvla-oft"
-    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True}
-    chosen = ["-params", "policy_kwargs:{unnorm_key: libero_10_no_noops}"]
-    command = ["--env", "ManiSkill-Plate25", "--policy", str(folder), *chosen]
-    config = resolve_new_run(parser().parse(command))
-    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True, "value_outputs": 8}
-    # One of ours says all of that itself.
-    (folder / "vla_zoo.json").write_text("{}")
-    assert "backbone_kwargs" not in resolve(f"--env LIBERO-Spatial --policy {folder}").policy_kwargs

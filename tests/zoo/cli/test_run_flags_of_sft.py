@@ -9,10 +9,10 @@ import pytest
 from vla_gym.errors import BadValue
 from zoo import sft, train
 from zoo.cli.main import guarded
-from zoo.cli.run_flags import resolve_new_run
-from zoo.cli.sft_flags import (
+from zoo.cli.run_flags import (
     find_stopped_run,
     resolve_new_finetuning,
+    resolve_new_run,
     resolve_resumed_finetuning,
 )
 from zoo.config.run_config import sft_config

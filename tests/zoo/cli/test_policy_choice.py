@@ -1,0 +1,118 @@
+"""A policy's name, folder or published checkpoint, and the recipe that fits it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.cli.test_run_flags import resolve
+from vla_gym.errors import BadValue, UnknownName
+from zoo.cli.policy_choice import resolve_policy
+from zoo.cli.run_flags import resolve_new_run
+from zoo.train import parser
+
+
+def write_policy(folder: Path, family: str) -> None:
+    conventions = {"chunk": 2, "cameras": ["image", "wrist_image"]}
+    (folder / "config.json").write_text(json.dumps({"family": family, "conventions": conventions}))
+
+
+def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"config\.json"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nanno")
+    with pytest.raises(UnknownName, match="Did you mean 'nano'"):
+        resolve_policy(str(tmp_path))
+    write_policy(tmp_path, "nano")
+    assert (resolve_policy(str(tmp_path)).name, resolve_policy(str(tmp_path)).family) == (
+        str(tmp_path),
+        "nano",
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"family": "pi0"}, "is of family 'nano', got family='pi0'"),
+        ({"unnorm_key": "x"}, r"\(a folder\) has no action statistics"),
+        ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
+    ],
+)
+def test_a_folder_of_this_package_has_nothing_to_choose(
+    tmp_path: Path, choice: dict[str, str], message: str
+) -> None:
+    write_policy(tmp_path, "nano")
+    assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
+    with pytest.raises(BadValue, match=message):
+        resolve_policy(str(tmp_path), settings=choice)
+
+
+def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> None:
+    write_policy(tmp_path, "nano")
+    config = resolve(f"--env Toy-Reach --policy {tmp_path}")
+    assert config.env_options == {"chunk": 2, "wrist_camera": True}
+    assert config.policy_kwargs == {}
+    assert resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3").chunk == 3
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The files of an OpenVLA-OFT folder that are read before its weights, statistics of two data sets."""
+    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    source = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "openvla_oft_tiny"
+    if not source.is_dir():
+        pytest.skip(f"no golden fixtures at {source}; set VLA_ZOO_FIXTURES to their folder")
+    for file in source.glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    (tmp_path / "action_head--1_checkpoint.pt").touch()
+    return tmp_path
+
+
+def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(published: Path) -> None:
+    config = resolve(f"--env LIBERO-Spatial --policy {published}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert config.env_options["chunk"] == 8
+    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
+
+
+def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
+    with pytest.raises(
+        BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"
+    ):
+        resolve(f"--env LIBERO-Object --policy {published}")
+
+
+@pytest.mark.parametrize(("algo", "suite", "chunk"), [("ppo", "Spatial", 5), ("grpo", "Long", 10)])
+def test_a_published_flow_folder_takes_chunk_and_sampler_of_the_recipe(
+    tmp_path: Path, algo: str, suite: str, chunk: int
+) -> None:
+    fixtures = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", fixtures)) / "pi0_tiny"
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
+    config = resolve(f"--algo {algo} --env LIBERO-{suite} --policy {folder}")
+    # The checkpoint predicts 50 actions at once; how many of them are carried out is the environment's.
+    assert (config.chunk, config.env_options["wrist_camera"]) == (chunk, True)
+    assert config.policy_kwargs["backbone_kwargs"]["scheme"] == "flow_sde"
+
+
+def test_an_adapter_folder_keeps_its_own_size(
+    published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("adapter")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    config = resolve(f"--env LIBERO-Spatial --policy {folder}")
+    assert config.entry == "LIBERO/openvla-oft"
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True}
+    chosen = ["-params", "policy_kwargs:{unnorm_key: libero_10_no_noops}"]
+    command = ["--env", "ManiSkill-Plate25", "--policy", str(folder), *chosen]
+    config = resolve_new_run(parser().parse(command))
+    assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True, "value_outputs": 8}
+    # The package's own adapter says all of that itself.
+    (folder / "vla_zoo.json").write_text("{}")
+    assert "backbone_kwargs" not in resolve(f"--env LIBERO-Spatial --policy {folder}").policy_kwargs
