@@ -82,16 +82,17 @@ def run(argv: Sequence[str]) -> int:
         check_dataset(folder)
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
-    from zoo.imitation.finetuning import FinetuningRequest, finetune
+    from zoo.imitation.setup import finetune
+    from zoo.training.trainer import TrainJob
 
-    request = FinetuningRequest(
+    job = TrainJob(
         config=config,
         resume=point,
         log_folder=Path(args.log_folder),
         command=("python", "-m", "zoo.sft", *argv),
         args=vars(args),
     )
-    finetune(request)
+    finetune(job)
     return 0
 
 

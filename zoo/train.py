@@ -126,10 +126,10 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
 def _train(
     args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
 ) -> int:
-    from zoo.training.setup import train
-    from zoo.training.trainer import TrainingRequest
+    from zoo.training.train import train
+    from zoo.training.trainer import TrainJob
 
-    request = TrainingRequest(
+    job = TrainJob(
         config=config,
         resume=point,
         log_folder=_log_folder(args, point),
@@ -139,7 +139,7 @@ def _train(
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )
-    run = train(request)
+    run = train(job)
     if args.push_to_hub and run is not None:
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0

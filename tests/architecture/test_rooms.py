@@ -20,7 +20,6 @@ STILL_IN_CIRCLES = {
     *("zoo.algorithms.collecting", "zoo.algorithms.on_policy", "zoo.algorithms.plain_experience"),
     *("zoo.algorithms.train_state", "zoo.algorithms.update", "zoo.rollout.collector", "zoo.rollout.env_loop"),
     *("zoo.rollout.group_collector", "zoo.training.remote_rollouts", "zoo.training.rollout_worker"),
-    *("zoo.training.roles", "zoo.training.setup"),
 }
 """Modules that still import themselves in a circle; no others may."""
 

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import sft
-from zoo.imitation.finetuning_loop import FinetuningLoop
+from zoo.imitation.sft import SFT
 
 
 def during_update(number: int, act: Callable[[], None]) -> Callable[..., None]:
-    """`FinetuningLoop._update` that lets `act` happen in the update of that number, from 1."""
-    update, made = FinetuningLoop._update, 0
+    """`SFT._update` that lets `act` happen in the update of that number, from 1."""
+    update, made = SFT._update, 0
 
-    def counted(self: FinetuningLoop, *args: Any) -> None:
+    def counted(self: SFT, *args: Any) -> float:
         nonlocal made
         made += 1
         if made == number:
             act()
-        update(self, *args)
+        return update(self, *args)
 
     return counted
 
@@ -32,5 +32,5 @@ def send(which: signal.Signals) -> Callable[[], None]:
 
 if __name__ == "__main__":
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        FinetuningLoop._update = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
+        SFT._update = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
     raise SystemExit(sft.main())

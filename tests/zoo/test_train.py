@@ -27,6 +27,7 @@ from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
 from zoo.training import evaluation as evaluator
+from zoo.training.callbacks import CheckpointCallback
 from zoo.training.setup import policy_arguments
 
 TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
@@ -270,7 +271,7 @@ def test_a_simulator_lost_later_leaves_what_came_of_the_run(
 
     monkeypatch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
     # One of several ranks cannot save alone.
-    monkeypatch.setattr("zoo.training.trainer.save_checkpoint", lambda *args: None)
+    monkeypatch.setattr(CheckpointCallback, "save", lambda self: None)
     with pytest.raises(WorkerFailed):
         train(tmp_path, "ppo", "-n 400 --save-freq 0 --eval-freq 50")
     run = tmp_path / "ppo" / "Toy-Reach_1"

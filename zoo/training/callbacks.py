@@ -1,17 +1,19 @@
-"""What happens around training, as Stable-Baselines3 callbacks: the monitor, and evaluations.
+"""What happens around training, as Stable-Baselines3 callbacks: checkpoints, evaluations, the monitor; and signals.
 
-Evaluations happen at update boundaries (before a rollout), where the weights are those of a finished
-update; they leave every random generator of the run as they found it.
+They act at update boundaries (before a rollout; for fine-tuning between updates), where the weights are those of a
+finished update, and leave every random generator of the run as they found it.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -19,12 +21,14 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
+from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluated_line, evaluation_metrics
 from zoo.evaluation.statistics import overall_rate
+from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress
-from zoo.training.checkpoint_callback import CheckpointCallback
+from zoo.training.checkpoint import best_success, save_best, save_checkpoint
 
 _logger = logging.getLogger(__name__)
 
@@ -33,11 +37,104 @@ class Stopped(Exception):
     """Training was asked to stop while an evaluation was running."""
 
 
-class EvaluationCallback(BaseCallback):
-    """Evaluates at the first update boundary past every multiple of `every` simulator steps, and at the end.
+class CheckpointCallback(BaseCallback):
+    """Keeps a run's `checkpoints/`; every rank has this callback, rank 0 writes.
 
-    Always the same start states. Keeps `evaluations.npz`, and the policy that solved the most in `best/`.
+    A checkpoint is due at the first update boundary after every `save_freq` steps, and when training ends, also when
+    it was asked to (`stop`, meant for signal handlers): then the rollout under way is given up and the checkpoint
+    holds the boundary before it.
+
+    :param run: the run folder.
+    :param save_freq: steps between checkpoints; 0 saves at the end only.
+    :param keep: newest checkpoints to keep; None keeps all.
+    :param at_end: whether a run that was not asked to stop is saved when it ends.
+    :param save: writes a checkpoint of the model into the parent folder it is given; returns its folder.
     """
+
+    model: Any
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        save_freq: int = 0,
+        keep: int | None = None,
+        at_end: bool = True,
+        save: Callable[[Any, Path], Path] = save_checkpoint,
+    ) -> None:
+        super().__init__()
+        self._run = RunFolder(run)
+        self._save_freq = save_freq
+        self._keep = keep
+        self._at_end = at_end
+        self._write = save
+        self._last_step = 0
+        self._saved: Path | None = None
+        self.stopping = False
+        """Whether this rank was asked to stop."""
+        self.stopped = False
+        """Whether some rank was, so that training ended early; known once it has ended."""
+
+    def stop(self) -> None:
+        """End training at the next decision; safe in a signal handler."""
+        self.stopping = True
+
+    def save(self) -> None:
+        """Write a checkpoint of the last update boundary unless this callback wrote it; every rank must call it."""
+        folder = self._run.checkpoint(self.model.boundary.num_timesteps)
+        self._last_step = self.model.boundary.num_timesteps
+        if folder == self._saved:
+            return
+        self._saved = self._write(self.model, self._run.checkpoints)
+        if self._keep is not None and self.model.process_group.is_first:
+            for step in self._run.saved_steps()[: -self._keep]:
+                shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
+
+    def _on_training_start(self) -> None:
+        self._last_step = self.model.num_timesteps
+
+    def _on_rollout_start(self) -> None:
+        if self._save_freq and self.model.num_timesteps - self._last_step >= self._save_freq:
+            self.save()
+
+    def _on_step(self) -> bool:
+        return not self.stopping
+
+    def _on_training_end(self) -> None:
+        self.stopped = self.model.process_group.any(self.stopping)
+        if self._at_end or self.stopped:
+            self.save()
+
+
+class BestPolicy:
+    """Keeps the policy of the best evaluation in a run's `best/`; every rank has one, rank 0 writes."""
+
+    def __init__(self, folder: Path, process_group: ProcessGroup, *, later: bool = False) -> None:
+        """`later`: of equals the later is the best; False: the earlier."""
+        self._folder = folder
+        self._process_group = process_group
+        self._later = later
+        self._success = best_success(folder)
+
+    def offer(self, policy: Any, success: float, num_timesteps: int) -> bool:
+        """Keep the policy if it is the best so far; return whether it is."""
+        if self._success is not None:
+            better = success >= self._success if self._later else success > self._success
+            if not better:
+                return False
+        if self._process_group.is_first:
+            save_best(policy, self._folder, success=success, num_timesteps=num_timesteps)
+        self._success = success
+        return True
+
+
+class EvaluationCallback(BaseCallback):
+    """Evaluates at the first update boundary past every multiple of `every` steps, and at the end.
+
+    Always the same start states. Keeps `evaluations.npz`, and the best policy. Every rank has this callback.
+    """
+
+    model: Any
 
     def __init__(
         self,
@@ -45,22 +142,26 @@ class EvaluationCallback(BaseCallback):
         *,
         acted_at: int,
         evaluate: Callable[[], list[EpisodeRecord]],
-        log: EvaluationFile | None,
+        best: BestPolicy,
         checkpoints: CheckpointCallback,
+        log: EvaluationFile | None,
+        on_best: Callable[[list[EpisodeRecord]], None] | None = None,
     ) -> None:
         """`every` 0 evaluates at the end only; `acted_at` is where the run was evaluated last, 0 for never.
 
-        `evaluate` raises `Stopped` when `checkpoints.stopping`; a resumed run then makes up for it. Every rank has
-        this callback; rank 0's has the `log`.
+        `evaluate` raises `Stopped` where some rank is asked to stop; a resumed run then makes up for it. Rank 0 has
+        the `log`. `on_best` is called with the evaluation of each policy that is kept.
         """
         super().__init__()
         self.last: list[EpisodeRecord] | None = None
-        """Episodes of the latest evaluation; None where it was given up."""
+        """Episodes of the latest evaluation."""
         self._every = every
         self._acted_at = acted_at
         self._evaluate = evaluate
-        self._file = log
+        self._best = best
         self._checkpoints = checkpoints
+        self._file = log
+        self._on_best = on_best
 
     def _on_rollout_start(self) -> None:
         now = self.model.num_timesteps
@@ -75,25 +176,21 @@ class EvaluationCallback(BaseCallback):
         return True
 
     def _act(self, now: int) -> None:
-        """Evaluate the present weights at `now` simulator steps."""
-        model: Any = self.model
-        try:
-            with untouched_generators(), model.clock.phase("evaluation"):
-                episodes = self._evaluate()
-        except Stopped:
-            # What is known of older weights is nothing about these.
-            self.last = None
-            self._checkpoints.stopped = True
-            return
+        """Evaluate the present weights, which `now` steps have made."""
+        with untouched_generators(), self.model.clock.phase("evaluation"):
+            episodes = self._evaluate()
         self._acted_at = now
         self.last = episodes
+        kept = self._best.offer(self.model.policy, overall_rate(episodes).mean, now)
+        if kept and self._on_best is not None:
+            self._on_best(episodes)
+        # After the policy: what this file has is not evaluated again.
         if self._file is not None:
             self._file.add_episodes(now, episodes)
         for name, value in evaluation_metrics(episodes).items():
             self.logger.record(name, value)
         self.logger.dump(now)
-        best = self._checkpoints.offer_best(overall_rate(episodes).mean)
-        _logger.info(evaluated_line(now, episodes, kept=best))
+        _logger.info(evaluated_line(now, episodes, kept=kept))
 
 
 class MonitorCallback(BaseCallback):
@@ -136,15 +233,15 @@ class StopSignals:
         self._former: dict[int, Any] = {}
         self._first_ctrl_c = 0.0
         self.by_ctrl_c = False
-        """Was it Ctrl-C?"""
+        """Whether it was Ctrl-C."""
 
     def __enter__(self) -> Self:
-        self._former = {one: signal.signal(one, self._handle) for one in self._signals}
+        self._former = {number: signal.signal(number, self._handle) for number in self._signals}
         return self
 
     def __exit__(self, *error: object) -> None:
-        for one, handler in self._former.items():
-            signal.signal(one, handler)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -158,7 +255,7 @@ class StopSignals:
 
 @contextmanager
 def untouched_generators() -> Iterator[None]:
-    """Give torch's, NumPy's and Python's global generators back as they were."""
+    """Context manager that restores torch's, NumPy's and Python's global generators at the end."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng():

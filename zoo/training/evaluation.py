@@ -14,71 +14,84 @@ from zoo.distributed.shares import own_block
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
-from zoo.training.checkpoint_callback import CheckpointCallback
-
-_FILMED_EPISODES = 9
 
 
 class Evaluator:
-    """Evaluates the run's policy on its fixed start states; the simulators start at the first call."""
+    """Evaluates a policy on the run's fixed start states; all ranks together."""
 
     def __init__(
         self,
         config: RunConfig,
-        envs: VLAVectorEnv,
-        policy: Any,
-        checkpoints: CheckpointCallback,
+        tasks: Sequence[Task],
+        policy: Callable[[], Any],
+        stopping: Callable[[], bool],
         process_group: ProcessGroup,
+        *,
+        envs: VLAVectorEnv | None = None,
+        filmed_episodes: int = 9,
     ) -> None:
-        tasks = envs.benchmark.tasks
+        """`policy` returns the policy with its present weights; `stopping` is whether this rank is asked to stop.
+
+        `envs`: this rank's simulators, autoreset DISABLED; without them the first call starts its own.
+        """
         self._config = config
         self._policy = policy
-        self._checkpoints = checkpoints
+        self._stopping = stopping
         self._process_group = process_group
-        self._cells = own_cells(config, tasks, process_group)
-        self._instructions = [tasks[cell.task_id].instruction for cell in self._cells]
-        self._envs: VLAVectorEnv | None = None
-        self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
-        """Film of this rank's part of the latest evaluation."""
+        self._start_states = own_start_states(config, tasks, process_group)
+        self._instructions = [tasks[start.task_id].instruction for start in self._start_states]
+        self._envs = envs
+        self._owned_envs: VLAVectorEnv | None = None
+        self._filmed_episodes = filmed_episodes
+        self.video = self._new_video()
+        """Video of this rank's part of the latest evaluation."""
 
     def __call__(self) -> list[EpisodeRecord]:
-        """Evaluate the likeliest actions, all ranks together; raises `Stopped` when one is asked to stop."""
-        self.video = EvaluationVideo(self._instructions, max_episodes=_FILMED_EPISODES)
-        return of_all_ranks(self._evaluate_own, self._process_group)
+        """Evaluate the likeliest actions; raises `Stopped` when a rank is asked to stop. Every rank must call it."""
+        self.video = self._new_video()
+        policy = self._policy()
+        return of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
 
     def close(self) -> None:
-        """End the evaluation's simulators."""
-        if self._envs is not None:
-            self._envs.close()
+        """End the simulators that were started here."""
+        if self._owned_envs is not None:
+            self._owned_envs.close()
 
-    def _evaluate_own(self) -> list[EpisodeRecord]:
+    def _new_video(self) -> EvaluationVideo:
+        return EvaluationVideo(self._instructions, max_episodes=self._filmed_episodes)
+
+    def _evaluate_own(self, policy: Any) -> list[EpisodeRecord]:
         """This rank's start states; other ranks that are asked to stop are waited for."""
-        if not self._cells:
+        if not self._start_states:
             return []
-        if self._checkpoints.stopping:
+        if self._stopping():
             raise Stopped  # before simulators start, which takes long
         if self._envs is None:
-            self._envs = make_evaluation_envs(self._config, self._cells, self._process_group)
+            self._envs = self._owned_envs = make_evaluation_envs(
+                self._config, len(self._start_states), self._process_group
+            )
 
         def on_frame(frame: Frame) -> None:
-            if self._checkpoints.stopping:
+            if self._stopping():
                 raise Stopped
             self.video.add_frame(frame)
 
-        return evaluate(self._policy, self._envs, self._cells, on_frame=on_frame)
+        return evaluate(policy, self._envs, self._start_states, on_frame=on_frame)
 
 
-def own_cells(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
+def own_start_states(
+    config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup
+) -> list[StartState]:
     """The start states that this rank evaluates; none where the run is not evaluated."""
-    cells = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
-    return cells[own_block(len(cells), process_group)]
+    start_states = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
+    return start_states[own_block(len(start_states), process_group)]
 
 
 def make_evaluation_envs(
-    config: RunConfig, cells: Sequence[StartState], process_group: ProcessGroup
+    config: RunConfig, num_start_states: int, process_group: ProcessGroup
 ) -> VLAVectorEnv:
-    """The simulators of one rank that evaluates `cells`: its share of `num_envs`, but no more than it needs."""
-    num_envs = max(1, min(config.num_envs // process_group.size, len(cells)))
+    """The simulators of one rank that evaluates: its share of `num_envs`, but no more than it needs."""
+    num_envs = max(1, min(config.num_envs // process_group.size, num_start_states))
     # A lost episode is run again, so a restart leaves no hole in the evaluation.
     options = {"on_worker_error": "restart", **config.env_options, "group_size": 1}
     if "num_workers" in options:
@@ -89,7 +102,7 @@ def make_evaluation_envs(
 def of_all_ranks(
     evaluate_own: Callable[[], Sequence[EpisodeRecord]], process_group: ProcessGroup
 ) -> list[EpisodeRecord]:
-    """The episodes of every rank, in the order of their start states; every rank must ask.
+    """The episodes of every rank, in the order of their start states; every rank must call it.
 
     Raises `Stopped` where `evaluate_own` did on some rank.
     """
@@ -101,5 +114,5 @@ def of_all_ranks(
         stopped = True
     if process_group.any(stopped):
         raise Stopped
-    told = process_group.all_gather_object([asdict(episode) for episode in own])
-    return [EpisodeRecord(**episode) for part in told for episode in part]
+    parts = process_group.all_gather_object([asdict(episode) for episode in own])
+    return [EpisodeRecord(**episode) for part in parts for episode in part]

@@ -1,4 +1,4 @@
-"""A training run whose ranks have different roles; `zoo.training.setup.train` hands over to it."""
+"""A training run whose ranks have different roles; `zoo.training.train.train` hands over to it."""
 
 from __future__ import annotations
 
@@ -33,29 +33,26 @@ from zoo.training.setup import (
     ENV_DEFAULTS,
     make_model,
     open_run_folder,
-    removed_if_untrained,
     warnings_as_lines,
 )
-from zoo.training.trainer import Session, TrainingRequest
+from zoo.training.trainer import RLTrainer, TrainJob
 
 _logger = logging.getLogger(__name__)
 
 
 def train_placed(
-    request: TrainingRequest,
+    job: TrainJob,
     placement: Placement,
     plan: BatchPlan,
     process_group: ProcessGroup,
     device: torch.device,
 ) -> RunFolder | None:
-    """As `zoo.training.setup.train`; the first actor rank writes. Every rank of the run calls it."""
+    """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run calls it."""
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=process_group.rank != placement.actor[0]))
         cleanup.enter_context(warnings_as_lines())
-        _logger.info(
-            "\n".join([*arithmetic_lines(request.config, plan), *memory_lines(request.config, plan)])
-        )
-        rank = _PlacedRank(request, placement, plan, process_group, device, cleanup)
+        _logger.info("\n".join([*arithmetic_lines(job.config, plan), *memory_lines(job.config, plan)]))
+        rank = _PlacedRank(job, placement, plan, process_group, device, cleanup)
         rank.build()
         run = None
         if rank.learner is not None:
@@ -71,15 +68,15 @@ class _PlacedRank:
 
     def __init__(
         self,
-        request: TrainingRequest,
+        job: TrainJob,
         placement: Placement,
         plan: BatchPlan,
         process_group: ProcessGroup,
         device: torch.device,
         cleanup: ExitStack,
     ) -> None:
-        self._request = request
-        self._config: RunConfig = request.config
+        self._job = job
+        self._config: RunConfig = job.config
         self._placement = placement
         self._plan = plan
         self._number = process_group.rank
@@ -116,11 +113,11 @@ class _PlacedRank:
 
     def learn(self) -> RunFolder | None:
         """Train, as an actor rank."""
-        request, learner = self._request, self.learner
+        job, learner = self._job, self.learner
         assert learner is not None
         assert self._actors is not None
-        if request.resume is not None:
-            load_checkpoint(learner, request.resume.checkpoint)
+        if job.checkpoint is not None:
+            load_checkpoint(learner, job.checkpoint)
         delivery = Delivery(
             self._placement,
             self._number,
@@ -134,10 +131,9 @@ class _PlacedRank:
         experience: Any = learner.experience
         experience.delivery = delivery
         envs: Any = learner.env
-        run = open_run_folder(request, envs.unwrapped.envs, self._actors, self._cleanup)
+        run = open_run_folder(job, envs.unwrapped.envs, self._actors, self._cleanup)
         try:
-            with removed_if_untrained(run, request, learner):
-                Session(request, learner, envs.unwrapped.envs, run).learn()
+            RLTrainer(job, learner, envs.unwrapped.envs, run).learn()
         except KeyboardInterrupt:
             delivery.close()
             raise
@@ -175,10 +171,7 @@ class _PlacedRank:
         )
 
     def _model(self, envs: VLAVectorEnv) -> VLAOnPolicyAlgorithm:
-        resume = self._request.resume
-        return make_model(
-            self._config, envs, self._device, weights=resume.checkpoint if resume is not None else None
-        )
+        return make_model(self._config, envs, self._device, weights=self._job.checkpoint)
 
 
 def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
-from vla_gym.errors import VLAZooError
+from vla_gym.errors import LostRank, VLAZooError
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.run_config import RunConfig
+from zoo.distributed.process_group import ProcessGroup
+from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder, closing_lines, headline
 from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard, start_tracker
-from zoo.runs.lookup import ResumePoint
+from zoo.runs.lookup import TRAINING, ResumePoint
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 from zoo.runs.progress import Progress
 from zoo.runs.report_page import write_run_page
-from zoo.training.callbacks import EvaluationCallback, MonitorCallback, StopSignals
-from zoo.training.checkpoint import save_checkpoint
-from zoo.training.checkpoint_callback import CheckpointCallback
+from zoo.training.callbacks import (
+    BestPolicy,
+    CheckpointCallback,
+    EvaluationCallback,
+    MonitorCallback,
+    Stopped,
+    StopSignals,
+)
 from zoo.training.evaluation import Evaluator
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
-    """Everything a training run is told."""
+class TrainJob:
+    """A training run as its command was asked for it."""
 
     config: RunConfig
     """What to compute."""
@@ -54,164 +62,284 @@ class TrainingRequest:
     track: str | None = None
     """Experiment tracker that follows the run; None = none."""
 
+    @property
+    def checkpoint(self) -> Path | None:
+        """Folder of the checkpoint to go on from."""
+        return None if self.resume is None else self.resume.checkpoint
 
-class Session:
-    """Trains `model` into `run`."""
 
-    def __init__(
-        self,
-        request: TrainingRequest,
-        model: VLAOnPolicyAlgorithm,
-        envs: VLAVectorEnv,
-        run: RunFolder,
-    ) -> None:
-        self._request = request
-        self._config = request.config
-        self._model = model
-        self._envs = envs
-        self._run = run
-        self._process_group = model.process_group
-        self._done = model.num_timesteps
-        in_place = request.resume is not None and request.resume.in_place
+class Boundary(Protocol):
+    """A model's state between two updates."""
+
+    @property
+    def num_timesteps(self) -> int:
+        """Steps done."""
+
+
+class Trainable(Protocol):
+    """What a `Trainer` needs of an algorithm: Stable-Baselines3's `learn`, and what a checkpoint needs."""
+
+    policy: Any
+    process_group: ProcessGroup
+    num_timesteps: int
+
+    @property
+    def boundary(self) -> Boundary | None:
+        """The last update boundary; None within an update."""
+
+    def set_logger(self, logger: Logger) -> None:
+        """Log there."""
+
+    def learn(
+        self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True
+    ) -> object:
+        """Train for so many steps more."""
+
+
+class Trainer:
+    """Trains `model` into `run`; subclasses say how an algorithm's runs are announced, saved and concluded."""
+
+    command: ClassVar[str]
+    """The command that makes such runs and goes on with them."""
+    later_is_best: ClassVar[bool] = False
+    """Whether of two equal evaluations the later one's policy is kept."""
+    model: Trainable
+
+    def __init__(self, job: TrainJob, model: Trainable, envs: VLAVectorEnv, run: RunFolder) -> None:
+        self.job = job
+        self.config = job.config
+        self.model = model
+        self.envs = envs
+        self.run = run
+        self.process_group = model.process_group
+        self.done = model.num_timesteps
+        """Steps that were made before."""
+        in_place = job.resume is not None and job.resume.in_place
         # Files of a run that goes on lose what its last checkpoint does not know.
-        self._keep_until = self._done if in_place else None
-        parent = request.tensorboard_log
-        self._events = run.path if parent is None else parent / request.config.algo / run.path.name
+        self.keep_until = self.done if in_place else None
+        parent = job.tensorboard_log
+        self.events = run.path if parent is None else parent / self.config.algo / run.path.name
+        self.checkpoints = self.make_checkpoints()
+
+    # Parts of a run that differ from algorithm to algorithm --------------------------------------------
+
+    def headline(self) -> str:
+        """The line that begins the run."""
+        raise NotImplementedError
+
+    def make_checkpoints(self) -> CheckpointCallback:
+        """The callback that saves."""
+        raise NotImplementedError
+
+    def make_evaluator(self) -> Evaluator:
+        """The callable that evaluates."""
+        raise NotImplementedError
+
+    def screen(self) -> list[KVWriter]:
+        """Writers of the logger that print."""
+        return []
+
+    def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
+        """Callbacks of the writing rank that follow single episodes."""
+        return []
+
+    def on_best(self, episodes: list[EpisodeRecord]) -> None:
+        """The present policy was kept as the best, by this evaluation."""
+
+    def is_work_left(self) -> bool:
+        """Whether a run that was stopped has steps to make, or its last evaluation."""
+        return True
+
+    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+        """Write and report what came of the run that has ended; `episodes` of its last evaluation. Rank 0 alone."""
+        raise NotImplementedError
+
+    # The run ------------------------------------------------------------------------------------------
 
     def learn(self) -> None:
-        """Train to the end or to a signal, save, and log what came of it; rank 0 alone writes and logs."""
-        with ExitStack() as cleanup:
-            shown = self._request.progress and self._process_group.is_first
-            progress = Progress(self._config.n_timesteps, done=self._done, on=shown)
-            cleanup.callback(progress.close)
-            logger = self._logger()
-            cleanup.callback(logger.close)
-            self._model.set_logger(logger)
-            checkpoints = CheckpointCallback(self._run.path, save_freq=self._config.save_freq)
-            stop = StopSignals(checkpoints.stop)
-            cleanup.enter_context(stop)
-            evaluation = self._evaluation(checkpoints, cleanup) if self._config.eval_episodes else None
-            monitor = [self._monitor(progress, cleanup)] if self._process_group.is_first else []
-            # Saving first: a kill during an evaluation then loses nothing.
-            callbacks = [*monitor, checkpoints, *([evaluation] if evaluation else [])]
-            size = sum(parameter.numel() for parameter in self._model.policy.parameters())
-            _logger.info(headline(self._config, self._run.path, size, self._done))
-            self._learn_guarded(CallbackList(callbacks))
-            ended_early = checkpoints.stopped and self._is_work_left()
-            if ended_early:
-                _logger.info(
-                    f"stopped and saved; go on with: python -m zoo.train -i {quoted(self._run.path)}"
-                )
-        if not ended_early and self._process_group.is_first:
-            self._close(len(self._model.news.tasks), evaluation)
-        if stop.by_ctrl_c:
-            raise KeyboardInterrupt
+        """Train to the end or to a signal, save, and log what came of it; rank 0 alone writes and logs.
 
-    def _is_work_left(self) -> bool:
-        """Of a run that was stopped: are there steps to make, or the last evaluation?"""
-        boundary = self._model.boundary
-        assert boundary is not None, "`learn` has returned"
-        return bool(self._config.eval_episodes) or boundary.num_timesteps < self._config.n_timesteps
-
-    def _learn_guarded(self, callbacks: CallbackList) -> None:
-        """`model.learn`; a Ctrl-C that does not wait and a lost simulator save what the last update left.
-
-        With several ranks it would take all of them to save, and they are on their way out.
+        A new run that fails before its first step leaves no folder; what came of one stays.
         """
         try:
-            self._model.learn(
-                self._config.n_timesteps - self._done,
-                callback=callbacks,
-                reset_num_timesteps=self._request.resume is None,
+            self._learn()
+        except LostRank:
+            raise
+        except (VLAZooError, OSError):
+            empty = (
+                self.model.num_timesteps == 0 and not self.run.best.exists() and not self.run.saved_steps()
             )
-        except (KeyboardInterrupt, VLAZooError):
-            boundary = self._model.boundary
-            alone = self._process_group.size == 1
-            if alone and boundary is not None and boundary.num_timesteps > self._done:
-                save_checkpoint(self._model, self._run.checkpoints)
-                _logger.info(f"saved; go on with: python -m zoo.train -i {quoted(self._run.path)}")
+            if self.process_group.is_first and self.job.resume is None and empty:
+                shutil.rmtree(self.run.path)
             raise
 
-    def _logger(self) -> Logger:
-        if not self._process_group.is_first:
+    def _learn(self) -> None:
+        first = self.process_group.is_first
+        with ExitStack() as cleanup:
+            progress = Progress(self.config.n_timesteps, done=self.done, on=self.job.progress and first)
+            cleanup.callback(progress.close)
+            logger = self._make_logger()
+            cleanup.callback(logger.close)
+            self.model.set_logger(logger)
+            signals = cleanup.enter_context(StopSignals(self.checkpoints.stop))
+            # Saving first: a kill during an evaluation then loses nothing.
+            callbacks = [*(self.monitors(progress, cleanup) if first else []), self.checkpoints]
+            evaluator = evaluation = None
+            if self.config.eval_episodes:
+                evaluator = self.make_evaluator()
+                cleanup.callback(evaluator.close)
+                evaluation = self._make_evaluation(evaluator)
+                callbacks.append(evaluation)
+            _logger.info(self.headline())
+            ended_early = self._learn_guarded(CallbackList(callbacks)) and self.is_work_left()
+            if ended_early:
+                _logger.info(f"stopped and saved; {self._go_on}")
+        if not ended_early and first:
+            self.conclude(evaluator, None if evaluation is None else evaluation.last)
+        if signals.by_ctrl_c:
+            raise KeyboardInterrupt
+
+    @property
+    def _go_on(self) -> str:
+        return f"go on with: python -m {self.command} -i {quoted(self.run.path)}"
+
+    def _learn_guarded(self, callbacks: CallbackList) -> bool:
+        """`model.learn`; return whether it was stopped.
+
+        A Ctrl-C that does not wait and a lost simulator save what the last update left. With several ranks it would
+        take all of them to save, and they are on their way out.
+        """
+        try:
+            self.model.learn(
+                self.config.n_timesteps - self.done,
+                callback=callbacks,
+                reset_num_timesteps=self.job.resume is None,
+            )
+        except Stopped:
+            self.checkpoints.save()
+            return True
+        except (KeyboardInterrupt, VLAZooError):
+            boundary = self.model.boundary
+            alone = self.process_group.size == 1
+            if alone and boundary is not None and boundary.num_timesteps > self.done:
+                self.checkpoints.save()
+                _logger.info(f"saved; {self._go_on}")
+            raise
+        return self.checkpoints.stopped
+
+    def _make_logger(self) -> Logger:
+        if not self.process_group.is_first:
             return Logger(folder=None, output_formats=[])
-        formats: list[KVWriter] = [
-            ScreenTable(self._config.algo),
-            JsonLines(self._run.path, keep_until=self._keep_until),
-            TensorBoard(self._events, keep_until=self._keep_until),
+        formats = [
+            *self.screen(),
+            JsonLines(self.run.path, keep_until=self.keep_until),
+            TensorBoard(self.events, keep_until=self.keep_until),
         ]
-        if self._request.track is not None:
-            formats.append(start_tracker(self._request.track, self._run, self._config))
-        return Logger(folder=str(self._run.path), output_formats=formats)
+        if self.job.track is not None:
+            formats.append(start_tracker(self.job.track, self.run, self.config))
+        return Logger(folder=str(self.run.path), output_formats=formats)
 
-    def _monitor(self, progress: Progress, cleanup: ExitStack) -> MonitorCallback:
-        file = MonitorFile(self._run.path, self._config.env, keep_until=self._keep_until)
-        cleanup.callback(file.close)
-        return MonitorCallback(file, progress)
-
-    def _evaluation(self, checkpoints: CheckpointCallback, cleanup: ExitStack) -> EvaluationCallback:
-        self._evaluator = Evaluator(
-            self._config, self._envs, self._model.policy, checkpoints, self._process_group
-        )
-        cleanup.callback(self._evaluator.close)
-        log = (
-            EvaluationFile(self._run.path, keep_until=self._keep_until)
-            if self._process_group.is_first
-            else None
-        )
-        fresh = 0 if self._keep_until is not None else self._done
+    def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
+        first = self.process_group.is_first
+        log = EvaluationFile(self.run.path, keep_until=self.keep_until) if first else None
+        fresh = 0 if self.keep_until is not None else self.done
+        acted_at = log.timesteps[-1] if log is not None and log.timesteps else fresh
         return EvaluationCallback(
-            self._config.eval_freq,
-            acted_at=self._process_group.broadcast_object(
-                log.timesteps[-1] if log is not None and log.timesteps else fresh
-            ),
-            evaluate=self._evaluator,
+            self.config.eval_freq,
+            acted_at=self.process_group.broadcast_object(acted_at),
+            evaluate=evaluate,
+            best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best),
+            checkpoints=self.checkpoints,
             log=log,
-            checkpoints=checkpoints,
+            on_best=self.on_best if first else None,
         )
 
-    def _close(self, tasks_seen: int, evaluation: EvaluationCallback | None) -> None:
-        """The evaluation's table, its film, and what to do next."""
-        tasks = self._envs.benchmark.tasks
-        # A run that only made up for its last evaluation has seen none.
-        if self._model.num_timesteps > self._done:
-            _logger.info(
-                f"trained for {self._model.num_timesteps} simulator steps on {tasks_seen} of {len(tasks)} tasks"
-            )
+    # Its evaluation ---------------------------------------------------------------------------------------
+
+    def write_evaluation(self, episodes: Sequence[EpisodeRecord], **facts: Any) -> None:
+        """Write `evaluation.json`: an evaluation of the present policy; `facts` say more of what was evaluated."""
+        record = evaluation_record(
+            episodes,
+            self.envs.benchmark.tasks,
+            env_id=self.config.env,
+            protocol=self.envs.protocol(),
+            num_timesteps=self.model.num_timesteps,
+            **facts,
+            deterministic=True,
+            summary=self._protocol_line(episodes),
+        )
+        write_text(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
+
+    def table(self, episodes: Sequence[EpisodeRecord]) -> str:
+        """The table of an evaluation."""
+        return evaluation_table(episodes, self.envs.benchmark.tasks, self._protocol_line(episodes))
+
+    def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
+        benchmark = self.envs.benchmark
+        return protocol_line(
+            self.config.env,
+            episodes,
+            benchmark.tasks,
+            chunk=self.envs.chunk,
+            actions=self.model.policy.action_selection_text(deterministic=True),
+            start_kind=benchmark.start_kind,
+        )
+
+
+class RLTrainer(Trainer):
+    """A run of PPO or GRPO: evaluations are filmed, the last one is reported."""
+
+    command = TRAINING
+    model: VLAOnPolicyAlgorithm
+
+    def headline(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.policy.parameters())
+        return headline(self.config, self.run.path, size, self.done)
+
+    def make_checkpoints(self) -> CheckpointCallback:
+        return CheckpointCallback(self.run.path, save_freq=self.config.save_freq)
+
+    def make_evaluator(self) -> Evaluator:
+        return Evaluator(
+            self.config,
+            self.envs.benchmark.tasks,
+            lambda: self.model.policy,
+            lambda: self.checkpoints.stopping,
+            self.process_group,
+        )
+
+    def screen(self) -> list[KVWriter]:
+        return [ScreenTable(self.config.algo)]
+
+    def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
+        file = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
+        cleanup.callback(file.close)
+        return [MonitorCallback(file, progress)]
+
+    def is_work_left(self) -> bool:
+        boundary = self.model.boundary
+        assert boundary is not None, "it was saved"
+        return bool(self.config.eval_episodes) or boundary.num_timesteps < self.config.n_timesteps
+
+    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+        tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
+        # A run that only made up for its last evaluation has seen no task.
+        if steps > self.done:
+            seen = len(self.model.news.tasks)
+            _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
         video = None
-        if evaluation is not None and evaluation.last is not None:
-            episodes = evaluation.last
-            policy: Any = self._model.policy
-            line = protocol_line(
-                self._config.env,
-                episodes,
-                tasks,
-                chunk=self._config.chunk,
-                actions=policy.action_selection_text(deterministic=True),
-                start_kind=self._envs.benchmark.start_kind,
-            )
-            _logger.info(evaluation_table(episodes, tasks, line))
-            record = evaluation_record(
-                episodes,
-                tasks,
-                env_id=self._config.env,
-                protocol=self._envs.protocol(),
-                num_timesteps=self._model.num_timesteps,
-                deterministic=True,
-                summary=line,
-            )
-            write_text(self._run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
-            name = f"step_{self._model.num_timesteps}.mp4"
-            fps = float(self._envs.metadata["render_fps"])
-            video = self._evaluator.video.write(self._run.videos / name, fps=fps)
-        starts = sum(task.num_trials for task in tasks)
-        write_run_page(self._run)
+        if evaluator is not None and episodes is not None:
+            _logger.info(self.table(episodes))
+            self.write_evaluation(episodes)
+            fps = float(self.envs.metadata["render_fps"])
+            video = evaluator.video.write(self.run.videos / f"step_{steps}.mp4", fps=fps)
+        write_run_page(self.run)
         lines = closing_lines(
-            self._run.path,
+            self.run.path,
             video,
-            events=self._events,
-            n_timesteps=self._config.n_timesteps,
-            done=self._model.num_timesteps,
-            num_starts=starts,
+            events=self.events,
+            n_timesteps=self.config.n_timesteps,
+            done=steps,
+            num_starts=sum(task.num_trials for task in tasks),
         )
         _logger.info(lines)

@@ -13,7 +13,8 @@ from vla_policies import VLAPolicy
 from zoo import collect, sft
 from zoo.cli.main import guarded
 from zoo.demonstrations.lerobot_reader import read_dataset
-from zoo.imitation.objective import frames_of, imitation_loss
+from zoo.imitation.dataset import frames_of
+from zoo.imitation.objective import imitation_loss
 
 pytest.importorskip("pyarrow")
 LORA = {"lora": {"rank": 4}}

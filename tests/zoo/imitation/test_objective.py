@@ -1,8 +1,7 @@
-"""Chunk targets, batches and the two losses of supervised fine-tuning."""
+"""The two losses of supervised fine-tuning."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import SlotNoise
 from zoo.demonstrations.recorder import Demonstration
-from zoo.imitation.objective import batches, chunk_targets, frames_of, imitation_loss
+from zoo.imitation.dataset import frames_of
+from zoo.imitation.objective import imitation_loss
 
 TINY = {"size": "tiny", "width": 32, "heads": 2, "points": 4, "bin_features": 8}
 
@@ -48,36 +47,6 @@ def policy(family: str = "nano", chunk: int = 2, **options: Any) -> VLAPolicy:
         backbone=family,
         backbone_kwargs={**size, **options},
     )
-
-
-def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:
-    action_TKA, mask_TK = chunk_targets(np.array([[1.0], [2.0], [3.0]], np.float32), 2)
-    assert action_TKA[..., 0].tolist() == [[1, 2], [2, 3], [3, 0]]
-    assert mask_TK.tolist() == [[True, True], [True, True], [True, False]]
-
-
-def test_a_chunk_may_be_longer_than_the_episode() -> None:
-    action_TKA, mask_TK = chunk_targets(np.array([[0.5]], np.float32), 3)
-    assert action_TKA[..., 0].tolist() == [[0.5, 0, 0]]
-    assert mask_TK.tolist() == [[True, False, False]]
-
-
-def test_every_frame_comes_once_before_any_comes_twice() -> None:
-    drawn = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
-    order = torch.cat(drawn).tolist()
-    assert sorted(order[:6]) == sorted(order[6:]) == [0, 1, 2, 3, 4, 5]
-    again = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
-    assert torch.cat(again).tolist() == order
-
-
-def test_frames_keep_what_belongs_together() -> None:
-    frames = frames_of([shown(5), shown(3, "push")], 2)
-    assert len(frames) == 8
-    picked = frames.pick(torch.tensor([5]), torch.device("cpu"))
-    assert bytes(picked.obs["instruction"][0].tolist()).rstrip(b"\0") == b"push"
-    np.testing.assert_array_equal(picked.obs["image"][0], shown(3).images["image"][0])
-    with pytest.raises(BadValue, match="no demonstrations"):
-        frames_of([], 2)
 
 
 def test_the_token_loss_is_the_mean_cross_entropy_of_what_was_executed() -> None:

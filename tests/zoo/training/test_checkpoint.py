@@ -35,7 +35,6 @@ from zoo.training.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from zoo.training.checkpoint_callback import CheckpointCallback
 
 # Runs of a few updates learn nothing, and say so.
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
@@ -129,7 +128,7 @@ import json, sys
 from pathlib import Path
 from tests.zoo.training.test_checkpoint import build, learn
 from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint
-from zoo.training.checkpoint_callback import CheckpointCallback
+from zoo.training.callbacks import CheckpointCallback
 
 algo, total, run, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 model = build(algo)
@@ -287,62 +286,6 @@ def test_plain_policies_are_checkpointed_too(tmp_path: Path):
     assert torch.equal(next(iter(other.policy.optimizer.state.values()))["exp_avg"], first)
     learn(other, 96, resumed=True)
     assert other.num_timesteps == 96
-
-
-def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
-    model = build("ppo")
-    saved: list[Path] = []
-    learn(model, 400, CheckpointCallback(tmp_path, save_freq=100, on_save=saved.append))
-    steps = [boundary_of(folder)["num_timesteps"] for folder in saved]
-    assert steps[-1] == model.num_timesteps
-    assert all(later - earlier >= 100 for earlier, later in zip([0, *steps], steps[:-1]))
-    assert len(steps) >= 3
-    assert all(is_complete(folder) for folder in saved)
-
-
-def test_the_callback_keeps_the_newest(tmp_path: Path):
-    model = build("ppo")
-    learn(model, 400, CheckpointCallback(tmp_path, save_freq=1, keep=2))
-    steps = sorted(boundary_of(folder)["num_timesteps"] for folder in (tmp_path / "checkpoints").iterdir())
-    assert len(steps) == 2
-    assert steps[-1] == model.num_timesteps
-
-
-def test_asked_to_stop_it_saves_the_boundary_before_the_rollout(tmp_path: Path):
-    model = build("ppo")
-    callback = CheckpointCallback(tmp_path)
-    learn(model, 10_000, [callback, _Ask(callback, after=8)])
-    latest = find_latest_checkpoint(tmp_path)
-    assert latest is not None
-    # Five decisions to a rollout: asked in the second, it went back to the end of the first.
-    assert boundary_of(latest)["_n_updates"] == 2
-    assert boundary_of(latest)["num_timesteps"] < model.num_timesteps
-
-
-class _Ask(BaseCallback):
-    def __init__(self, callback: CheckpointCallback, after: int) -> None:
-        super().__init__()
-        self._callback, self._after = callback, after
-
-    def _on_step(self) -> bool:
-        if self.n_calls == self._after:
-            self._callback.stop()
-        return True
-
-
-def test_best_is_replaced_only_by_better(tmp_path: Path):
-    model = build("ppo")
-    callback = CheckpointCallback(tmp_path)
-    callback.init_callback(model)
-    assert callback.offer_best(0.4)
-    assert not callback.offer_best(0.4)
-    assert callback.offer_best(0.5)
-    assert best_success(tmp_path / "best") == 0.5
-    VLAPolicy.from_pretrained(tmp_path / "best", device="cpu")
-    # A resumed run knows what it has to beat.
-    again = CheckpointCallback(tmp_path)
-    again.init_callback(model)
-    assert not again.offer_best(0.45)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"success": null}', "half a f"])

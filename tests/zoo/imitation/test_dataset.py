@@ -1,17 +1,19 @@
-"""What a fine-tuning run learns: one dataset or several."""
+"""Frames, chunk targets and batches; one dataset or several, and which fit together."""
 
 from __future__ import annotations
 
-import shlex
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.imitation.test_families import collect_demos
+from tests.zoo.imitation.test_objective import shown as demonstration
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
@@ -20,7 +22,7 @@ from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.imitation import objective as imitation
+from zoo.imitation.dataset import batches, check_alike, check_rate, chunk_targets, frames_of
 
 pytest.importorskip("pyarrow")
 ASKED = [
@@ -70,22 +72,7 @@ def test_several_datasets_are_learned_together(
     assert SFTConfig(dataset=stored[1]).folders == (demos, others)
 
 
-def test_what_comes_next_is_pasted_with_spaces_and_packages(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert sft.run([*ASKED, "--dataset", str(demos), "-f", "my logs", "--gym-packages", "json", *TINY]) == 0
-    *_, train, evaluate = (shlex.split(line) for line in capsys.readouterr().out.splitlines())
-    assert train[3:] == [
-        *("--gym-packages", "json", "--algo", "ppo", "--env", "Toy-Reach"),
-        *("--policy", "my logs/sft/Toy-Reach_1/best"),
-    ]
-    assert evaluate[3:] == ["-i", "my logs/sft/Toy-Reach_1"]
-
-
 def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
-    from zoo.imitation.finetuning import check_alike
-
     shown = read_dataset(demos)
     check_alike({Path("a"): shown, Path("b"): shown[:1]})
     large = replace(shown[0], images={"image": np.zeros((shown[0].length, 64, 64, 3), np.uint8)})
@@ -101,8 +88,6 @@ def test_every_dataset_must_be_there(demos: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> None:
-    from zoo.imitation.finetuning import check_rate
-
     toy = find_benchmark("Toy-Reach")  # ten steps a second
     for fps in (10, 20):
         LeRobotWriter(tmp_path / str(fps), {}, fps=fps).add([shown(2)], tried=1)
@@ -111,11 +96,31 @@ def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> 
         check_rate(tmp_path / "20", toy)
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    actual = imitation.imitation_loss
-    monkeypatch.setattr(imitation, "imitation_loss", lambda *args: actual(*args) * float("nan"))
-    assert guarded(sft.run, [*ASKED, "--dataset", str(demos), *TINY]) == 2
-    assert "the gradient of update 1 is not finite" in capsys.readouterr().err
+def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:
+    action_TKA, mask_TK = chunk_targets(np.array([[1.0], [2.0], [3.0]], np.float32), 2)
+    assert action_TKA[..., 0].tolist() == [[1, 2], [2, 3], [3, 0]]
+    assert mask_TK.tolist() == [[True, True], [True, True], [True, False]]
+
+
+def test_a_chunk_may_be_longer_than_the_episode() -> None:
+    action_TKA, mask_TK = chunk_targets(np.array([[0.5]], np.float32), 3)
+    assert action_TKA[..., 0].tolist() == [[0.5, 0, 0]]
+    assert mask_TK.tolist() == [[True, False, False]]
+
+
+def test_every_frame_comes_once_before_any_comes_twice() -> None:
+    drawn = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
+    order = torch.cat(drawn).tolist()
+    assert sorted(order[:6]) == sorted(order[6:]) == [0, 1, 2, 3, 4, 5]
+    again = list(itertools.islice(batches(6, 4, torch.Generator().manual_seed(3)), 3))
+    assert torch.cat(again).tolist() == order
+
+
+def test_frames_keep_what_belongs_together() -> None:
+    frames = frames_of([demonstration(5), demonstration(3, "push")], 2)
+    assert len(frames) == 8
+    picked = frames.pick(torch.tensor([5]), torch.device("cpu"))
+    assert bytes(picked.obs["instruction"][0].tolist()).rstrip(b"\0") == b"push"
+    np.testing.assert_array_equal(picked.obs["image"][0], demonstration(3).images["image"][0])
+    with pytest.raises(BadValue, match="no demonstrations"):
+        frames_of([], 2)

@@ -1,8 +1,9 @@
-"""When a fine-tuning run is evaluated, and which of its policies it keeps."""
+"""When a fine-tuning run is evaluated, which of its policies it keeps, and what it advises at its end."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_the_later_of_the_best_is_kept(
     monkeypatch.chdir(tmp_path)
     results = iter([(False, False), (True, False), (False, True), (False, False)])
     monkeypatch.setattr(
-        "zoo.training.best_keeper.evaluate",
+        "zoo.training.evaluation.evaluate",
         lambda policy, envs, cells, on_frame: [episode(0, k, done) for k, done in enumerate(next(results))],
     )
     fine_tune(demos, "-n", "7", "--eval-freq", "2", "--eval-episodes", "2")
@@ -87,3 +88,16 @@ def test_evaluating_changes_nothing_of_the_training(
     assert losses[0] == losses[1]
     assert (RUN / "best" / "model.safetensors").is_file()
     assert not (RUN / "evaluation.json").exists()
+
+
+def test_what_comes_next_is_pasted_with_spaces_and_packages(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fine_tune(demos, "-n", "1", "--eval-episodes", "0", "-f", "my logs", "--gym-packages", "json")
+    *_, train, evaluate = (shlex.split(line) for line in capsys.readouterr().out.splitlines())
+    assert train[3:] == [
+        *("--gym-packages", "json", "--algo", "ppo", "--env", "Toy-Reach"),
+        *("--policy", "my logs/sft/Toy-Reach_1/best"),
+    ]
+    assert evaluate[3:] == ["-i", "my logs/sft/Toy-Reach_1"]

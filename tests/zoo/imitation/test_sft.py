@@ -22,9 +22,10 @@ from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import WorkerFailed
 from zoo import sft
 from zoo.cli.main import guarded
-from zoo.imitation.finetuning_loop import FinetuningLoop
+from zoo.imitation import objective
+from zoo.imitation.sft import SFT
 from zoo.runs.folder import RunFolder
-from zoo.training import best_keeper
+from zoo.training import evaluation
 
 pytest.importorskip("pyarrow")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
@@ -99,7 +100,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(FinetuningLoop, "_update", during_update(5, send(which)))
+        patch.setattr(SFT, "_update", during_update(5, send(which)))
         assert fine_tune(demos, tmp_path) == (130 if which is signal.SIGINT else 0)
     run = only_run(tmp_path)
     assert f"stopped and saved; go on with: python -m zoo.sft -i {run}\n" in capsys.readouterr().out
@@ -114,7 +115,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 def test_a_run_stopped_while_it_is_evaluated_makes_up_for_it(
     demos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate, looks = best_keeper.evaluate, 0
+    evaluate, looks = evaluation.evaluate, 0
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal looks
@@ -124,7 +125,7 @@ def test_a_run_stopped_while_it_is_evaluated_makes_up_for_it(
         return evaluate(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(best_keeper, "evaluate", interrupted)
+        patch.setattr(evaluation, "evaluate", interrupted)
         assert fine_tune(demos, tmp_path) == 0
     run = only_run(tmp_path)
     assert (looks, steps(run)) == (3, [7])
@@ -143,7 +144,7 @@ def test_noise_and_adapters_go_on_too(
         flags = ["--policy", str(base(family, tmp_path / "base")), "-params", kwargs]
     assert fine_tune(demos, tmp_path / "whole", *flags) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(FinetuningLoop, "_update", during_update(5, send(signal.SIGTERM)))
+        patch.setattr(SFT, "_update", during_update(5, send(signal.SIGTERM)))
         assert fine_tune(demos, tmp_path / "stopped", *flags) == 0
     run = only_run(tmp_path / "stopped")
     assert (run / "checkpoints/step_5/adapter_config.json").is_file() == (options is not None)
@@ -155,7 +156,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, results: Sequence[Sequence[bool]])
     """Evaluations that come out so, one after the other."""
     left = iter(results)
     monkeypatch.setattr(
-        best_keeper,
+        evaluation,
         "evaluate",
         lambda *args, **kwargs: [episode(0, k, done) for k, done in enumerate(next(left))],
     )
@@ -171,7 +172,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint_and_keeps_a_better_poli
     flags = ("--save-freq", "2", "--eval-freq", "1", *TINY)
     with monkeypatch.context() as patch:
         scripted(patch, [no, (True, False), no, no, yes])
-        patch.setattr(FinetuningLoop, "_update", during_update(6, die))
+        patch.setattr(SFT, "_update", during_update(6, die))
         with pytest.raises(RuntimeError, match="killed"):
             fine_tune(demos, tmp_path, *flags)
     run = only_run(tmp_path)
@@ -200,7 +201,7 @@ def test_a_simulator_lost_while_evaluating_loses_no_update(
         raise WorkerFailed("Toy-Reach, task 0, trial 0: it died")
 
     with monkeypatch.context() as patch:
-        patch.setattr(best_keeper, "evaluate", fail)
+        patch.setattr(evaluation, "evaluate", fail)
         assert fine_tune(demos, tmp_path) == 2
     run = only_run(tmp_path)
     assert f"saved; go on with: python -m zoo.sft -i {run}\n" in capsys.readouterr().out
@@ -214,7 +215,7 @@ def stopped(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint after 5 of 7 updates."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FinetuningLoop, "_update", during_update(5, send(signal.SIGTERM)))
+        patch.setattr(SFT, "_update", during_update(5, send(signal.SIGTERM)))
         assert fine_tune(demos, folder) == 0
     return only_run(folder)
 
@@ -267,3 +268,13 @@ def test_the_command_stops_at_sigterm(demos: Path, tmp_path: Path) -> None:
     folder = only_run(tmp_path)
     assert output.endswith(f"stopped and saved; go on with: python -m zoo.sft -i {folder}\n")
     assert steps(folder) == [metrics(folder)[-1]["step"]]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actual = objective.imitation_loss
+    monkeypatch.setattr(objective, "imitation_loss", lambda *args: actual(*args) * float("nan"))
+    assert fine_tune(demos, tmp_path) == 2
+    assert "the gradient of update 1 is not finite" in capsys.readouterr().err
+    assert not list(tmp_path.glob("sft/*"))

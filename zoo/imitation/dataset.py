@@ -1,0 +1,139 @@
+"""Demonstrations as fine-tuning learns them: frames with the expert's next K actions; and whether they fit the run."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
+from vla_gym.specs import Benchmark
+from vla_policies import VLAPolicy
+from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.demonstrations.lerobot_reader import check_dataset
+from zoo.demonstrations.recorder import Demonstration
+
+
+@dataclass(frozen=True)
+class Frames:
+    """B frames of demonstrations, or all of them."""
+
+    obs: dict[str, Tensor]
+    """`image` uint8 `[B, H, W, 3]`, perhaps `wrist_image`, `state` float32 `[B, S]`; `instruction` uint8 `[B, 160]`."""
+    action_BKA: Tensor
+    """What the expert did in the next K steps, float32; zero after the episode's end."""
+    mask_BK: Tensor
+    """True where the episode still ran."""
+
+    def __len__(self) -> int:
+        return len(self.action_BKA)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all actions, in hexadecimal: one set of demonstrations has one."""
+        return hashlib.sha256(self.action_BKA.contiguous().numpy().data).hexdigest()
+
+    def pick(self, index_B: Tensor, device: torch.device) -> Frames:
+        """The frames of `index_B`, on `device`."""
+        obs = {key: value[index_B].to(device) for key, value in self.obs.items()}
+        return Frames(obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device))
+
+
+def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
+    """Every frame of every demonstration with its chunk of K actions."""
+    if not demonstrations:
+        raise BadValue("no demonstrations to learn from")
+    obs: dict[str, list[np.ndarray]] = {}
+    actions, masks = [], []
+    for demonstration in demonstrations:
+        instruction = encode_instruction(demonstration.instruction)
+        parts = {**demonstration.images, "instruction": np.tile(instruction, (demonstration.length, 1))}
+        if demonstration.state_TS.shape[1]:
+            parts["state"] = demonstration.state_TS
+        for key, value in parts.items():
+            obs.setdefault(key, []).append(value)
+        action_TKA, mask_TK = chunk_targets(demonstration.action_TA, chunk)
+        actions.append(action_TKA)
+        masks.append(mask_TK)
+    return Frames(
+        {key: torch.from_numpy(np.concatenate(values)) for key, values in obs.items()},
+        torch.from_numpy(np.concatenate(actions)),
+        torch.from_numpy(np.concatenate(masks)),
+    )
+
+
+def chunk_targets(action_TA: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Actions of the next K steps from each step, `[T, K, A]`, and where there are any, bool `[T, K]`."""
+    length = len(action_TA)
+    at_TK = np.arange(length)[:, None] + np.arange(chunk)
+    mask_TK = at_TK < length
+    action_TKA = np.where(mask_TK[..., None], action_TA[np.minimum(at_TK, length - 1)], 0.0)
+    return action_TKA.astype(np.float32), mask_TK
+
+
+def batches(num_frames: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices of batches, without end: every frame once, in random order, then once more."""
+    left = torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(left) < batch_size:
+            left = torch.cat([left, torch.randperm(num_frames, generator=generator)])
+        yield left[:batch_size]
+        left = left[batch_size:]
+
+
+def check_alike(groups: Mapping[Path, Sequence[Demonstration]]) -> None:
+    """Raise `BadValue` unless all datasets have the same cameras, picture sizes, and numbers in states and actions."""
+    (first, wanted), *others = ((folder, _shapes(group[0])) for folder, group in groups.items())
+    for folder, got in others:
+        if got != wanted:
+            raise BadValue(
+                f"'{folder}' and '{first}' cannot be learned together: one has {_listed(got)}, the other "
+                f"{_listed(wanted)}"
+            )
+
+
+def _shapes(demonstration: Demonstration) -> dict[str, tuple[int, ...]]:
+    columns = {**demonstration.images, "state": demonstration.state_TS, "action": demonstration.action_TA}
+    return {name: column.shape[1:] for name, column in columns.items()}
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def check_rate(folder: Path, benchmark: Benchmark) -> None:
+    """Warn when the dataset has other steps in a second than the environment: its actions may be of another length."""
+    fps = check_dataset(folder).fps
+    if round(fps) != round(benchmark.control_hz):
+        warnings.warn(
+            f"'{folder}' has {fps:g} frames per second, the environment {benchmark.control_hz:g} steps: each action "
+            "becomes one step",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
+def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
+    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads."""
+    wanted, first = policy.conventions, demonstrations[0]
+    num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
+    if num_actions != wanted.action_dim:
+        raise BadValue(
+            f"'{where}' has actions of {num_actions} numbers, the environment takes {wanted.action_dim}"
+        )
+    if wanted.state_dim and num_states != wanted.state_dim:
+        raise BadValue(f"'{where}' has states of {num_states} numbers, the policy reads {wanted.state_dim}")
+    missing = [camera for camera in wanted.cameras if camera not in first.images]
+    if missing:
+        raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
+    highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
+    if highest > 1.0 + 1e-4:
+        raise BadValue(
+            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do"
+        )

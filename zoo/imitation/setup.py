@@ -1,0 +1,151 @@
+"""One supervised fine-tuning run: datasets, policy, run folder; `SFTTrainer` then trains."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+from stable_baselines3.common.utils import set_random_seed
+
+from vla_gym import VLAVectorEnv
+from vla_policies import VLAPolicy
+from zoo.config.batch_plan import benchmark_of, check_dealing
+from zoo.config.gym_packages import packages_flag, packages_of
+from zoo.config.run_config import sft_config
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.distributed.fsdp import check_precision
+from zoo.distributed.process_group import join, launched_processes
+from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.files import quoted, read_json
+from zoo.imitation.dataset import Frames, check_alike, check_fits, check_rate, frames_of
+from zoo.imitation.sft import SFT
+from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
+from zoo.runs.lookup import FINETUNING
+from zoo.runs.progress import silent
+from zoo.training.callbacks import CheckpointCallback
+from zoo.training.checkpoint import save_best
+from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
+from zoo.training.setup import open_run_folder, policy_arguments, warnings_as_lines
+from zoo.training.trainer import Trainer, TrainJob
+
+_logger = logging.getLogger(__name__)
+
+
+def finetune(job: TrainJob) -> RunFolder | None:
+    """Run it.
+
+    Returns the run folder, its policy in `best/`, to the rank that writes (and alone logs), None to others. Raises
+    `BadValue` for a dataset that does not fit the environment or the policy, and for frames that ranks cannot share
+    evenly. SIGTERM, SIGUSR1 and Ctrl-C, which raises `KeyboardInterrupt`, leave a checkpoint to go on from.
+    """
+    settings = sft_config(job.config)
+    check_dealing(settings.batch_size, launched_processes())
+    if job.config.num_threads is not None:
+        torch.set_num_threads(job.config.num_threads)
+    process_group, device = join(job.config.device)
+    # Where the seed was drawn every rank has drawn its own.
+    config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
+    job = replace(job, config=config)
+    groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
+    check_alike(groups)
+    set_random_seed(config.seed)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(silent(on=not process_group.is_first))
+        cleanup.enter_context(warnings_as_lines())
+        benchmark = benchmark_of(config)
+        for folder in groups:
+            check_rate(folder, benchmark)
+        num_start_states = len(own_start_states(config, benchmark.tasks, process_group))
+        envs = make_evaluation_envs(config, num_start_states, process_group)
+        cleanup.callback(envs.close)
+        policy = VLAPolicy(
+            envs.layout.bytes_space(),
+            envs.single_action_space,
+            lambda _: settings.learning_rate,
+            **policy_arguments(config, envs, job.checkpoint),
+        ).to(device)
+        check_precision(policy)
+        for folder, demonstrations in groups.items():
+            check_fits(demonstrations, policy, folder)
+        frames = frames_of([episode for group in groups.values() for episode in group], envs.chunk)
+        num_episodes = sum(map(len, groups.values()))
+        groups.clear()  # the frames hold all of it, which may be large
+        model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group)
+        if job.checkpoint is not None:
+            model.load_checkpoint(job.checkpoint)
+        run = open_run_folder(job, envs, process_group, cleanup)
+        SFTTrainer(job, model, envs, run, f"{num_episodes} episodes, {_counts(frames)}").learn()
+    return run if process_group.is_first else None
+
+
+def _counts(frames: Frames) -> str:
+    return f"{len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
+
+
+class SFTTrainer(Trainer):
+    """A fine-tuning run: of equally good policies the later is kept, for it has learned the demonstrations longer.
+
+    It keeps its newest checkpoint only, and none once it has ended: then its policy is the one in `best/`, and
+    nothing may take an older one for it.
+    """
+
+    command = FINETUNING
+    later_is_best = True
+    model: SFT
+
+    def __init__(
+        self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str
+    ) -> None:
+        """`demonstrations` says how many there are."""
+        super().__init__(job, model, envs, run)
+        self._demonstrations = demonstrations
+
+    def headline(self) -> str:
+        config = self.config
+        start = f", going on at {self.done}" if self.done else ""
+        return (
+            f"SFT on {config.env} with {config.policy}: {self._demonstrations}, {config.n_timesteps} updates of "
+            f"{sft_config(config).batch_size}{start}, seed {config.seed} -> {self.run.path}"
+        )
+
+    def make_checkpoints(self) -> CheckpointCallback:
+        return CheckpointCallback(
+            self.run.path,
+            save_freq=self.config.save_freq,
+            keep=1,
+            at_end=False,
+            save=SFT.save_checkpoint,
+        )
+
+    def make_evaluator(self) -> Evaluator:
+        return Evaluator(
+            self.config,
+            self.envs.benchmark.tasks,
+            self.model.acting_policy,
+            lambda: self.checkpoints.stopping,
+            self.process_group,
+            envs=self.envs,
+            filmed_episodes=0,
+        )
+
+    def on_best(self, episodes: list[EpisodeRecord]) -> None:
+        dataset = ", ".join(map(str, sft_config(self.config).folders))
+        self.write_evaluation(episodes, updates=self.model.num_timesteps, dataset=dataset)
+
+    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+        run = self.run
+        if evaluator is None:
+            save_best(self.model.policy, run.best, success=0.0, num_timesteps=self.model.num_timesteps)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        if evaluator is not None:
+            record = read_json(run.path / EVALUATION_FILE)
+            _logger.info(self.table([EpisodeRecord(**episode) for episode in record["episodes"]]))
+        flag = packages_flag(packages_of(run.path / ARGS_FILE))
+        _logger.info(
+            f"policy      {run.best}\nnext:\n"
+            f"  python -m zoo.train{flag} --algo ppo --env {self.config.env} --policy {quoted(run.best)}\n"
+            f"  python -m zoo.evaluate -i {quoted(run.path)}"
+        )

@@ -1,0 +1,247 @@
+"""Supervised fine-tuning as an algorithm in Stable-Baselines3's manner, and its checkpoints.
+
+    <run>/checkpoints/step_<updates>/
+        config.json, model.safetensors   the policy (or its adapter's files), as `from_pretrained` reads it
+        optimizer.safetensors            tensors of the optimiser's state
+        training_state.json              updates, random generators, parameter groups, what is learned; written last
+
+A run goes on from one as if it had never stopped: bit for bit, on a CPU. Which frames an update takes and how their
+pictures are changed follow from the seed and the update's number, so nothing needs to be kept of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import save_file
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from vla_policies.actions.noise import Noise, SlotNoise
+from zoo.algorithms.learner import Learner
+from zoo.algorithms.metrics import PhaseClock
+from zoo.algorithms.rng import rng_state, set_rng_state
+from zoo.config.algorithm_configs import SFTConfig
+from zoo.distributed.process_group import ProcessGroup
+from zoo.distributed.shares import own_block
+from zoo.files import write_folder
+from zoo.imitation.augmentation import augmented
+from zoo.imitation.dataset import Frames, batches
+from zoo.imitation.objective import ImitationScorer
+from zoo.runs.folder import OPTIMIZER_FILE
+from zoo.training.checkpoint import load_moments, read_state, save_policy, write_state
+from zoo.training.optimizer_file import optimizer_groups, optimizer_tensors
+
+_logger = logging.getLogger(__name__)
+
+_ALGORITHM = "sft"
+_LINES = 20
+"""Losses shown on the screen."""
+
+
+@dataclass(frozen=True)
+class SFTState:
+    """A run between two updates; weights and optimiser are kept beside it."""
+
+    num_timesteps: int
+    """Updates made."""
+    rng: Mapping[str, Any]
+    """See `zoo.algorithms.rng`."""
+
+
+class SFT:
+    """Learns every frame once in random order, then once more, at a rate that falls to 0.
+
+    `num_timesteps` counts updates. Every rank has one.
+    """
+
+    def __init__(
+        self,
+        policy: VLAPolicy,
+        frames: Frames,
+        settings: SFTConfig,
+        *,
+        seed: int,
+        process_group: ProcessGroup,
+    ) -> None:
+        self.policy = policy
+        self.process_group = process_group
+        self.num_timesteps = 0
+        self.boundary: SFTState | None = None
+        """The last update boundary; None within an update."""
+        self.clock = PhaseClock()
+        self.logger = Logger(folder=None, output_formats=[])
+        self._frames = frames
+        self._digest = frames.digest()
+        self._settings = settings
+        self._seed = seed
+        self._learner: Learner | None = None
+
+    def set_logger(self, logger: Logger) -> None:
+        """Log there."""
+        self.logger = logger
+
+    def learn(
+        self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True
+    ) -> Self:
+        """Make `total_timesteps` updates; without a reset, that many more than were made.
+
+        Ends early where `callback` on some rank asks for it.
+        """
+        self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
+        total = self.num_timesteps + total_timesteps
+        settings = self._settings
+        self._learner = Learner(ImitationScorer(self.policy), self.policy.optimizer, settings.max_grad_norm)
+        order = batches(len(self._frames), settings.batch_size, torch.Generator().manual_seed(self._seed))
+        began = time.perf_counter()
+        callback.init_callback(self)  # type: ignore[arg-type]
+        callback.on_training_start({}, {})
+        self._take_boundary()
+        callback.on_rollout_start()
+        for index_B in islice(order, self.num_timesteps, total):
+            loss = self._update(index_B, self._learner, total)
+            if self.num_timesteps % max(1, total // _LINES) == 0 or self.num_timesteps == total:
+                seconds = time.perf_counter() - began
+                _logger.info(f"{self.num_timesteps:>8} of {total}   loss {loss:.3f}   {seconds:.0f} s")
+            if self.process_group.any(not callback.on_step()):
+                break
+            callback.on_rollout_start()
+        self.acting_policy()
+        callback.on_training_end()
+        return self
+
+    def acting_policy(self) -> VLAPolicy:
+        """The policy with its present weights, ready to act; every rank must call it."""
+        if self._learner is not None:
+            self._learner.hand_over()
+        self.policy.set_training_mode(False)
+        return self.policy
+
+    def _take_boundary(self) -> None:
+        self.boundary = SFTState(self.num_timesteps, rng_state())
+
+    def _update(self, index_B: Tensor, learner: Learner, total: int) -> float:
+        """One optimiser step on the frames of `index_B`; returns their loss."""
+        rate = self._settings.learning_rate * (1.0 - self.num_timesteps / total)
+        for group in learner.raw_optimizer.param_groups:
+            group["lr"] = rate
+        boundary, self.boundary = self.boundary, None
+        loss = self._add_gradients(
+            _Batch(self._frames, index_B, self.num_timesteps, self._seed, self._settings.augment), learner
+        )
+        norm, finite = learner.apply()
+        if not finite and learner.accelerator.scaler is None:
+            # No weight has changed.
+            self.boundary = boundary
+            raise BadValue(
+                f"the gradient of update {self.num_timesteps + 1} is not finite, and the update was left out: "
+                "give a lower --learning-rate"
+            )
+        whole_loss = float(self.process_group.all_reduce_sum(torch.tensor([loss])))
+        self.num_timesteps += 1
+        self._take_boundary()
+        self.logger.record("train/loss", whole_loss)
+        self.logger.record("train/actor/grad_norm", float(norm))
+        self.logger.record("train/actor/lr", rate)
+        self.logger.dump(self.num_timesteps)
+        return whole_loss
+
+    def _add_gradients(self, batch: _Batch, learner: Learner) -> float:
+        """Gradients of this rank's block of the batch, part by part; returns its share of the batch's loss."""
+        size = len(batch.index_B)
+        own_P = torch.arange(size)[own_block(size, self.process_group)]
+        parts = own_P.split(self._settings.micro_batch_size or size)
+        mask_BK = batch.frames.mask_BK[batch.index_B]
+        learner.policy.set_training_mode(True)  # type: ignore[operator]
+        learner.begin()
+        loss = 0.0
+        for number, place_P in enumerate(parts, start=1):
+            with learner.part(last=number == len(parts)):
+                # A part's loss is the mean over its actions; weighed so, all parts give the mean over the update's.
+                weight = float(mask_BK[place_P].sum() / mask_BK.sum())
+                part_loss: Tensor = learner.score(*batch.part(place_P, self.policy)) * weight
+                # Gradients are averaged over ranks, not summed.
+                learner.backward(part_loss * self.process_group.size)
+            loss += part_loss.item()
+        return loss
+
+    # Checkpoints --------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoints: Path) -> Path:
+        """Write `checkpoints/step_<n>` for the last boundary; return it. Every rank must call it; rank 0 writes."""
+        state = self.boundary
+        assert state is not None
+        policy = self.acting_policy()
+        folder = checkpoints / f"step_{state.num_timesteps}"
+        moments = optimizer_tensors(policy, keep=self.process_group.is_first)
+        if self.process_group.is_first:
+            write_folder(folder, partial(self._write, state, moments))
+        # It is there for every rank.
+        self.process_group.any(flag=False)
+        return folder
+
+    def _write(self, state: SFTState, moments: Mapping[str, Tensor], folder: Path) -> None:
+        save_policy(self.policy, folder)
+        save_file(dict(moments), folder / OPTIMIZER_FILE)
+        write_state(
+            folder,
+            _ALGORITHM,
+            counters={"num_timesteps": state.num_timesteps},
+            digest=self._digest,
+            param_groups=optimizer_groups(self.policy.optimizer),
+            rng=state.rng,
+        )
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Go on from there, before `learn`: the policy was opened from this checkpoint.
+
+        The number of ranks may be another. Raises `BadValue` for a damaged checkpoint, and for one of a run that
+        learned from other demonstrations.
+        """
+        state = read_state(folder, _ALGORITHM, "digest")
+        if state["digest"] != self._digest:
+            raise BadValue(
+                f"the dataset does not hold what '{folder}' learned from: its actions are others. Give the one it "
+                "began with, as --dataset FOLDER"
+            )
+        load_moments(self.policy.optimizer, folder, state)
+        set_rng_state(state["rng"])
+        self.num_timesteps = int(state["counters"]["num_timesteps"])
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The frames of one update, of all ranks."""
+
+    frames: Frames
+    """The whole dataset."""
+    index_B: Tensor
+    """Which of them."""
+    update: int
+    """Number of the update."""
+    seed: int
+    """Of the run."""
+    augment: bool
+    """Whether to change the pictures at random."""
+
+    def part(self, place_P: Tensor, policy: VLAPolicy) -> tuple[Frames, Noise]:
+        """The frames at some places of the batch, on the policy's device, and what their losses draw from.
+
+        What is drawn follows from (seed, update, place), so neither ranks nor parts change it.
+        """
+        noise = SlotNoise(self.seed, (self.update, 0), place_P.numpy())
+        picked = self.frames.pick(self.index_B[place_P], policy.device)
+        if self.augment:
+            picked = replace(picked, obs=augmented(picked.obs, policy.conventions.cameras, noise))
+        return picked, noise

@@ -1,0 +1,60 @@
+"""A PPO or GRPO run from its job to its end, on every process that a launcher has started."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from vla_gym import make_vec
+from zoo.distributed.devices import check_device
+from zoo.distributed.placement import parse_placement
+from zoo.distributed.process_group import join
+from zoo.distributed.shares import training_share
+from zoo.runs.folder import RunFolder
+from zoo.runs.progress import silent
+from zoo.training.checkpoint import load_checkpoint
+from zoo.training.roles import train_placed
+from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of
+from zoo.training.setup import ENV_DEFAULTS, make_model, open_run_folder, warnings_as_lines
+from zoo.training.trainer import RLTrainer, TrainJob
+
+_logger = logging.getLogger(__name__)
+
+
+def train(job: TrainJob) -> RunFolder | None:
+    """Run it. Returns the run folder to the rank that writes (and alone logs), None to others.
+
+    A user's mistake that shows only while starting leaves no run folder behind. SIGTERM, Ctrl-C and the
+    loss of a simulator leave a checkpoint to resume from.
+    """
+    if job.config.num_threads is not None:
+        torch.set_num_threads(job.config.num_threads)
+    # Processes that cannot share the work out say so before they meet.
+    plan = plan_of(job.config, accelerator=check_device(job.config.device).type != "cpu")
+    process_group, device = join(job.config.device)
+    # Where the seed was drawn every rank has drawn its own.
+    config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
+    job = replace(job, config=config)
+    placement = parse_placement(config.placement, process_group.size)
+    if not placement.everywhere:
+        return train_placed(job, placement, plan, process_group, device)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(silent(on=not process_group.is_first))
+        cleanup.enter_context(warnings_as_lines())
+        _logger.info("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
+        envs = make_vec(
+            config.env,
+            seed=config.seed,
+            pipeline_stages=plan.num_stages,
+            **{**ENV_DEFAULTS, **config.env_options, **training_share(config, process_group)},
+        )
+        cleanup.callback(envs.close)
+        model = make_model(config, envs, device, weights=job.checkpoint)
+        if job.checkpoint is not None:
+            load_checkpoint(model, job.checkpoint)
+        run = open_run_folder(job, envs, process_group, cleanup)
+        RLTrainer(job, model, envs, run).learn()
+    return run if process_group.is_first else None
