@@ -15,10 +15,10 @@ TRAIN_ARGS ?= -n 2048 --eval-episodes 4 --seed 0
 TRAIN_POLICY ?= agents/sft/LIBERO-Object
 PYTEST_ARGS ?=
 
-.PHONY: help setup system train test lint format bench clean
+.PHONY: help setup system train test test-fast lint format bench clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / : /' | column -t -s ':'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / : /' | column -t -s ':'
 
 setup: system $(STAMP)  ## .venv with the pinned dependencies, and the system's GL libraries
 
@@ -38,6 +38,11 @@ train: setup  ## the main job: PPO on LIBERO-130, evaluation, checkpoint, video
 
 test: setup  ## the whole test suite
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+# What is left out: real simulators, other programs, training, a stand-in of the Hub, and what takes long.
+test-fast: setup  ## the tests of a minute or two
+	@$(PY) -m pytest -n 2 --dist worksteal -q \
+		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
 
 lint: setup  ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 ADD_A_BENCHMARK = ROOT / "docs" / "add-a-benchmark.md"
 

@@ -106,6 +106,7 @@ def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
     assert "-params" not in commands["ppo"]
 
 
+@pytest.mark.processes
 def test_environments_side_by_side_have_files_and_costs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

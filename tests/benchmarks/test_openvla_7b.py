@@ -89,6 +89,7 @@ def test_weights_are_bf16_and_what_trains_is_float32() -> None:
     assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     done = subprocess.run(

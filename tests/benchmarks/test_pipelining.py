@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.pipelining import sleeping
+
+pytestmark = pytest.mark.processes
 
 
 def test_two_stages_overlap_simulation_and_inference():

@@ -21,6 +21,8 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym import BadValue, VLAVectorEnv, WorkerFailed, WorkerRestarted, make_vec
 
+pytestmark = pytest.mark.processes
+
 Make = Callable[..., VLAVectorEnv]
 Alive = Callable[[int], bool]
 QUIET = np.zeros((3, 5, 2), dtype=np.float32)

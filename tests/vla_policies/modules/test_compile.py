@@ -14,7 +14,7 @@ from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.modules.compile import compile_blocks
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes]
 """The compiler warns of itself."""
 
 LORA = {"lora": {"rank": 2}}

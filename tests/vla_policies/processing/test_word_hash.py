@@ -17,6 +17,7 @@ def test_golden_ids() -> None:
     assert tokenize("Bowl\u2019s") == (883317, word_id("s"))
 
 
+@pytest.mark.processes
 def test_another_process_with_another_hash_seed_agrees() -> None:
     code = "from vla_policies.processing.word_hash import tokenize; print(tokenize('reach the red block'))"
     for seed in ("1", "2"):

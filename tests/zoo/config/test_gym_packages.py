@@ -41,6 +41,7 @@ def advised(said: str, beginning: str) -> str:
     return line.rpartition("   (")[0] or line
 
 
+@pytest.mark.processes
 def test_every_command_that_is_printed_works_when_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,8 @@ from zoo.imitation.sft import SFT
 from zoo.runs.folder import RunFolder
 from zoo.training import evaluation
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pyarrow")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
 SIZE = (
