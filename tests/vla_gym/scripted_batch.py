@@ -25,10 +25,10 @@ class ScriptedBatch:
         num_envs: int,
         num_workers: int,
         lengths: Sequence[int],
-        fate: str = "",
+        failure: str = "",
         stamp: str = "",
     ) -> None:
-        self._lengths, self._fate, self._stamp = lengths, fate, stamp
+        self._lengths, self._failure, self._stamp = lengths, failure, stamp
         self._image_size, self._cameras = image_size, cameras
         self._length_N = np.zeros(num_envs, dtype=int)
         self._count_N = np.zeros(num_envs, dtype=int)
@@ -48,7 +48,7 @@ class ScriptedBatch:
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         self.calls.append("step")
-        if self._fate == "raise" and (action_NA > 0.9).any():
+        if self._failure == "raise" and (action_NA > 0.9).any():
             raise ZeroDivisionError("the arm fell off")
         self._count_N += 1
         done_N = self._count_N == self._length_N
@@ -100,9 +100,9 @@ class ToyBatch:
     def step(self, action_NA: np.ndarray) -> BatchStep:
         outcomes = [toy.step(action_A) for toy, action_A in zip(self._toys, action_NA, strict=True)]
         return BatchStep(
-            reward_N=np.array([one.reward for one in outcomes]),
-            success_N=np.array([one.success for one in outcomes]),
-            terminated_N=np.array([one.terminated for one in outcomes]),
+            reward_N=np.array([outcome.reward for outcome in outcomes]),
+            success_N=np.array([outcome.success for outcome in outcomes]),
+            terminated_N=np.array([outcome.terminated for outcome in outcomes]),
         )
 
     def save(self, slots: Sequence[int]) -> Any:
@@ -113,8 +113,8 @@ class ToyBatch:
             self._toys[slot] = toy
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        seen = [toy.observe() for toy in self._toys]
-        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+        observations = [toy.observe() for toy in self._toys]
+        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
 
     def close(self) -> None:
         pass

@@ -1,7 +1,7 @@
 """A simulator that does exactly what a test wrote down; workers import it like any other.
 
 Task k ends, solved, after `lengths[k]` steps (never by itself when that is 0). Its picture is filled
-with the number of steps done. An action whose first number is above 0.9 sets off `fate`; those that concern
+with the number of steps done. An action whose first number is above 0.9 sets off `failure`; those that concern
 building, resets and the kind of numbers need none.
 """
 
@@ -30,28 +30,28 @@ class Scripted:
         cameras: tuple[str, ...],
         *,
         lengths: Sequence[int],
-        fate: str = "",
+        failure: str = "",
         stamp: str = "",
     ) -> None:
-        if fate == "unbuildable":
+        if failure == "unbuildable":
             raise RuntimeError("cannot be built")
         self._lengths = lengths
         self._image_size = image_size
         self._cameras = cameras
-        self._fate = fate
+        self._failure = failure
         self._stamp = stamp
         self._length = self._count = 0
         self.renders = 0
         self.closed = False
 
     def reset(self, start: StartState) -> str:
-        if self._fate == "bad reset":
+        if self._failure == "bad reset":
             raise RuntimeError("cannot be reset")
-        if self._fate == "slow reset":
+        if self._failure == "slow reset":
             time.sleep(1.0)
         self._length = self._lengths[start.task_id]
         self._count = 0
-        if self._fate == "bad fingerprint":
+        if self._failure == "bad fingerprint":
             return b"0100"  # type: ignore[return-value]
         return f"{self._stamp}{start.task_id:02x}{start.trial_id:02x}"
 
@@ -60,7 +60,7 @@ class Scripted:
             self._misbehave()
         self._count += 1
         done = self._count == self._length
-        if self._fate == "numpy numbers":
+        if self._failure == "numpy numbers":
             ended = np.bool_(done)
             return SimStep(reward=np.float32(done), success=ended, terminated=ended)  # type: ignore[arg-type]
         return SimStep(reward=float(done), success=done, terminated=done)
@@ -80,13 +80,13 @@ class Scripted:
         self.closed = True
 
     def _misbehave(self) -> None:
-        if self._fate == "raise":
+        if self._failure == "raise":
             raise ZeroDivisionError("the arm fell off")
-        if self._fate == "die":
+        if self._failure == "die":
             sys.stderr.write("about to die\n")
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._fate == "hang":
+        if self._failure == "hang":
             time.sleep(3600)
 
 
@@ -96,7 +96,7 @@ def scripted_benchmark(
     num_trials: int = 2,
     horizon: int = 100,
     in_process: bool = True,
-    fate: str = "",
+    failure: str = "",
     stamp: str = "",
 ) -> Benchmark:
     """One task per entry of `lengths`, actions `[K, 2]`, `state` = [steps done]."""
@@ -119,7 +119,7 @@ def scripted_benchmark(
         default_image_size=8,
         control_hz=10.0,
         simulator="scripted_simulator:Scripted",
-        simulator_kwargs={"lengths": list(lengths), "fate": fate, "stamp": stamp},
+        simulator_kwargs={"lengths": list(lengths), "failure": failure, "stamp": stamp},
         in_process=in_process,
     )
 

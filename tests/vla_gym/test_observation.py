@@ -36,7 +36,7 @@ def test_instructions_are_sentences() -> None:
 def test_bytes_space_holds_arrays_only() -> None:
     space = ObservationLayout(cameras=("image",), image_size=16, state_dim=2).bytes_space()
     assert space["instruction"] == Box(0, 255, (160,), np.uint8)
-    assert all(isinstance(one, Box) for one in space.spaces.values())
+    assert all(isinstance(field, Box) for field in space.spaces.values())
 
 
 def test_encoding_is_utf8_bytes_then_zeros() -> None:

@@ -28,9 +28,9 @@ def test_the_table_s_count_is_the_benchmark_s() -> None:
 
 
 def test_one_task_is_a_benchmark_of_its_own() -> None:
-    one = find_benchmark("Toy-Reach/2")
-    assert one.id == "Toy-Reach/2"
-    assert [task.instruction for task in one.tasks] == ["reach the blue block"]
+    benchmark = find_benchmark("Toy-Reach/2")
+    assert benchmark.id == "Toy-Reach/2"
+    assert [task.instruction for task in benchmark.tasks] == ["reach the blue block"]
 
 
 def test_options_go_to_the_family() -> None:

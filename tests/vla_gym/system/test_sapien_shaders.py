@@ -44,7 +44,7 @@ def test_the_folder_is_made_once_and_draws_the_same_picture(tmp_path: Path) -> N
         subprocess.run([sys.executable, "-c", DRAW, name], capture_output=True, text=True, check=False)
         for name in (STOCK, folder)
     ]
-    if any(one.returncode for one in drawn):
+    if any(process.returncode for process in drawn):
         pytest.skip(f"no Vulkan driver that can draw here: {drawn[0].stderr.strip()[-200:]}")
     assert drawn[0].stdout.startswith("True ")
     assert drawn[0].stdout == drawn[1].stdout

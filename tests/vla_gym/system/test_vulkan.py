@@ -120,24 +120,24 @@ def test_where_nothing_is_missing_pictures_are_drawn_on_the_gpu(machine: Path) -
 
 
 def test_each_thing_that_is_missing_is_named_alone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (said,) = vulkan.gpu_physics_missing({"VLA_ZOO_SAPIEN_DEVICE": "cpu"})
-    assert said.startswith("VLA_ZOO_SAPIEN_DEVICE=cpu")
+    (phrase,) = vulkan.gpu_physics_missing({"VLA_ZOO_SAPIEN_DEVICE": "cpu"})
+    assert phrase.startswith("VLA_ZOO_SAPIEN_DEVICE=cpu")
     with monkeypatch.context() as patch:
         patch.setattr(vulkan, "why_not", lambda device, drivers: f"{device} {drivers}: SIGSEGV")
-        (said,) = vulkan.gpu_physics_missing({"VK_DRIVER_FILES": "/a.json", "HOME": "/h"})
-    assert "no Vulkan driver that draws on the GPU (cuda (('VK_DRIVER_FILES', '/a.json'),): SIGSEGV" in said
+        (phrase,) = vulkan.gpu_physics_missing({"VK_DRIVER_FILES": "/a.json", "HOME": "/h"})
+    assert "no Vulkan driver that draws on the GPU (cuda (('VK_DRIVER_FILES', '/a.json'),): SIGSEGV" in phrase
     with monkeypatch.context() as patch:
         patch.setattr(vulkan, "probe_physics", lambda: (VERSION, False))
-        (said,) = vulkan.gpu_physics_missing({})
-    assert said.startswith("PyTorch sees no CUDA device")
+        (phrase,) = vulkan.gpu_physics_missing({})
+    assert phrase.startswith("PyTorch sees no CUDA device")
     with monkeypatch.context() as patch:
         patch.setattr(vulkan, "library_loads", lambda name: False)
-        (said,) = vulkan.gpu_physics_missing({})
-    assert said.startswith("no NVIDIA driver (libcuda.so")
+        (phrase,) = vulkan.gpu_physics_missing({})
+    assert phrase.startswith("no NVIDIA driver (libcuda.so")
     machine.unlink()
-    (said,) = vulkan.gpu_physics_missing({})
-    assert f"no PhysX GPU library at {machine}" in said
-    assert f"/releases/download/{VERSION}/linux-so.zip" in said
+    (phrase,) = vulkan.gpu_physics_missing({})
+    assert f"no PhysX GPU library at {machine}" in phrase
+    assert f"/releases/download/{VERSION}/linux-so.zip" in phrase
 
 
 def test_all_that_is_missing_is_one_line(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

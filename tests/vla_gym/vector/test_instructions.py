@@ -17,14 +17,14 @@ Make = Callable[..., VLAVectorEnv]
 
 def test_a_mapping_changes_the_tasks_it_names() -> None:
     own = find_benchmark("Toy-Reach")
-    told = with_instructions(own, {"reach_green": "go to the green thing"})
-    assert [task.instruction for task in told.tasks] == [
+    changed = with_instructions(own, {"reach_green": "go to the green thing"})
+    assert [task.instruction for task in changed.tasks] == [
         "reach the red block",
         "go to the green thing",
         "reach the blue block",
     ]
-    assert changed_instructions(own, told) == {"reach_green": "reach the green block"}
-    assert [task.name for task in told.tasks] == [task.name for task in own.tasks]
+    assert changed_instructions(own, changed) == {"reach_green": "reach the green block"}
+    assert [task.name for task in changed.tasks] == [task.name for task in own.tasks]
 
 
 def test_a_function_is_asked_for_every_task() -> None:

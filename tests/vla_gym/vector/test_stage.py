@@ -104,9 +104,9 @@ def test_a_bad_action_names_the_slot_of_the_environment(make: Make):
         envs.stages[1].send_step(actions)
 
 
-def doomed(make: Make, **options: Any) -> VLAVectorEnv:
+def failing(make: Make, **options: Any) -> VLAVectorEnv:
     """Four slots, both stages in one worker; the first action above 0.9 kills it."""
-    benchmark = scripted_benchmark((9, 9, 9), num_trials=8, fate="die")
+    benchmark = scripted_benchmark((9, 9, 9), num_trials=8, failure="die")
     return begun(make, benchmark=benchmark, num_workers=1, pipeline_stages=2, **options)
 
 
@@ -115,7 +115,7 @@ def deadly() -> np.ndarray:
 
 
 def test_a_dead_worker_loses_the_steps_of_every_stage_it_owed(make: Make):
-    envs = doomed(make, on_worker_error="restart")
+    envs = failing(make, on_worker_error="restart")
     first, second = envs.stages
     first.send_step(deadly())
     second.send_step(quiet(2))
@@ -133,7 +133,7 @@ def test_a_dead_worker_loses_the_steps_of_every_stage_it_owed(make: Make):
 
 
 def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
-    envs = doomed(make, on_worker_error="restart")
+    envs = failing(make, on_worker_error="restart")
     first, second = envs.stages
     first.send_step(deadly())
     second.send_reset(np.array([True, True]))
@@ -148,7 +148,7 @@ def test_a_reset_owed_by_a_dead_worker_is_asked_again(make: Make):
 
 
 def test_a_failure_closes_the_environment(make: Make):
-    envs = doomed(make)
+    envs = failing(make)
     stage = envs.stages[0]
     stage.send_step(deadly())
     with pytest.raises(WorkerFailed, match="killed by SIGKILL"):

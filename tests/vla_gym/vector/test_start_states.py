@@ -9,35 +9,35 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import StartState
 from vla_gym.vector.start_states import Schedule, check_seed, make_schedule
 
-TASKS = scripted_benchmark((1, 1, 1), num_trials=4).tasks  # 12 cells
+TASKS = scripted_benchmark((1, 1, 1), num_trials=4).tasks  # 12 starts
 
 
-def cells(schedule: Schedule, slot: int, count: int) -> list[StartState | None]:
+def starts(schedule: Schedule, slot: int, count: int) -> list[StartState | None]:
     return [schedule.start_state(slot, episode) for episode in range(count)]
 
 
 def walk(schedule: Schedule, slot: int) -> list[tuple[int, int]]:
-    """Every cell the slot gets from a grid."""
+    """Every start state the slot gets from a grid."""
     found = []
     episode = 0
-    while (cell := schedule.start_state(slot, episode)) is not None:
-        found.append((cell.task_id, cell.trial_id))
+    while (start := schedule.start_state(slot, episode)) is not None:
+        found.append((start.task_id, start.trial_id))
         episode += 1
     return found
 
 
 def test_random_depends_on_seed_group_and_episode_only() -> None:
-    one = make_schedule("random", TASKS, num_envs=4, group_size=2, seed=7)
+    schedule = make_schedule("random", TASKS, num_envs=4, group_size=2, seed=7)
     same = make_schedule("random", TASKS, num_envs=6, group_size=2, seed=7)
-    assert cells(one, 0, 20) == cells(one, 1, 20) == cells(same, 0, 20)
-    assert cells(one, 0, 20) != cells(one, 2, 20)
-    assert cells(one, 0, 20) != cells(one.reseeded(8), 0, 20)
-    assert len(set(cells(one, 0, 20))) > 1
+    assert starts(schedule, 0, 20) == starts(schedule, 1, 20) == starts(same, 0, 20)
+    assert starts(schedule, 0, 20) != starts(schedule, 2, 20)
+    assert starts(schedule, 0, 20) != starts(schedule.reseeded(8), 0, 20)
+    assert len(set(starts(schedule, 0, 20))) > 1
 
 
 def test_random_is_uniform_over_cells() -> None:
     schedule = make_schedule("random", TASKS, num_envs=1)
-    counts = Counter(cells(schedule, 0, 2400))
+    counts = Counter(starts(schedule, 0, 2400))
     assert len(counts) == 12
     assert all(140 < count < 270 for count in counts.values())  # 200 expected, five standard deviations
 
@@ -45,14 +45,14 @@ def test_random_is_uniform_over_cells() -> None:
 def test_ranks_share_one_schedule_by_their_group_offset() -> None:
     whole = make_schedule("random", TASKS, num_envs=8, group_size=2)
     second = make_schedule("random", TASKS, num_envs=4, group_size=2, group_offset=2)
-    assert cells(whole, 4, 9) == cells(second, 0, 9)
-    assert cells(whole, 7, 9) == cells(second, 3, 9)
+    assert starts(whole, 4, 9) == starts(second, 0, 9)
+    assert starts(whole, 7, 9) == starts(second, 3, 9)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 12, 16])
 def test_grid_covers_each_cell_once(num_envs: int) -> None:
     schedule = make_schedule("grid", TASKS, num_envs=num_envs)
-    found = [cell for slot in range(num_envs) for cell in walk(schedule, slot)]
+    found = [start for slot in range(num_envs) for start in walk(schedule, slot)]
     assert found == [(task, trial) for task in range(3) for trial in range(4)]  # also: task-major blocks
 
 
@@ -66,14 +66,14 @@ def test_grid_over_ranks_covers_each_cell_once() -> None:
     ranks = [
         make_schedule("grid", TASKS, num_envs=2, group_offset=2 * rank, num_groups=6) for rank in range(3)
     ]
-    found = [cell for schedule in ranks for slot in range(2) for cell in walk(schedule, slot)]
+    found = [start for schedule in ranks for slot in range(2) for start in walk(schedule, slot)]
     assert sorted(found) == [(task, trial) for task in range(3) for trial in range(4)]
 
 
 @pytest.mark.parametrize("num_envs", [1, 5, 7, 8, 16])
 def test_blocks_are_as_large_as_stable_baselines_targets(num_envs: int) -> None:
     schedule = make_schedule("grid", TASKS, num_envs=num_envs)
-    targets = [(12 + slot) // num_envs for slot in range(num_envs)]  # evaluate_policy's, of all 12 cells
+    targets = [(12 + slot) // num_envs for slot in range(num_envs)]  # evaluate_policy's, of all 12 starts
     assert [len(list(walk(schedule, slot))) for slot in range(num_envs)] == targets
 
 

@@ -287,10 +287,10 @@ def test_wrong_reset_options(make: Make) -> None:
 
 
 def test_metadata_is_each_instance_own(make: Make) -> None:
-    one, other = scripted(make, "next_step"), scripted(make, "disabled")
-    assert one.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    envs, other = scripted(make, "next_step"), scripted(make, "disabled")
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     assert other.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-    assert one.metadata["render_fps"] == 2.0  # 10 Hz, five steps a decision
+    assert envs.metadata["render_fps"] == 2.0  # 10 Hz, five steps a decision
 
 
 def test_garbage_collection_ends_the_workers(alive: Callable[[int], bool]) -> None:

@@ -16,7 +16,7 @@ def picture(level: int = 0) -> np.ndarray:
     return np.full((32, 32, 3), level, dtype=np.uint8)
 
 
-def one_picture() -> VideoGrid:
+def one_frame() -> VideoGrid:
     grid = VideoGrid()
     grid.begin(0, "go")
     grid.add(0, picture(), solved=True)
@@ -40,11 +40,11 @@ def test_a_film_holds_every_frame_and_then_the_outcome(tmp_path: Path) -> None:
     for level in (0, 100, 200):
         grid.add(0, picture(level), solved=False)
     grid.add(1, picture(), solved=True)
-    frames, said = read(grid.write(tmp_path / "videos" / "film.mp4", fps=5))
-    assert b"5 fps" in said
+    frames, report = read(grid.write(tmp_path / "videos" / "film.mp4", fps=5))
+    assert b"5 fps" in report
     # Two tiles of 192 x (192 + caption) side by side; three steps and a second of standing still.
     assert frames.shape == (8, 236, 384, 3)
-    left = [int(one[150, 100].mean()) for one in frames[:3]]
+    left = [int(frame[150, 100].mean()) for frame in frames[:3]]
     assert left == pytest.approx([0, 100, 200], abs=8)
 
 
@@ -73,20 +73,20 @@ def test_an_empty_film_is_no_file(tmp_path: Path) -> None:
 def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match=says):
-        one_picture().write(tmp_path / name, fps=1)
+        one_frame().write(tmp_path / name, fps=1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
     (tmp_path / "film.mp4").symlink_to("/dev/full")
     with pytest.raises(BadValue, match="cannot write the video"):
-        one_picture().write(tmp_path / "film.mp4", fps=1)
+        one_frame().write(tmp_path / "film.mp4", fps=1)
 
 
 def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VideoGrid, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
     with pytest.raises(BadValue, match="ffmpeg did not finish it"):
-        one_picture().write(tmp_path / "film.mp4", fps=1)
+        one_frame().write(tmp_path / "film.mp4", fps=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,7 +20,7 @@ def shown(envs: RecordVideo) -> dict[int, tuple[str, list[int], list[bool]]]:
     """Tile -> (instruction, steps done in each frame, solved in each frame)."""
     grid = envs._grid
     return {
-        tile: (grid._instructions[tile], [int(one[0, 0, 0]) for one in frames], grid._solved[tile])
+        tile: (grid._instructions[tile], [int(frame[0, 0, 0]) for frame in frames], grid._solved[tile])
         for tile, frames in grid._frames.items()
     }
 
@@ -44,8 +44,8 @@ def test_each_episode_is_filmed_from_its_start_to_its_end(make: Make, mode: str,
         filmed.step(QUIET)
     assert shown(filmed) == WHOLE
     assert filmed.written
-    frames, said = read(tmp_path / "film.mp4")
-    assert b"2 fps" in said  # 10 simulator steps a second, 5 a decision
+    frames, report = read(tmp_path / "film.mp4")
+    assert b"2 fps" in report  # 10 simulator steps a second, 5 a decision
     assert len(frames) == 4 + 2
     filmed.close()
 
@@ -71,7 +71,7 @@ def test_close_writes_what_there_is(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_lost_episode_is_left_out(make: Make, tmp_path: Path) -> None:
-    benchmark = scripted_benchmark((9, 9, 9), num_trials=1, fate="raise")
+    benchmark = scripted_benchmark((9, 9, 9), num_trials=1, failure="raise")
     envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
     filmed = RecordVideo(envs, tmp_path / "film.mp4", episodes=3)
     filmed.reset()

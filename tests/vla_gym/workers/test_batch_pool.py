@@ -105,7 +105,7 @@ def test_a_state_is_reached_again_by_slots_of_different_ages(make: Make) -> None
 
 
 def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
-    envs = make(batched_benchmark(fate="raise"), 3, chunk=5, schedule="grid", on_worker_error="restart")
+    envs = make(batched_benchmark(failure="raise"), 3, chunk=5, schedule="grid", on_worker_error="restart")
     envs.reset()
     batch = batch_of(envs)
     with pytest.raises(

@@ -18,8 +18,8 @@ from vla_gym.workers.pool import AbsentPool, Command, LocalPool, OnWorkerError, 
 from vla_gym.workers.shared_memory import MemoryLayout
 
 
-def make_pool(*, fate: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:
-    benchmark = scripted_benchmark(fate=fate)
+def make_pool(*, failure: str = "", on_worker_error: OnWorkerError = "raise") -> LocalPool:
+    benchmark = scripted_benchmark(failure=failure)
     layout = ObservationLayout(cameras=("image",), image_size=8, state_dim=1)
     return LocalPool(
         SubEnvSetup(
@@ -45,7 +45,7 @@ def command(slot: int, kind: str) -> Command:
 
 
 def disaster(slot: int) -> Command:
-    """A step that sets off the simulator's fate."""
+    """A step that sets off the simulator's failure."""
     return dataclasses.replace(command(slot, "step"), action_TA=np.ones((4, 2), dtype=np.float32))
 
 
@@ -76,7 +76,7 @@ def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: 
             raise RuntimeError("nothing works any more")
 
     monkeypatch.setattr(Scripted, "close", close)
-    pool = make_pool(fate="raise", on_worker_error="restart")
+    pool = make_pool(failure="raise", on_worker_error="restart")
     failed, other = simulators(pool)
     pool.run([command(0, "reset"), command(1, "reset")])
     with pytest.warns(WorkerRestarted, match="the arm fell off"):
@@ -90,7 +90,7 @@ def test_a_simulator_that_is_replaced_is_closed(close_fails: bool, monkeypatch: 
 
 
 def test_a_reset_that_fails_again_says_where() -> None:
-    pool = make_pool(fate="bad reset", on_worker_error="restart")
+    pool = make_pool(failure="bad reset", on_worker_error="restart")
     made = simulators(pool)
     says = r"Scripted, slot 1, task 1 \(task_1\), trial 1, during reset, started anew: RuntimeError: cannot be reset"
     with pytest.warns(WorkerRestarted, match="cannot be reset"), pytest.raises(WorkerFailed, match=says):
@@ -103,7 +103,7 @@ def test_a_simulator_that_cannot_be_built_again_says_where(monkeypatch: pytest.M
     def build(setup: SubEnvSetup) -> None:
         raise OSError("no display left")
 
-    pool = make_pool(fate="raise", on_worker_error="restart")
+    pool = make_pool(failure="raise", on_worker_error="restart")
     made = simulators(pool)
     pool.run([command(0, "reset"), command(1, "reset")])
     monkeypatch.setattr(SubEnvSetup, "build", build)
@@ -133,7 +133,7 @@ def test_closing_what_has_failed_hides_no_error(monkeypatch: pytest.MonkeyPatch)
         simulator.closed = True
         raise RuntimeError("nothing works any more")
 
-    pool = make_pool(fate="raise")
+    pool = make_pool(failure="raise")
     made = simulators(pool)
     pool.run([command(0, "reset"), command(1, "reset")])
     monkeypatch.setattr(Scripted, "close", close)
@@ -148,7 +148,7 @@ def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:
 
 def test_it_begins_the_episodes_that_others_play(make: Callable[..., VLAVectorEnv]):
     # A simulator that cannot be built is never asked for.
-    benchmark = scripted_benchmark(fate="unbuildable")
+    benchmark = scripted_benchmark(failure="unbuildable")
     envs, played = make(benchmark, 3, seed=4, pool=absent), make(scripted_benchmark(), 3, seed=4)
     obs, infos = envs.reset()
     assert obs["image"].shape == (3, 8, 8, 3)

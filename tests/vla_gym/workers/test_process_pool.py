@@ -29,15 +29,15 @@ QUIET = np.zeros((3, 5, 2), dtype=np.float32)
 
 
 def trigger(slot: int) -> np.ndarray:
-    """Actions that set off the fate of one slot in its second step."""
+    """Actions that set off the failure of one slot in its second step."""
     action = QUIET.copy()
     action[slot, 1, 0] = 1.0
     return action
 
 
-def doomed(make: Make, fate: str, **options: Any) -> VLAVectorEnv:
+def failing(make: Make, failure: str, **options: Any) -> VLAVectorEnv:
     """Three slots in two workers: slot 0, and slots 1 and 2."""
-    benchmark = scripted_benchmark((9, 9, 9), fate=fate)
+    benchmark = scripted_benchmark((9, 9, 9), failure=failure)
     return make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **options)
 
 
@@ -69,7 +69,7 @@ def test_slots_are_dealt_in_adjacent_blocks(make: Make) -> None:
 
 
 def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
-    envs = doomed(make, "raise")
+    envs = failing(make, "raise")
     envs.reset()
     pids = envs.worker_pids
     with pytest.raises(WorkerFailed) as caught:
@@ -85,7 +85,7 @@ def test_an_exception_says_where_and_what(make: Make, alive: Alive) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_simulator_may_answer_in_numpy_s_numbers(make: Make, num_workers: int) -> None:
-    envs = make(scripted_benchmark((4,), fate="numpy numbers"), 1, chunk=5, num_workers=num_workers)
+    envs = make(scripted_benchmark((4,), failure="numpy numbers"), 1, chunk=5, num_workers=num_workers)
     envs.reset()
     _, reward, terminated, _, infos = envs.step(QUIET[:1])
     assert (reward.tolist(), terminated.tolist()) == ([1.0], [True])
@@ -96,11 +96,11 @@ def test_a_report_that_cannot_be_sent_says_where_and_what(make: Make) -> None:
     with pytest.raises(
         WorkerFailed, match=r"raised TypeError: .*bytes.*slot 0, task . \(task_.\), trial ., during reset"
     ):
-        doomed(make, "bad fingerprint").reset()
+        failing(make, "bad fingerprint").reset()
 
 
 def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) -> None:
-    envs = doomed(make, "die")
+    envs = failing(make, "die")
     envs.reset()
     pids = envs.worker_pids
     with pytest.raises(WorkerFailed, match=r"killed by SIGKILL.*slot 1.*slot 2.*about to die"):
@@ -109,7 +109,7 @@ def test_a_killed_worker_is_named_with_its_last_words(make: Make, alive: Alive) 
 
 
 def test_a_killed_worker_is_noticed_at_once(make: Make) -> None:
-    envs = doomed(make, "hang", step_timeout=60.0)
+    envs = failing(make, "hang", step_timeout=60.0)
     envs.reset()
     pid = envs.worker_pids[0]
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
@@ -120,7 +120,7 @@ def test_a_killed_worker_is_noticed_at_once(make: Make) -> None:
 
 
 def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: Make) -> None:
-    envs = doomed(make, "")
+    envs = failing(make, "")
     envs.reset()
     action = QUIET.copy()
     action[2, 3, 1] = np.nan
@@ -132,7 +132,7 @@ def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: M
 
 
 def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
-    envs = doomed(make, "hang", step_timeout=0.5)
+    envs = failing(make, "hang", step_timeout=0.5)
     envs.reset()
     pids = envs.worker_pids
     with pytest.raises(WorkerFailed, match=r"hung for 0.5 s.*slot 0"):
@@ -141,7 +141,7 @@ def test_a_hung_worker_is_given_up(make: Make, alive: Alive) -> None:
 
 
 def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Make) -> None:
-    benchmark = scripted_benchmark((5, 9, 9), fate="hang")
+    benchmark = scripted_benchmark((5, 9, 9), failure="hang")
     timeouts = {"step_timeout": 0.5, "reset_timeout": 30.0}
     envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, **timeouts)
     envs.reset()
@@ -153,7 +153,7 @@ def test_a_hang_in_a_step_is_noticed_while_an_episode_begins_elsewhere(make: Mak
 
 
 def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
-    benchmark = scripted_benchmark((5, 9, 9), fate="slow reset")
+    benchmark = scripted_benchmark((5, 9, 9), failure="slow reset")
     envs = make(benchmark, 3, chunk=5, schedule="grid", num_workers=2, step_timeout=0.5)
     envs.reset()
     envs.step(QUIET)
@@ -161,7 +161,7 @@ def test_a_reset_may_outlast_the_time_for_steps_elsewhere(make: Make) -> None:
 
 
 def test_a_worker_killed_from_outside(make: Make) -> None:
-    envs = doomed(make, "")
+    envs = failing(make, "")
     envs.reset()
     os.kill(envs.worker_pids[0], signal.SIGKILL)
     with pytest.raises(WorkerFailed, match=r"worker 0 .* killed by SIGKILL"):
@@ -170,17 +170,17 @@ def test_a_worker_killed_from_outside(make: Make) -> None:
 
 def test_a_simulator_that_cannot_be_built(make: Make) -> None:
     with pytest.raises(WorkerFailed, match=r"RuntimeError: cannot be built.*Scripted, starting"):
-        doomed(make, "unbuildable")
+        failing(make, "unbuildable")
 
 
-@pytest.mark.parametrize("fate", ["raise", "die", "hang"])
-def test_restart_loses_the_worker_s_episodes_only(make: Make, fate: str) -> None:
+@pytest.mark.parametrize("failure", ["raise", "die", "hang"])
+def test_restart_loses_the_worker_s_episodes_only(make: Make, failure: str) -> None:
     options = {"on_worker_error": "restart", "autoreset_mode": "disabled"}
-    envs = doomed(make, fate, **options, step_timeout=1.0)
+    envs = failing(make, failure, **options, step_timeout=1.0)
     envs.reset()
     before = envs.worker_pids
     with pytest.warns(
-        WorkerRestarted, match=rf"{SAYS[fate]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"
+        WorkerRestarted, match=rf"{SAYS[failure]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"
     ):
         _, reward, terminated, truncated, infos = envs.step(trigger(1))
     assert envs.worker_pids[0] == before[0]
@@ -199,7 +199,7 @@ def test_restart_loses_the_worker_s_episodes_only(make: Make, fate: str) -> None
 
 
 def test_restart_in_this_process(make: Make) -> None:
-    benchmark = scripted_benchmark((9, 9, 9), fate="raise")
+    benchmark = scripted_benchmark((9, 9, 9), failure="raise")
     envs = make(benchmark, 3, chunk=5, schedule="grid", on_worker_error="restart")
     envs.reset()
     with pytest.warns(WorkerRestarted, match=r"slot 1, task 1.*ZeroDivisionError: the arm fell off"):
@@ -210,7 +210,7 @@ def test_restart_in_this_process(make: Make) -> None:
 
 
 def test_raise_in_this_process(make: Make) -> None:
-    envs = make(scripted_benchmark((9, 9, 9), fate="raise"), 3, chunk=5)
+    envs = make(scripted_benchmark((9, 9, 9), failure="raise"), 3, chunk=5)
     envs.reset()
     with pytest.raises(WorkerFailed, match=r"slot 1.*ZeroDivisionError: the arm fell off"):
         envs.step(trigger(1))
@@ -218,7 +218,7 @@ def test_raise_in_this_process(make: Make) -> None:
 
 
 def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> None:
-    envs = doomed(make, "", on_worker_error="restart", autoreset_mode="disabled")
+    envs = failing(make, "", on_worker_error="restart", autoreset_mode="disabled")
     envs.reset()
     envs.step(QUIET)
     os.kill(envs.worker_pids[1], signal.SIGKILL)
@@ -231,14 +231,14 @@ def test_restart_during_a_partial_reset_loses_the_neighbour_too(make: Make) -> N
 
 
 def test_restarting_has_an_end(make: Make) -> None:
-    envs = doomed(make, "bad reset", on_worker_error="restart")
+    envs = failing(make, "bad reset", on_worker_error="restart")
     with pytest.warns(WorkerRestarted), pytest.raises(WorkerFailed, match="cannot be reset"):
         envs.reset()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> None:
-    benchmark = scripted_benchmark((9, 9, 9), fate="raise")
+    benchmark = scripted_benchmark((9, 9, 9), failure="raise")
     envs = make(benchmark, 1, chunk=5, num_workers=num_workers, on_worker_error="restart")
     envs.reset()
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_losing_every_episode_has_an_end_too(make: Make, num_workers: int) -> No
 
 
 def test_losses_with_an_episode_in_between_are_accidents(make: Make) -> None:
-    envs = make(scripted_benchmark((9,), fate="raise"), 1, chunk=5, on_worker_error="restart")
+    envs = make(scripted_benchmark((9,), failure="raise"), 1, chunk=5, on_worker_error="restart")
     envs.reset()
     for _ in range(4):
         with pytest.warns(WorkerRestarted):
@@ -265,7 +265,7 @@ def test_losses_with_an_episode_in_between_are_accidents(make: Make) -> None:
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_a_grid_with_losses_still_visits_every_cell(make: Make, mode: str, group_size: int) -> None:
-    benchmark = scripted_benchmark((2, 3, 4), fate="raise", num_trials=3)
+    benchmark = scripted_benchmark((2, 3, 4), failure="raise", num_trials=3)
     options = {"schedule": "grid", "group_size": group_size, "autoreset_mode": mode}
     envs = make(benchmark, 4, chunk=5, on_worker_error="restart", **options)
     _, infos = envs.reset()
@@ -292,11 +292,11 @@ def test_a_grid_with_losses_still_visits_every_cell(make: Make, mode: str, group
 
 
 def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
-    envs = doomed(make, "die", on_worker_error="restart", autoreset_mode="disabled")
+    envs = failing(make, "die", on_worker_error="restart", autoreset_mode="disabled")
     envs.reset()
     with pytest.warns(WorkerRestarted):
         envs.step(trigger(1))
-    other = doomed(make, "", autoreset_mode="disabled")
+    other = failing(make, "", autoreset_mode="disabled")
     _, infos = other.load_state_dict(envs.state_dict())
     assert infos["lost"].tolist() == [False, True, True]
     assert other.finished.tolist() == [False, True, True]
@@ -321,7 +321,7 @@ def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
         import numpy as np
         from scripted_simulator import scripted_benchmark
         from vla_gym import make_vec
-        envs = make_vec(scripted_benchmark(fate="hang"), 2, num_workers=2)
+        envs = make_vec(scripted_benchmark(failure="hang"), 2, num_workers=2)
         envs.reset()
         print(*envs.worker_pids, flush=True)
     """

@@ -104,7 +104,7 @@ def test_stages_reach_over_servers(make: Make, servers: Servers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_failure_is_raised_at_both_ends(make: Make, servers: Servers, num_workers: int):
-    envs = remote(make, servers, 2, scripted_benchmark((9,), fate="raise"), num_workers=num_workers)
+    envs = remote(make, servers, 2, scripted_benchmark((9,), failure="raise"), num_workers=num_workers)
     envs.reset()
     actions = np.zeros((4, 2, 2), dtype=np.float32)
     actions[3] = 0.95

@@ -36,15 +36,15 @@ def test_arrays_do_not_overlap_and_are_aligned() -> None:
 def test_two_attachments_see_each_other() -> None:
     fd = shared_block(LAYOUT.offsets()[1])
     try:
-        one, other = SlotMemory.attach(LAYOUT, fd), SlotMemory.attach(LAYOUT, fd)
+        first, second = SlotMemory.attach(LAYOUT, fd), SlotMemory.attach(LAYOUT, fd)
     finally:
         os.close(fd)
-    one.write(2, observation(9))
-    other.action_NKA[1] = 0.5
-    assert (other.observation["image"][2] == 9).all()
-    assert (other.observation["wrist_image"][2] == 10).all()
-    assert not other.observation["image"][:2].any()
-    assert (one.action_NKA[1] == 0.5).all()
+    first.write(2, observation(9))
+    second.action_NKA[1] = 0.5
+    assert (second.observation["image"][2] == 9).all()
+    assert (second.observation["wrist_image"][2] == 10).all()
+    assert not second.observation["image"][:2].any()
+    assert (first.action_NKA[1] == 0.5).all()
 
 
 def test_a_wrong_observation_is_refused() -> None:

@@ -14,10 +14,10 @@ def make_slot(
     *,
     horizon: int = 100,
     rule: RewardRule | None = None,
-    fate: str = "",
+    failure: str = "",
 ) -> tuple[SubEnv, Scripted]:
     tasks = scripted_benchmark(lengths, horizon=horizon).tasks
-    simulator = Scripted(tasks, 8, ("image",), lengths=lengths, fate=fate)
+    simulator = Scripted(tasks, 8, ("image",), lengths=lengths, failure=failure)
     return SubEnv(simulator, tasks, rule or RewardRule()), simulator
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_rendered_but_on_request() -> None:
 
 
 def test_a_report_holds_python_s_own_numbers() -> None:
-    slot, _ = make_slot(fate="numpy numbers")
+    slot, _ = make_slot(failure="numpy numbers")
     slot.reset(cell(0))
     last = slot.step(ACTION_5A)
     assert last.episode is not None

@@ -1,0 +1,90 @@
+"""Commands of a vector environment: their start states, their order, and the end of those without episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scripted_simulator import scripted_benchmark
+
+from vla_gym.errors import WorkerFailed
+from vla_gym.specs import StartState
+from vla_gym.vector.runner import CommandRunner
+from vla_gym.vector.start_states import make_schedule
+from vla_gym.workers.pool import Command, PendingCommands, Pool
+from vla_gym.workers.shared_memory import SlotMemory
+from vla_gym.workers.sub_env import Report
+
+
+class Recorded(Pool):
+    """Answers every command with one report."""
+
+    memory: SlotMemory
+
+    def __init__(self) -> None:
+        self.report = Report(fingerprint="ab")
+        self.sent: list[Command] = []
+
+    def send(self, commands):  # type: ignore[no-untyped-def]
+        self.sent += commands
+        return PendingCommands(commands, {command.slot: self.report for command in commands})
+
+    def last_failure(self) -> str:
+        return "no display"
+
+    def close(self) -> None:
+        pass
+
+
+def make_runner(kind: str = "grid") -> tuple[CommandRunner, Recorded]:
+    benchmark, pool = scripted_benchmark((3, 7), num_trials=1), Recorded()
+    schedule = make_schedule(kind, benchmark.tasks, num_envs=2)
+    return CommandRunner(benchmark, 2, 4, schedule, pool), pool
+
+
+def test_a_grid_retires_those_it_has_no_start_state_for() -> None:
+    runner, _ = make_runner()
+    runner.run(runner.begin_commands([0, 1]))
+    assert runner.table.task_id.tolist() == [0, 1]
+    assert runner.begin_commands([0]) == []
+    assert runner.table.idle.tolist() == [True, False]
+
+
+def test_a_lost_start_state_of_a_grid_is_repeated() -> None:
+    runner, pool = make_runner()
+    runner.run(runner.begin_commands([0, 1]))
+    pool.report = Report(truncated=True, lost=True)
+    runner.run(runner.step_commands([1], [np.zeros((4, 2), dtype=np.float32)]))
+    (again,) = runner.begin_commands([1])
+    assert again.start == StartState(task_id=1, trial_id=0)
+
+
+def test_a_decision_holds_what_the_reports_say() -> None:
+    runner, pool = make_runner()
+    runner.run(runner.begin_commands([0, 1]))
+    pool.report = Report(step_rewards=(0.5, 1.0), success=True, terminated=True)
+    decision = runner.run(runner.step_commands([1], [np.ones((4, 2), dtype=np.float32)]))
+    assert decision.reward_N.tolist() == [0, 1.5]
+    assert decision.executed_N.tolist() == [0, 2]
+    infos = runner.infos(decision, slice(1, 2))
+    assert infos["success"].tolist() == [True]
+    assert infos["step_rewards"].tolist() == [[0.5, 1, 0, 0]]
+    assert runner.table.actions(1, 2).shape == (2, 2)  # the two that were executed
+
+
+def test_commands_are_pending_until_they_are_received() -> None:
+    runner, _ = make_runner()
+    pending = runner.send(runner.begin_commands([0]))
+    assert runner.num_pending == 1
+    runner.receive(pending)
+    assert runner.num_pending == 0
+
+
+def test_three_losses_in_a_row_are_no_accident() -> None:
+    runner, pool = make_runner("random")
+    runner.run(runner.begin_commands([0, 1]))
+    pool.report = Report(truncated=True, lost=True)
+    step = runner.step_commands([0], [np.zeros((4, 2), dtype=np.float32)])
+    runner.run(step)
+    runner.run(step)
+    with pytest.raises(WorkerFailed, match=r"3 episodes in a row were lost .*The last failure: no display"):
+        runner.run(step)
