@@ -17,6 +17,8 @@ from zoo.config.search_space import Span, drawn_values
 from zoo.optimize import Search, draw, run
 from zoo.train import parser as train_parser
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:

@@ -30,6 +30,8 @@ from zoo.training import evaluation as evaluator
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.setup import policy_arguments
 
+pytestmark = pytest.mark.processes
+
 TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
 
 

@@ -152,6 +152,7 @@ def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> No
     assert policy.backbone.config.settings.cache_features == 0.0
 
 
+@pytest.mark.processes
 @BOTH
 @pytest.mark.parametrize("state", ["attached", "opened", "merged"])
 def test_stable_baselines3_saves_and_loads_it(

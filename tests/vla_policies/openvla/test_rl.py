@@ -154,6 +154,7 @@ def test_images_are_encoded_once_per_decision(family: str, monkeypatch: Any) -> 
     assert network.encode_images(policy._inputs(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
 
 
+@pytest.mark.processes
 @FAMILIES
 def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path) -> None:
     envs = toy(chunk)
@@ -194,6 +195,7 @@ def test_the_first_minibatch_has_ratio_one(family: str, chunk: int) -> None:
     assert model.logger.name_to_value["train/clip_fraction"] == 0.0
 
 
+@pytest.mark.processes
 @FAMILIES
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_learns_under_our_ppo(family: str, chunk: int, lora: dict[str, int] | None) -> None:

@@ -16,6 +16,8 @@ from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.imitation.dataset import frames_of
 from zoo.imitation.objective import imitation_loss
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pyarrow")
 LORA = {"lora": {"rank": 4}}
 FAMILIES = [("openvla", LORA), ("openvla-oft", LORA), ("pi0", {}), ("pi05", {"train_expert_only": False})]

@@ -17,6 +17,8 @@ from tests.zoo.training.test_rank_failures import end_of, ranks_of
 from zoo import sft
 from zoo.cli.main import guarded
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pyarrow")
 SEEDED = (*TOY, "--batch-size", "8", "--seed", "0", "--augment")
 SIZE = ("-n", "4", "--eval-freq", "2", "--eval-episodes", "5", "--micro-batch-size", "3")

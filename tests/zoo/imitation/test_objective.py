@@ -111,6 +111,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("family", "options", "share"), FAMILIES, ids=[name for name, *_ in FAMILIES])
 def test_it_learns_a_handful_of_frames(family: str, options: dict[str, Any], share: float) -> None:
     chunk = 1 if family == "openvla" else 2

@@ -16,6 +16,8 @@ from zoo import sft
 from zoo.runs.evaluations import find_evaluation
 from zoo.runs.folder import RunFolder
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pyarrow")
 RUN = Path("logs/sft/Toy-Reach_1")
 

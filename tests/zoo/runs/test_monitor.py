@@ -109,6 +109,7 @@ def write_run(logs: Path) -> None:
         evaluations.add(at, [at / 80, at / 80], [4, 4], [at == 80, at == 80])
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("default")
 def test_rl_zoo3_plots_our_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

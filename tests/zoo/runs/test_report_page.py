@@ -41,6 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return logs / "ppo" / "Toy-Reach_1"
 
 
+@pytest.mark.processes
 def test_training_leaves_a_page_that_needs_no_network(finished: Path) -> None:
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert "PPO on Toy-Reach with nano" in page
