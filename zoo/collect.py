@@ -162,10 +162,5 @@ def _share(text: str) -> float:
     return value
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.collect`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

@@ -83,10 +83,5 @@ def _are_episodes(value: Any) -> bool:
     )
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.compare`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

@@ -85,10 +85,5 @@ def _replay_expert(args: argparse.Namespace) -> int:
     return 1 if result.below else 0
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.doctor`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

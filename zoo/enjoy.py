@@ -120,10 +120,5 @@ class _Show:
         )
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.enjoy`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

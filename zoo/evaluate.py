@@ -132,10 +132,5 @@ def write_or_print(path: Path, text: str) -> None:
         ) from error
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.evaluate`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

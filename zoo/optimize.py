@@ -280,10 +280,5 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.optimize`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

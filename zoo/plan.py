@@ -86,10 +86,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.plan`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

@@ -192,10 +192,5 @@ def _x_values(episodes: Episodes, x_axis: str) -> np.ndarray:
     return np.arange(1, len(episodes.steps) + 1) if x_axis == "episodes" else episodes.seconds / 3600
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.plot`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

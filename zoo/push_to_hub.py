@@ -67,10 +67,5 @@ def _own_name() -> str:
     return str(name)
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.push_to_hub`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

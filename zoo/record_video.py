@@ -57,10 +57,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.record_video`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

@@ -30,10 +30,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.report`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

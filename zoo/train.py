@@ -145,10 +145,5 @@ def _train(
     return 0
 
 
-def main() -> int:
-    """Entry point of `python -m zoo.train`."""
-    return guarded(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(run))

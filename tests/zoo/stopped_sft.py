@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import sft
+from zoo.cli.main import guarded
 from zoo.imitation.sft import SFT
 
 
@@ -33,4 +34,4 @@ def send(which: signal.Signals) -> Callable[[], None]:
 if __name__ == "__main__":
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         SFT._update = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
-    raise SystemExit(sft.main())
+    raise SystemExit(guarded(sft.run))

@@ -92,7 +92,7 @@ def test_nothing_is_drawn_when_nothing_is_wanted(
     monkeypatch.chdir(tmp_path)
     asked = [*TOY, "--policy", "nano", "--episodes", "1", "--no-render"]
     monkeypatch.setattr("sys.argv", ["zoo.enjoy", *asked])
-    assert enjoy.main() == 0
+    assert guarded(enjoy.run) == 0
     assert "of 1 episodes solved" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 

@@ -77,11 +77,6 @@ class BatchPlan:
         share = -(-self.batch_size // self.num_learners)
         return share if self.micro_batch_size is None else min(share, self.micro_batch_size)
 
-    @property
-    def accumulated(self) -> int:
-        """Passes whose gradients one optimiser step adds up, on each rank."""
-        return -(-self.batch_size // self.num_learners // self.scored_at_once) or 1
-
 
 def solve(
     config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None

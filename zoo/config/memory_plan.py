@@ -1,4 +1,4 @@
-"""What a run needs of each rank's memory, line by line: counted where it can be, measured where it cannot."""
+"""Memory that a run takes of each rank, line by line: counted where it can be, else measured."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Need:
 
 
 def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
-    """The rollout buffer of one rank."""
-    observation = observation_bytes(config, benchmark)
+    """Return the rollout buffer of one rank."""
+    arrays = observation_layout(config, benchmark).arrays().values()
+    observation = MAX_INSTRUCTION_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
     tokens = plan.chunk * benchmark.action_dim
     decision = observation + (TOKEN_BYTES + FLOAT_BYTES) * tokens + PER_DECISION_BYTES
     size = plan.decisions_per_env * plan.buffer_width * decision
@@ -49,28 +50,27 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
     lines = [Need("host", what, size)]
     if config.algo_kwargs.get("resample_dead_groups"):
         # `zoo.rollout.group_collector` keeps a round of candidates beside it.
-        spare = (
+        what = (
             f"rollout buffer of resampled groups, {plan.decisions_per_env} x {plan.envs_per_rank} decisions"
         )
-        lines.append(Need("host", spare, plan.decisions_per_env * plan.envs_per_rank * decision))
+        lines.append(Need("host", what, plan.decisions_per_env * plan.envs_per_rank * decision))
     return lines
 
 
-def observation_bytes(config: RunConfig, benchmark: Benchmark) -> int:
-    """Bytes of one observation as the rollout buffer keeps it, its instruction included."""
+def observation_layout(config: RunConfig, benchmark: Benchmark) -> ObservationLayout:
+    """Return the shape of one observation of the run."""
     options = config.env_options
-    wrist = options.get("wrist_camera", False)
-    layout = ObservationLayout(
-        cameras=tuple(name for name in benchmark.cameras if wrist or name != "wrist_image"),
+    return ObservationLayout(
+        cameras=tuple(
+            name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"
+        ),
         image_size=options.get("image_size") or benchmark.default_image_size,
         state_dim=benchmark.state_dim if options.get("state", True) else 0,
     )
-    arrays = layout.arrays().values()
-    return MAX_INSTRUCTION_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
 
 
 def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> list[Need]:
-    """The simulators of one rank; nothing where they are a few arrays in the process itself."""
+    """Return the simulators of one rank; nothing if they are a few arrays in the process itself."""
     if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
         return []
     workers = max(1, num_workers)
@@ -80,29 +80,23 @@ def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> 
 
 
 def policy_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
-    """Weights, gradients and optimiser of one rank, and what an update keeps where it can be counted.
+    """Return weights, gradients and optimiser of one rank, and an update's activations where they can be counted.
 
-    An empty list where the policy cannot be counted without its checkpoint.
+    Empty if the policy cannot be counted without its checkpoint.
     """
     options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
-    if config.policy in ("openvla", "openvla-oft"):
-        return _openvla_needs(plan, config, options)
+    if config.policy in ("openvla", "openvla-oft") and "lora" in options:  # others are not counted
+        images = 2 if config.env_options.get("wrist_camera") else 1
+        return _openvla_needs(
+            options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images
+        )
     if config.policy in ("nano", "nano-flow"):
         return _nano_needs(config, benchmark, options)
     return []
 
 
-def _openvla_needs(plan: BatchPlan, config: RunConfig, options: Mapping[str, Any]) -> list[Need]:
-    if "lora" not in options:
-        return []  # the arithmetic is LoRA's
-    images = 2 if config.env_options.get("wrist_camera") else 1
-    return _openvla_lines(
-        options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images
-    )
-
-
 @functools.cache
-def _openvla_lines(size: str, rank: int, micro_batch: int, images: int) -> list[Need]:
+def _openvla_needs(size: str, rank: int, micro_batch: int, images: int) -> list[Need]:
     from vla_policies.openvla.memory import budget
 
     lines = budget(size=size, rank=rank, micro_batch=micro_batch, images=images)
@@ -113,21 +107,22 @@ def _nano_needs(config: RunConfig, benchmark: Benchmark, options: Mapping[str, A
     from vla_policies.conventions import Conventions
     from vla_policies.loading import fresh_backbone
 
-    wrist = config.env_options.get("wrist_camera", False)
+    layout = observation_layout(config, benchmark)
     wanted = Conventions(
-        cameras=tuple(name for name in benchmark.cameras if wrist or name != "wrist_image"),
-        image_size=config.env_options.get("image_size") or benchmark.default_image_size,
-        state_dim=benchmark.state_dim if config.env_options.get("state", True) else 0,
+        cameras=layout.cameras,
+        image_size=layout.image_size,
+        state_dim=layout.state_dim,
         chunk=config.chunk,
         action_dim=benchmark.action_dim,
     )
-    count = sum(one.numel() for one in fresh_backbone(config.policy, wanted, options).parameters())
+    parameters = fresh_backbone(config.policy, wanted, options).parameters()
+    count = sum(parameter.numel() for parameter in parameters)
     what = f"{count:,} parameters, gradients, optimiser (what passes keep comes on top)"
     return [Need("device", what, ADAM_BYTES * count)]
 
 
 def needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> list[Need]:
-    """Everything that one rank needs."""
+    """Return all that one rank needs."""
     benchmark = benchmark_of(config)
     return [
         *policy_needs(plan, config, benchmark),
@@ -137,12 +132,12 @@ def needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> list[Need]:
 
 
 def total(lines: Sequence[Need], where: str) -> int:
-    """Bytes of one place."""
+    """Return the bytes of one place."""
     return sum(line.size for line in lines if line.where == where)
 
 
 def need_lines(lines: Sequence[Need]) -> list[str]:
-    """One line each, then the sums by place, in GiB, of one rank."""
+    """Return a line for each, then the sums by place, in GiB, of one rank."""
     rows = [f"  {line.size / GIB:8.3f} GiB  {line.where:<6}  {line.what}" for line in lines]
     sums = [
         f"  {total(lines, where) / GIB:8.3f} GiB  {where:<6}  in all"

@@ -7,79 +7,54 @@ Stable-Baselines3's convention.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vla_gym.errors import BadValue, unknown_name
 
-
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """A straight line from `start` to `end`."""
-
-    start: float
-    """Value at the start of training."""
-    end: float = 0.0
-    """Value at its end."""
-
-    def __call__(self, progress_remaining: float) -> float:
-        return self.end + (self.start - self.end) * progress_remaining
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine:
-    """Half a cosine wave from `start` down to `end`."""
-
-    start: float
-    """Value at the start of training."""
-    end: float = 0.0
-    """Value at its end."""
-
-    def __call__(self, progress_remaining: float) -> float:
-        return self.end + (self.start - self.end) * 0.5 * (1.0 - math.cos(math.pi * progress_remaining))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constant:
-    """Always `start`."""
-
-    start: float
-    """The value."""
-
-    def __call__(self, progress_remaining: float) -> float:
-        return self.start
-
-
-Schedule = Linear | Cosine | Constant
-
-SCHEDULES: Mapping[str, type[Linear] | type[Cosine] | type[Constant]] = {
-    "constant": Constant,
-    "linear": Linear,
-    "cosine": Cosine,
+SHAPES: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda progress_remaining: 1.0,
+    "linear": lambda progress_remaining: progress_remaining,
+    "cosine": lambda progress_remaining: 0.5 * (1.0 - math.cos(math.pi * progress_remaining)),
 }
-"""Name in a hyperparameter file -> class; the class's fields are the mapping's other keys."""
+"""Name in a hyperparameter file -> weight of `start` against `end`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A value that changes with the remaining progress."""
+
+    shape: str
+    """Key of `SHAPES`."""
+    start: float
+    """Value at the start of training."""
+    end: float = 0.0
+    """Value at its end; of no meaning to a constant."""
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.end + (self.start - self.end) * SHAPES[self.shape](progress_remaining)
 
 
 def build_schedule(value: float | Mapping[str, Any], name: str = "schedule") -> float | Schedule:
-    """A number stays a number; a mapping becomes a schedule. `name` starts the error message.
+    """Return a number as it is and a mapping as a schedule; `name` starts the error message.
 
     Raises `UnknownName` for another schedule or key, `BadValue` for what is no number.
     """
     if not isinstance(value, Mapping):
         return _number(value, name)
     rest = dict(value)
-    kind = rest.pop("schedule", None)
-    if kind not in SCHEDULES:
-        raise unknown_name(f"schedule ({name})", str(kind), SCHEDULES)
-    cls = SCHEDULES[kind]
-    known = tuple(cls.__dataclass_fields__)
+    shape = rest.pop("schedule", None)
+    if shape not in SHAPES:
+        raise unknown_name(f"schedule ({name})", str(shape), SHAPES)
+    known = ("start",) if shape == "constant" else ("start", "end")
     for key in rest:
         if key not in known:
-            raise unknown_name(f"setting of a {kind} schedule ({name})", str(key), known)
+            raise unknown_name(f"setting of a {shape} schedule ({name})", str(key), known)
     if "start" not in rest:
-        raise BadValue(f"{name}: a {kind} schedule needs 'start', got {dict(value)!r}")
-    return cls(**{key: _number(number, f"{name}.{key}") for key, number in rest.items()})
+        raise BadValue(f"{name}: a {shape} schedule needs 'start', got {dict(value)!r}")
+    numbers = {key: _number(number, f"{name}.{key}") for key, number in rest.items()}
+    return Schedule(shape=shape, **numbers)
 
 
 def _number(value: object, name: str) -> float:
