@@ -1,14 +1,15 @@
 """Logits -> distribution over action tokens: the only place, used while collecting and while updating.
 
-Order is fixed: allowed-token mask, temperature, top-k, fp32 log-softmax. Because `act` and `evaluate`
-both come through `token_log_probs` and `ActionTokenDistribution`, a decision scored again by the
+The order: allowed-token mask, temperature, top-k, fp32 log-softmax. Because `act` and `evaluate`
+both call `token_log_probs` and `ActionTokenDistribution`, a decision scored again by the
 weights that made it has a probability ratio of exactly 1.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from stable_baselines3.common.distributions import Distribution
@@ -19,7 +20,7 @@ from vla_policies.actions.codec import ActionCodec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 
 Greedy = Literal["likeliest", "mean"]
-"""Which token stands for a distribution when nothing is to be drawn."""
+"""The token of deterministic actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,29 @@ def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor |
     return logits_BKAV.log_softmax(dim=-1)
 
 
-class ActionTokenDistribution(Distribution):
-    """B chunks of K x A independent action tokens; speaks tokens to us and env actions to SB3."""
+class ChunkDistribution(Distribution, ABC):
+    """Base of distributions over action chunks: SB3's methods that follow from the others."""
+
+    @abstractmethod
+    def proba_distribution(self, *args: Any) -> Self:
+        """Set the distribution's parameters; returns self."""
+
+    def proba_distribution_net(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """SB3's hook for building a head; here the head belongs to the backbone."""
+        raise NotImplementedError("the action head is part of the backbone")
+
+    def actions_from_params(self, *args: Any, deterministic: bool = False) -> Tensor:
+        """Env actions for new parameters."""
+        return self.proba_distribution(*args).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, *args: Any) -> tuple[Tensor, Tensor]:
+        """Env actions for new parameters, and their log-probability `[B]`."""
+        actions = self.actions_from_params(*args)
+        return actions, self.log_prob(actions)
+
+
+class ActionTokenDistribution(ChunkDistribution):
+    """B chunks of K x A independent action tokens: `token_*` methods and `draw` in tokens, SB3's in env actions."""
 
     def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec, greedy: Greedy = "likeliest") -> None:
         super().__init__()
@@ -100,7 +122,7 @@ class ActionTokenDistribution(Distribution):
         # 0 * -inf would be nan: a forbidden token adds nothing.
         return -(probs * self.log_probs_BKAV.masked_fill(probs == 0, 0.0)).sum(dim=-1)
 
-    # Stable-Baselines3's words: whole chunks, environment units -------------------------------------
+    # Stable-Baselines3's methods: whole chunks, environment units -----------------------------------
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Log-probability of whole chunks of env actions (`[B, K, A]` or flat), float32 `[B]`."""
@@ -119,22 +141,6 @@ class ActionTokenDistribution(Distribution):
         """Env actions of the `greedy` tokens, float32 `[B, K, A]`."""
         return self.codec.decode(self.draw(deterministic=True))
 
-    def proba_distribution_net(self, latent_dim: int) -> nn.Module:
-        """SB3's hook for building a head; here the head belongs to the backbone."""
-        raise NotImplementedError(f"the action head is part of the backbone (asked for {latent_dim} inputs)")
-
-    def proba_distribution(self, logits_BKAV: Tensor, sampling: Sampling) -> ActionTokenDistribution:
-        """Set the logits; returns self."""
+    def proba_distribution(self, logits_BKAV: Tensor, sampling: Sampling) -> Self:
         self.log_probs_BKAV, self.greedy = token_log_probs(logits_BKAV, sampling), sampling.greedy
         return self
-
-    def actions_from_params(
-        self, logits_BKAV: Tensor, sampling: Sampling, deterministic: bool = False
-    ) -> Tensor:
-        """Env actions for new logits."""
-        return self.proba_distribution(logits_BKAV, sampling).get_actions(deterministic=deterministic)
-
-    def log_prob_from_params(self, logits_BKAV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """Env actions for new logits, and their log-probability `[B]`."""
-        actions = self.actions_from_params(logits_BKAV, sampling)
-        return actions, self.log_prob(actions)

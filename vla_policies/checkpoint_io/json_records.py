@@ -27,8 +27,9 @@ _TYPE_NAMES: dict[Any, tuple[str, str]] = {
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """Return the record's fields as plain JSON values (tuples become lists)."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(record).items()}
+    """Return the record's fields as plain JSON values: nested records become objects, tuples lists."""
+    values: dict[str, Any] = _plain(asdict(record))
+    return values
 
 
 def from_json(cls: type[Record], values: Mapping[str, Any], where: str) -> Record:
@@ -108,6 +109,12 @@ def _describe(hint: Any) -> str:
         count = "" if parts[-1] is ... else f"{len(parts)} "
         return f"a list of {count}{_TYPE_NAMES.get(parts[0], ('', 'items'))[1]}"
     return _TYPE_NAMES.get(kind, ("a mapping", ""))[0]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @cache

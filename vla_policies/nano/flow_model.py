@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings, gaussian_velocity
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
@@ -30,8 +29,7 @@ class NanoFlowConfig:
     trunk: NanoConfig
     """Encoders and blocks; `readers` is the number of the expert's layers, `initial_std` the spread of the
     first actions, the fields about bins are not used."""
-    flow: FlowSettings = field(default_factory=FlowSettings)
-    """How it acts."""
+    flow: FlowSettings
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,10 @@ class NanoContext:
     """The encoded observation of a decision."""
 
     encoding: Encoding
-    """From the trunk."""
     layers: tuple[KeyValue, ...]
     """Keys and values for every layer of the expert."""
     mask_B11L: Tensor | None
-    """Of the K actions and the context; None when nothing is padding."""
+    """Of the context and the K actions; None when nothing is padding."""
 
 
 class NanoFlowBackbone(NanoTrunk, FlowBackbone):
@@ -98,17 +95,10 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
 
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
-        for key in config:
-            if key not in ("trunk", "flow"):
-                raise unknown_name(f"setting in {where}", key, ("trunk", "flow"))
-        if "trunk" not in config or "flow" not in config:
-            raise BadValue(f"{where} must have: trunk, flow")
-        trunk = from_json(NanoConfig, config["trunk"], f"trunk of {where}")
-        flow = from_json(FlowSettings, config["flow"], f"flow of {where}")
-        return cls(conventions, NanoFlowConfig(trunk=trunk, flow=flow))
+        return cls(conventions, from_json(NanoFlowConfig, config, where))
 
     def config_json(self) -> dict[str, Any]:
-        return {"trunk": to_json(self.config.trunk), "flow": to_json(self.flow)}
+        return to_json(self.config)
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.value_reader.parameters()
@@ -160,7 +150,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
         return action_BKA
 
     def _mask(self, encoding: Encoding) -> Tensor | None:
-        """The expert's keys are the context, then its own tokens."""
+        """Mask of the expert's keys: the context, then its own tokens."""
         mask_B11L = encoding.mask(before=0)
         if mask_B11L is None:
             return None

@@ -1,4 +1,4 @@
-"""Networks of OpenVLA's kind that were never trained: for benchmarks, smoke runs and tests."""
+"""OpenVLA networks with random weights: for benchmarks, smoke runs and tests."""
 
 from __future__ import annotations
 
@@ -15,37 +15,24 @@ from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import OpenVLAConfig, Settings, check_options, config_from_json
 from vla_policies.openvla.vision import LayerScale, VisionTower
 
-_DINO = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
-_SIGLIP = {"embed_dim": 1152, "depth": 27, "num_heads": 16}
+
+def _tower(embed_dim: int, depth: int, num_heads: int) -> dict[str, int]:
+    return {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+
+
+def _text(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+    }
+
 
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "image": 56,
-        "towers": (
-            {"embed_dim": 32, "depth": 3, "num_heads": 2},
-            {"embed_dim": 48, "depth": 3, "num_heads": 3},
-        ),
-        "text": {
-            "hidden_size": 64,
-            "intermediate_size": 176,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-        },
-    },
-    "100m": {
-        "image": 224,
-        "towers": (
-            {"embed_dim": 384, "depth": 8, "num_heads": 6},
-            {"embed_dim": 384, "depth": 8, "num_heads": 6},
-        ),
-        "text": {
-            "hidden_size": 512,
-            "intermediate_size": 1376,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-        },
-    },
-    "7b": {"image": 224, "towers": (_DINO, _SIGLIP), "text": {}},
+    "tiny": {"image": 56, "towers": (_tower(32, 3, 2), _tower(48, 3, 3)), "text": _text(64, 176, 2, 4)},
+    "100m": {"image": 224, "towers": (_tower(384, 8, 6), _tower(384, 8, 6)), "text": _text(512, 1376, 12, 8)},
+    "7b": {"image": 224, "towers": (_tower(1024, 24, 16), _tower(1152, 27, 16)), "text": {}},
 }
 """Name -> image side, overrides of the two timm models, overrides of the Llama-2-7B config."""
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import torch
-from stable_baselines3.common.distributions import Distribution
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
-from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
+from vla_policies.actions.sampling import (
+    ActionTokenDistribution,
+    ChunkDistribution,
+    Sampling,
+    token_log_probs,
+)
 from vla_policies.backbone import Backbone
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import Settings
@@ -180,7 +184,7 @@ class OpenVLABackbone(OpenVLAFamily):
         return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
 
 
-class GeneratedDistribution(Distribution):
+class GeneratedDistribution(ChunkDistribution):
     """Distribution over actions whose tokens depend on one another, in environment actions as Stable-Baselines3's.
 
     It holds no table of log-probabilities: every method runs the network on the observations.
@@ -214,22 +218,6 @@ class GeneratedDistribution(Distribution):
         with torch.no_grad():
             return self._backbone.act(self._inputs, self._sampling, deterministic=deterministic).action_BKA
 
-    def proba_distribution_net(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """SB3's hook for building a head; here the head belongs to the backbone."""
-        raise NotImplementedError("the action head is part of the backbone")
-
-    def proba_distribution(self, inputs: PolicyInputs, sampling: Sampling) -> GeneratedDistribution:
-        """Set the observations; returns self."""
+    def proba_distribution(self, inputs: PolicyInputs, sampling: Sampling) -> Self:
         self._inputs, self._sampling = inputs, sampling
         return self
-
-    def actions_from_params(
-        self, inputs: PolicyInputs, sampling: Sampling, deterministic: bool = False
-    ) -> Tensor:
-        """Env actions for new observations."""
-        return self.proba_distribution(inputs, sampling).get_actions(deterministic=deterministic)
-
-    def log_prob_from_params(self, inputs: PolicyInputs, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """Env actions for new observations, and their log-probability `[B]`."""
-        actions = self.actions_from_params(inputs, sampling)
-        return actions, self.log_prob(actions)

@@ -1,4 +1,4 @@
-"""What a pi0 or pi0.5 checkpoint is: sizes, preprocessing, reinforcement learning. Plain data.
+"""The config of a pi0 or pi0.5 checkpoint: sizes, preprocessing, reinforcement learning. Plain data.
 
 The two families share all code; how they differ stands in `TRAITS`.
 """
@@ -6,31 +6,25 @@ The two families share all code; how they differ stands in `TRAITS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.json_records import Record, changed, from_json
+from vla_policies.checkpoint_io.json_records import Record, changed, from_json, to_json
 from vla_policies.modules.gemma import GemmaShape
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionShape:
-    """SigLIP: sizes in the words of transformers' `SiglipVisionConfig`."""
+    """SigLIP: fields of transformers' `SiglipVisionConfig`; all blocks are used."""
 
     hidden_size: int = 1152
-    """Features of a patch."""
     intermediate_size: int = 4304
-    """Hidden features of the MLPs."""
     num_hidden_layers: int = 27
-    """Blocks, all of them used."""
     num_attention_heads: int = 16
-    """Attention heads."""
     patch_size: int = 14
-    """Side of a patch, pixels."""
     image_size: int = 224
-    """Side of a picture, pixels."""
 
 
 VARIANTS: dict[str, GemmaShape] = {
@@ -42,16 +36,16 @@ VARIANTS: dict[str, GemmaShape] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """How one of the two families differs from the other."""
+    """Differences between the two families."""
 
     adaptive_norm: bool
     """Time enters through the expert's norms, and there is no state token (pi0.5)."""
     max_tokens: int
-    """Length of the text, tokens; what is longer is cut, as in the originals."""
+    """Length of the text, tokens; longer texts are cut, as in the originals."""
     normalization: Literal["mean_std", "quantiles"]
     """How states and actions were normalised."""
     value_feature: Literal["expert", "prefix"]
-    """What the published critic looks at."""
+    """Input of the published critic."""
 
 
 TRAITS: dict[str, Traits] = {
@@ -94,21 +88,17 @@ class NetworkShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Numbers that normalise one vector; as many as the robot has dims. Only those in use need be given."""
+    """Mean, standard deviation, 1 % and 99 % quantile of each dim of a vector. Only those in use need be given."""
 
     mean: tuple[float, ...] = ()
-    """Mean."""
     std: tuple[float, ...] = ()
-    """Standard deviation."""
     q01: tuple[float, ...] = ()
-    """1 % quantile."""
     q99: tuple[float, ...] = ()
-    """99 % quantile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """What happens before and after the network: properties of a checkpoint."""
+    """Preprocessing and postprocessing: properties of a checkpoint."""
 
     normalization: Literal["mean_std", "quantiles"] = "mean_std"
     """Which statistics are used, for state and action alike."""
@@ -117,23 +107,23 @@ class Preprocessing:
     epsilon_back: bool = False
     """openpi adds its epsilon both ways."""
     state: Statistics | None = None
-    """Of the proprioceptive vector; None leaves it as it is."""
+    """Of the proprioceptive vector; None = not normalised."""
     action: Statistics | None = None
-    """Of an action; None leaves it as it is."""
+    """Of an action; None = not normalised."""
     delta_dims: int = 0
     """The first so many dims of an action are relative to the state at the decision (openpi's pi0_libero: 6)."""
     prompt_state: Literal["none", "exact", "padded"] = "none"
-    """Whether the state stands in the text: not at all, as it is (openpi's pi0.5), or padded (lerobot's)."""
+    """The state in the text: absent, unpadded (openpi's pi0.5), or padded (lerobot's)."""
     max_tokens: int = 48
     """Length of the text, tokens."""
     resize: Literal["pil", "torch"] = "torch"
-    """Pictures of another size: PIL's bilinear on bytes (openpi's clients) or torch's on floats (lerobot)."""
+    """Resize of images: PIL's bilinear on bytes (openpi's clients) or torch's on floats (lerobot)."""
     tokenizer: Literal["paligemma", "words"] = "paligemma"
     """"words" hashes words, for small random networks that no tokenizer belongs to."""
 
 
 SETTABLE = ("delta_dims", "prompt_state", "resize")
-"""Preprocessing that some fine-tunes change without saying so in their files."""
+"""Preprocessing that some fine-tunes change without a record in their files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +131,8 @@ class Learning:
     """Heads and trainable parts."""
 
     value_feature: Literal["expert", "prefix"] = "expert"
-    """The critic looks at the mean over the expert's tokens, at t = 1 and x = 0, or over what the VLM made of
-    images and text. Either is a function of the observation alone, the same one in rollout and update."""
+    """The critic's input: the mean over the expert's tokens at t = 1 and x = 0, or over the VLM's hidden states.
+    Either is a function of the observation alone, the same in rollout and update."""
     value_hidden: tuple[int, ...] = (512, 256, 128)
     """Hidden features of the critic; 1024, 512, 256 is published for pi0.5 on LIBERO and ManiSkill."""
     detach_value: bool = True
@@ -152,10 +142,9 @@ class Learning:
     train_expert_only: bool = True
     """Freeze the VLM: its pass then keeps no activations."""
     recompute_activations: bool = False
-    """Keep only the layers' inputs while training and run them again on the way back."""
+    """Keep only the layers' inputs while training and run the layers again in the backward pass."""
     cache_features: float = 0.0
-    """GiB of prefixes (what the frozen VLM made of images and text) kept from acting for the epochs of an update;
-    0 = none."""
+    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
     vlm_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the VLM's weights; the expert and the heads stay in float32."""
 
@@ -178,22 +167,18 @@ class Learning:
 class Pi0Config:
     """One checkpoint; travels in `config.json` as nested objects."""
 
-    network: NetworkShape = field(default_factory=NetworkShape)
-    """Sizes."""
-    preprocessing: Preprocessing = field(default_factory=Preprocessing)
-    """Before and after the network."""
-    learning: Learning = field(default_factory=Learning)
-    """Heads and trainable parts."""
-    flow: FlowSettings = field(default_factory=FlowSettings)
-    """How it acts."""
+    network: NetworkShape
+    preprocessing: Preprocessing
+    learning: Learning
+    flow: FlowSettings
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return _plain(asdict(self))
+        return to_json(self)
 
     def with_options(self, options: Mapping[str, Any]) -> Pi0Config:
         """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
-        names = [one.name for cls in (FlowSettings, Learning) for one in fields(cls)] + list(SETTABLE)
+        names = [item.name for cls in (FlowSettings, Learning) for item in fields(cls)] + list(SETTABLE)
         for key in options:
             if key not in names:
                 raise unknown_name("option of a pi0 checkpoint", key, names)
@@ -207,25 +192,7 @@ class Pi0Config:
 
 def config_from_json(values: Mapping[str, Any], where: str) -> Pi0Config:
     """Inverse of `Pi0Config.to_json`; unknown or absent keys raise and are named."""
-    parts = ("network", "preprocessing", "learning", "flow")
-    for key in values:
-        if key not in parts:
-            raise unknown_name(f"setting in {where}", key, parts)
-    if lacking := [key for key in parts if key not in values]:
-        raise BadValue(f"{where} lacks {', '.join(lacking)}; it must have: {', '.join(parts)}")
-    network, preprocessing = dict(values["network"]), dict(values["preprocessing"])
-    shapes: dict[str, type] = {"vision": VisionShape, "vlm": GemmaShape, "expert": GemmaShape}
-    for key, cls in shapes.items():
-        network[key] = from_json(cls, network.get(key, {}), f"{key} of {where}")
-    for key in ("state", "action"):
-        if preprocessing.get(key) is not None:
-            preprocessing[key] = from_json(Statistics, preprocessing[key], f"{key} statistics of {where}")
-    return Pi0Config(
-        network=from_json(NetworkShape, network, f"network of {where}"),
-        preprocessing=from_json(Preprocessing, preprocessing, f"preprocessing of {where}"),
-        learning=from_json(Learning, values["learning"], f"learning of {where}"),
-        flow=from_json(FlowSettings, values["flow"], f"flow of {where}"),
-    )
+    return from_json(Pi0Config, values, where)
 
 
 def tiny_config(family: str) -> Pi0Config:
@@ -253,15 +220,10 @@ def tiny_config(family: str) -> Pi0Config:
             tokenizer="words",
         ),
         learning=Learning(value_feature=traits.value_feature, value_hidden=(64, 32)),
+        flow=FlowSettings(),
     )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
-
-
 def _changed(record: Record, options: Mapping[str, Any]) -> Record:
-    own = {one.name for one in fields(record)}  # type: ignore[arg-type]
-    return changed(record, {key: one for key, one in options.items() if key in own}, "backbone_kwargs")
+    own = {item.name for item in fields(record)}  # type: ignore[arg-type]
+    return changed(record, {key: value for key, value in options.items() if key in own}, "backbone_kwargs")

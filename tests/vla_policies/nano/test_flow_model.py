@@ -116,7 +116,7 @@ def test_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Pat
     [
         ({"shceme": "flow_sde"}, UnknownName, "'shceme'"),
         ({"scheme": "sde"}, UnknownName, "no scheme of backbone_kwargs of nano-flow 'sde'"),
-        ({"trunk": {}}, BadValue, "must have: trunk, flow"),
+        ({"trunk": {}}, BadValue, "lacks 'flow'"),
         ({"trunk": {}, "flo": {}}, UnknownName, "Did you mean 'flow'"),
     ],
 )

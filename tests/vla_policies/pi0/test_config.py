@@ -56,10 +56,10 @@ def test_wrong_files_are_named() -> None:
     values = tiny_config("pi0").to_json()
     with pytest.raises(UnknownName, match="no setting in here 'flw'"):
         config_from_json({**values, "flw": {}}, "here")
-    with pytest.raises(BadValue, match="here lacks flow"):
+    with pytest.raises(BadValue, match="here lacks 'flow'"):
         config_from_json({key: value for key, value in values.items() if key != "flow"}, "here")
     values["network"]["vision"]["patch"] = 14
-    with pytest.raises(UnknownName, match="no setting in vision of here 'patch'"):
+    with pytest.raises(UnknownName, match="no setting in vision of network of here 'patch'"):
         config_from_json(values, "here")
 
 
