@@ -1,4 +1,4 @@
-"""What a policy reads and what it writes, said aloud; comparing it with an environment raises."""
+"""Observations and actions of a policy as a record, and checks that raise where an environment differs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Conventions:
     """The observation and action side of one policy; travels in its `config.json`."""
 
     cameras: tuple[str, ...]
-    """Observation keys of the images it looks at, in order."""
+    """Observation keys of its images, in order."""
     image_size: int
-    """Side of the square image the network sees, pixels; other sizes are resized to it."""
+    """Side of the network's square image, pixels; other sizes are resized to it."""
     state_dim: int
-    """S, length of the proprioceptive vector; 0 = the policy reads no `state`."""
+    """S, length of the proprioceptive vector; 0 = no `state` input."""
     chunk: int
     """K, actions per decision."""
     action_dim: int
     """A, numbers per action."""
     action_spec: ActionSpec | None = None
-    """How the actions are written; None = learned from scratch, takes the environment's."""
+    """Action convention; None = learned from scratch, takes the environment's."""
 
     def __post_init__(self) -> None:
         for name in ("image_size", "chunk", "action_dim"):
@@ -45,7 +45,7 @@ class Conventions:
             raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
 
     def observation_space(self) -> spaces.Dict:
-        """The observations it reads, in the layout of `as_sb3()`."""
+        """The policy's observations in the layout of `as_sb3()`."""
         image = (self.image_size, self.image_size, 3)
         parts: dict[str, spaces.Space[Any]] = {
             key: spaces.Box(0, 255, image, np.uint8) for key in self.cameras
@@ -56,11 +56,10 @@ class Conventions:
         return spaces.Dict(parts)
 
     def action_space(self) -> spaces.Box:
-        """The action chunks it gives."""
+        """The policy's action chunks."""
         return spaces.Box(-1.0, 1.0, (self.chunk, self.action_dim), np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return to_json(self)
 
 
@@ -74,7 +73,7 @@ def conventions_of(
     action_space: spaces.Space[Any],
     action_spec: ActionSpec | None = None,
 ) -> Conventions:
-    """What a policy learned from scratch on these spaces reads and writes.
+    """Conventions of a policy learned from scratch on these spaces.
 
     Image spaces may be `[H, W, 3]` or, behind SB3's `VecTransposeImage`, `[3, H, W]`.
     """
@@ -116,31 +115,30 @@ def chunk_shape(action_space: spaces.Space[Any]) -> tuple[int, int]:
 def check_spaces(
     conventions: Conventions, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> None:
-    """Raise `BadValue` when an environment does not offer what the policy reads, or takes other chunks."""
+    """Raise `BadValue` when an environment lacks one of the policy's inputs, or takes other chunks."""
     env = conventions_of(observation_space, action_space)
     missing = [key for key in conventions.cameras if key not in env.cameras]
     if missing:
         raise BadValue(
             f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}"
         )
-    policy_lengths, env_lengths = (
-        {name: getattr(one, name) for name in ("state_dim", "chunk", "action_dim")}
-        for one in (conventions, env)
+    names = ("state_dim", "chunk", "action_dim")
+    check_lengths(
+        {name: getattr(conventions, name) for name in names}, {name: getattr(env, name) for name in names}
     )
-    check_lengths(policy_lengths, env_lengths)
 
 
 def check_lengths(policy: Mapping[str, int], env: Mapping[str, int]) -> None:
-    """Raise `BadValue` where an environment's lengths are not the policy's; a policy that reads no state takes any."""
+    """Raise `BadValue` where an environment's lengths are not the policy's; without a state input any state fits."""
     for name, wanted in policy.items():
         if wanted != env[name] and not (name == "state_dim" and wanted == 0):
             raise BadValue(f"the policy was made for {name}={wanted}, the environment has {name}={env[name]}")
 
 
 def check_compatible(env_spec: ActionSpec, policy_spec: ActionSpec | None) -> None:
-    """Raise `BadValue`, both sides shown, unless the policy writes actions as the environment reads them.
+    """Raise `BadValue`, both sides shown, unless policy and environment have one action convention.
 
-    A policy without a spec was learned from scratch on its environment and takes what it finds.
+    A policy without a spec was learned from scratch on its environment and takes any.
     """
     if policy_spec is None or policy_spec == env_spec:
         return

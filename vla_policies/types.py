@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """What a processor makes of B observations: ready for a network of M cameras and L text tokens."""
+    """A processor's output for B observations, M cameras and L text tokens."""
 
     pixels_BMCHW: Tensor
     """Images resized and normalised for the model, floating point."""
@@ -19,12 +19,12 @@ class PolicyInputs:
     text_mask_BL: Tensor
     """True where a text token is real."""
     state_BS: Tensor | None
-    """Proprioception, float32; None when the policy reads none."""
+    """Proprioception, float32; None when the policy has no state input."""
 
 
 @dataclass(frozen=True)
 class ActionSample:
-    """What a policy decided for B observations."""
+    """Decisions for B observations."""
 
     action_BKA: Tensor
     """Environment action chunk, float32 in [-1, 1]."""
@@ -33,8 +33,8 @@ class ActionSample:
     value_B: Tensor
     """State value of each observation, float32 (zeros when the policy has no value head)."""
     record: Mapping[str, Tensor] = field(default_factory=dict)
-    """What `evaluate` needs to score this very decision again, batch first: token policies store
-    `{"token": int64[B, K, A]}`, flow policies their denoising chain. The rollout buffer keeps it as is."""
+    """Input of `evaluate`, which scores this decision again, batch first: token policies store
+    `{"token": int64[B, K, A]}`, flow policies their denoising chain. The rollout buffer keeps it unchanged."""
     value_BK: Tensor | None = None
     """Value of each step of the chunk, float32, where the critic has an output for each; `value_B` is the first."""
 

@@ -32,8 +32,8 @@ def test_channel_first_images_say_the_same(conventions: Conventions) -> None:
 
 @pytest.mark.parametrize("spec", [None, ARM])
 def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> None:
-    told = replace(conventions, action_spec=spec)
-    assert conventions_from_json(json.loads(json.dumps(told.to_json())), "here") == told
+    specified = replace(conventions, action_spec=spec)
+    assert conventions_from_json(json.loads(json.dumps(specified.to_json())), "here") == specified
 
 
 def test_a_strange_key_is_named(conventions: Conventions) -> None:

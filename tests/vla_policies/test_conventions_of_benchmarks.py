@@ -42,7 +42,7 @@ def others(spec: ActionSpec) -> list[tuple[str, ActionSpec]]:
 def test_every_difference_from_a_benchmark_is_named(env_id: str) -> None:
     spec = spec_of(env_id)
     check_compatible(spec, spec)
-    assert {name for name, _ in others(spec)} == {one.name for one in fields(ActionSpec)}
+    assert {name for name, _ in others(spec)} == {item.name for item in fields(ActionSpec)}
     for name, other in others(spec):
         both = f"{name}: environment '{getattr(spec, name)}', policy '{getattr(other, name)}'"
         with pytest.raises(BadValue, match=both):

@@ -83,23 +83,23 @@ def test_predict_squeezes_one_observation(policy: VLAPolicy, make_obs: MakeObs) 
     assert state is None
     assert (many.shape, many.dtype) == ((3, 2, 4), np.float32)
     for row in range(3):
-        one, _ = policy.predict({key: value[row] for key, value in obs.items()}, deterministic=True)
-        assert one.shape == (2, 4)
-        assert np.array_equal(one, many[row])
+        single, _ = policy.predict({key: value[row] for key, value in obs.items()}, deterministic=True)
+        assert single.shape == (2, 4)
+        assert np.array_equal(single, many[row])
 
 
 def test_predict_understands_plain_text(policy: VLAPolicy, make_obs: MakeObs) -> None:
     obs = make_obs(2)
-    told = {**obs, "instruction": ("reach the red block", "put the bowl on the plate, please")}
+    texts = {**obs, "instruction": ("reach the red block", "put the bowl on the plate, please")}
     assert np.array_equal(
-        policy.predict(told, deterministic=True)[0], policy.predict(obs, deterministic=True)[0]
+        policy.predict(texts, deterministic=True)[0], policy.predict(obs, deterministic=True)[0]
     )
-    one = {key: value[0] for key, value in obs.items()} | {"instruction": "reach the red block"}
+    single = {key: value[0] for key, value in obs.items()} | {"instruction": "reach the red block"}
     assert np.array_equal(
-        policy.predict(one, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0]
+        policy.predict(single, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0]
     )
-    assert not policy.is_vectorized_observation(one)
-    assert policy.is_vectorized_observation(told)
+    assert not policy.is_vectorized_observation(single)
+    assert policy.is_vectorized_observation(texts)
 
 
 def test_sampling_follows_the_seed_and_varies(policy: VLAPolicy, make_obs: MakeObs) -> None:

@@ -45,9 +45,11 @@ def test_learns_evaluates_saves_and_loads(envs: VecEnv, tmp_path: Path) -> None:
     assert np.array_equal(
         model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0]
     )
-    ours, theirs = model.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict()
-    assert ours["param_groups"] == theirs["param_groups"]
-    assert all(torch.equal(ours["state"][i]["exp_avg"], theirs["state"][i]["exp_avg"]) for i in ours["state"])
+    saved, restored = model.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict()
+    assert saved["param_groups"] == restored["param_groups"]
+    assert all(
+        torch.equal(saved["state"][i]["exp_avg"], restored["state"][i]["exp_avg"]) for i in saved["state"]
+    )
     loaded.learn(32, reset_num_timesteps=False)
 
 

@@ -55,15 +55,15 @@ class UniformBins:
 
 
 class TableBins:
-    """Tokens whose meaning differs from dim to dim: a look-up in `value_AV`.
+    """Tokens whose number differs from dim to dim: a look-up in `value_AV`.
 
-    Several tokens may mean the same number (both end bins of OpenVLA, every "open" of a gripper that only
-    knows open and closed). An algorithm that stores only environment actions must still recover the token,
-    so such twins are told apart by the last bits of the float32 number, at most 2e-5 towards zero.
+    Several tokens may have the same number (both end bins of OpenVLA, every "open" of a gripper that is only
+    open or closed). An algorithm that stores only environment actions must still recover the token, so equal
+    tokens differ in the last bits of the float32 number, at most 2e-5 towards zero.
 
-    :param value_AV: what each token means, float64 `[A, V]`, in [-1, 1].
-    :param distance_AV: how far each token is from what the training data have for its number, `[A, V]`: of
-        twins, the one of the least distance (the first of several) is the number's token. None = all are equal.
+    :param value_AV: each token's number, float64 `[A, V]`, in [-1, 1].
+    :param distance_AV: distance of each token from the training data's value for its number, `[A, V]`: of equal
+        tokens, the one of the least distance (the first of several) is the number's token. None = all are equal.
     """
 
     def __init__(self, value_AV: np.ndarray, distance_AV: np.ndarray | None = None) -> None:
@@ -71,7 +71,7 @@ class TableBins:
             raise ValueError(f"value_AV must be [A, V] in [-1, 1], got {value_AV.shape}")
         self.num_bins = value_AV.shape[1]
         distance_AV = np.zeros(value_AV.shape) if distance_AV is None else distance_AV
-        rows = [_told_apart(*row) for row in zip(value_AV, distance_AV, strict=True)]
+        rows = [_separated(*row) for row in zip(value_AV, distance_AV, strict=True)]
         self.value_AV = torch.from_numpy(np.stack(rows))
 
     def decode(self, token: Tensor) -> Tensor:
@@ -85,15 +85,15 @@ class TableBins:
         return (action.float()[..., None] - table_AV).abs().argmin(dim=-1)
 
 
-def _told_apart(value_V: np.ndarray, distance_V: np.ndarray) -> np.ndarray:
-    """The numbers as float32, equal ones moved apart by the smallest step towards zero, the farther the more."""
+def _separated(value_V: np.ndarray, distance_V: np.ndarray) -> np.ndarray:
+    """The numbers as float32, equal ones moved apart by the smallest steps towards zero, in order of distance."""
     rounded_V = value_V.astype(np.float32)
     out_V = rounded_V.copy()
     for value in np.unique(rounded_V):
-        (twins,) = np.nonzero(rounded_V == value)
-        twins = twins[np.argsort(distance_V[twins], kind="stable")]
+        (equal,) = np.nonzero(rounded_V == value)
+        equal = equal[np.argsort(distance_V[equal], kind="stable")]
         step = max(float(abs(value - np.nextafter(value, np.float32(0.0)))), 1e-9)
-        out_V[twins] = value - np.where(value > 0, 1.0, -1.0) * step * np.arange(len(twins))
+        out_V[equal] = value - np.where(value > 0, 1.0, -1.0) * step * np.arange(len(equal))
     if len(np.unique(out_V)) != len(out_V):
-        raise ValueError("the table's numbers lie too close together to be told apart in float32")
+        raise ValueError("the table's numbers lie too close together to differ in float32")
     return out_V

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,16 +22,15 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 
 FlowScheme = Literal["flow_sde", "flow_cps", "flow_noise"]
-"""Where the randomness of a decision with a log-probability comes from; see `FlowSettings.scheme`."""
-SCHEMES: tuple[str, ...] = ("flow_sde", "flow_cps", "flow_noise")
-JOINTS: tuple[str, ...] = ("sum", "mean")
-EVAL_NOISES: tuple[str, ...] = ("fixed", "random")
+"""Source of a decision's randomness; see `FlowSettings.scheme`."""
+Joint = Literal["sum", "mean"]
+EvalNoise = Literal["fixed", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings:
-    """How a flow policy acts and how its actions get a log-probability. A trained policy must be evaluated
-    with the `num_steps` it was trained with."""
+    """Sampling of a flow policy, and log-probabilities of its actions. A trained policy must be evaluated
+    with the `num_steps` of its training."""
 
     num_steps: int = 4
     """J, denoising steps of a decision."""
@@ -43,30 +42,31 @@ class FlowSettings:
     """a of Flow-SDE, the standard deviation of its first step (0.3 to 0.5 are published), or of Flow-CPS."""
     noise_std: tuple[float, float] = (0.08, 0.16)
     """Smallest and largest standard deviation Flow-Noise may learn."""
-    joint: Literal["sum", "mean"] = "sum"
+    joint: Joint = "sum"
     """Log-probability of the J steps of Flow-Noise: their "sum" (the true joint density), or "mean", the
     sum divided by J + 1 (the published choice, which counts the initial noise as a term: a ratio is then
     the (J + 1)-th root of the true one, and a clip range that much looser)."""
     last_step_random: bool = True
     """Whether Flow-SDE may choose the last step, the one with the least noise (Flow-CPS never does)."""
-    eval_noise: Literal["fixed", "random"] = "fixed"
-    """Where a deterministic decision starts: "fixed", one noise for all observations, so that the same
-    observation always gives the same action; "random", fresh noise from torch's generator (published)."""
+    eval_noise: EvalNoise = "fixed"
+    """Start of a deterministic decision: "fixed", one noise for all observations, so that equal observations
+    give equal actions; "random", fresh noise from torch's generator (published)."""
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise BadValue(f"num_steps must be >= 1, got {self.num_steps}")
-        if self.scheme not in SCHEMES:
-            raise unknown_name("flow scheme", str(self.scheme), SCHEMES)
-        if self.joint not in JOINTS:
-            raise unknown_name("joint log-probability", str(self.joint), JOINTS)
+        for value, choices, name in (
+            (self.scheme, get_args(FlowScheme), "flow scheme"),
+            (self.joint, get_args(Joint), "joint log-probability"),
+            (self.eval_noise, get_args(EvalNoise), "eval_noise"),
+        ):
+            if value not in choices:
+                raise unknown_name(name, str(value), choices)
         if not self.noise_level > 0:
             raise BadValue(f"noise_level must be > 0, got {self.noise_level}")
         low, high = self.noise_std
         if not 0 < low < high:
             raise BadValue(f"noise_std must be two rising numbers > 0, got {list(self.noise_std)}")
-        if self.eval_noise not in EVAL_NOISES:
-            raise unknown_name("eval_noise", str(self.eval_noise), EVAL_NOISES)
         if self.scheme == "flow_cps" and not self.noise_level < 1:
             raise BadValue(f"noise_level of flow_cps must be < 1, got {self.noise_level}")
         if self.num_steps == 1 and self.num_random_steps == 0:
@@ -74,7 +74,7 @@ class FlowSettings:
 
     @property
     def num_random_steps(self) -> int:
-        """How many steps, from the first on, the one random step is drawn from."""
+        """Number of steps, from the first on, among which the one random step is drawn."""
         return self.num_steps if self.last_step_random and self.scheme != "flow_cps" else self.num_steps - 1
 
 
@@ -147,8 +147,8 @@ def bounded_std(raw: Tensor, low: float, high: float) -> Tensor:
 
 def join_steps(per_step_BJ: Tensor, joint: str) -> Tensor:
     """Log-probabilities (or entropies) `[B, J, ...]` of the steps to one `[B, ...]`; see `FlowSettings.joint`."""
-    if joint not in JOINTS:
-        raise ValueError(f"joint must be one of {JOINTS}, got {joint!r}")
+    if joint not in get_args(Joint):
+        raise ValueError(f"joint must be one of {get_args(Joint)}, got {joint!r}")
     total = per_step_BJ.sum(dim=1)
     return total if joint == "sum" else total / (per_step_BJ.shape[1] + 1)
 
@@ -167,7 +167,7 @@ def time_embedding(time_B: Tensor, width: int, min_period: float = 4e-3, max_per
 
 
 def matching_pair(noise_BHD: Tensor, action_BHD: Tensor, time_B: Tensor) -> tuple[Tensor, Tensor]:
-    """What flow matching trains on: x_t = t noise + (1 - t) action, and the velocity it is to give."""
+    """Input and target of flow matching: x_t = t noise + (1 - t) action, and its velocity."""
     check_chain(noise_BHD, action_BHD)
     time_B11 = time_B[:, None, None]
     return time_B11 * noise_BHD + (1.0 - time_B11) * action_BHD, noise_BHD - action_BHD
@@ -180,7 +180,7 @@ def matching_times(uniform_B: Tensor, alpha: float = 1.5) -> Tensor:
 
 
 def gaussian_velocity(x_BHD: Tensor, time_B: Tensor, action_std: float) -> Tensor:
-    """The exact velocity when actions are N(0, action_std^2) whatever is seen, `[B, H, D]`.
+    """The exact velocity when actions are N(0, action_std^2) for all observations, `[B, H, D]`.
 
     E[noise - action | x] = x (t - (1 - t) s^2) / (t^2 + (1 - t)^2 s^2): fresh weights that add to it begin
     with actions of a chosen spread instead of bare noise.

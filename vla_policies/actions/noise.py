@@ -1,10 +1,10 @@
-"""Where the randomness of decisions comes from.
+"""Random numbers of decisions.
 
 Noise
-├── TorchNoise   torch's generator of the device: what Stable-Baselines3's methods draw from
-└── SlotNoise    a function of (seed, decision, slot) alone, whoever computes it and in whatever company
+├── TorchNoise   torch's generator of the device, from which Stable-Baselines3's methods draw
+└── SlotNoise    a function of (seed, decision, slot) alone
 
-With the second a run's decisions do not depend on how its slots are spread over processes.
+With `SlotNoise` a run's decisions do not depend on how its slots are distributed over processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 4
-"""Numbers that Philox gives for one value of its counter."""
+"""Philox's numbers for one value of its counter."""
 
 
 class Noise(ABC):
@@ -48,8 +48,8 @@ TORCH_NOISE = TorchNoise()
 class SlotNoise(Noise):
     """Numbers of one decision of some slots.
 
-    A counter-based generator (Philox 4x64, Salmon et al. 2011) is asked at the counter (slot, call, decision),
-    so a row's numbers follow from its slot, and only the asked slots (and those between them) are computed.
+    A counter-based generator (Philox 4x64, Salmon et al. 2011) starts at the counter (slot, call, decision), so a
+    row's numbers follow from its slot, and only the given slots (and those between them) are computed.
     """
 
     def __init__(self, seed: int, decision: tuple[int, int], slot_N: np.ndarray) -> None:
@@ -61,7 +61,7 @@ class SlotNoise(Noise):
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
         if shape[0] != len(self._slot_N):
-            raise ValueError(f"noise is for {len(self._slot_N)} slots, asked for {shape[0]} rows")
+            raise ValueError(f"noise is for {len(self._slot_N)} slots, got {shape[0]} rows")
         wanted = math.prod(shape[1:])
         blocks = -(-wanted // _BLOCK)
         first, last = int(self._slot_N.min()), int(self._slot_N.max())

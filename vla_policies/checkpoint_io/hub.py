@@ -29,7 +29,6 @@ class HubId:
     """`org/name`, or `org/name@revision`."""
 
     repo: str
-    """`org/name`."""
     revision: str | None
     """Branch, tag or commit; None is the main branch."""
 

@@ -50,7 +50,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module)
     """Write `model.safetensors`, then `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / WEIGHTS_FILE, module.state_dict())
-    write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+    write_json(folder / CONFIG_FILE, config)
 
 
 def load_weights(folder: Path, module: nn.Module) -> None:
@@ -136,7 +136,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         write_safetensors(folder / name, {key: tensors[key] for key in keys})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        write_text(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+        write_json(folder / INDEX_FILE, index)
     else:
         (folder / INDEX_FILE).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -151,6 +151,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, partial, metadata={"format": "pt"})
     os.replace(partial, path)
+
+
+def write_json(path: Path, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+    """Write one JSON object."""
+    write_text(path, json.dumps(values, indent=2, sort_keys=sort_keys) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:

@@ -1,4 +1,4 @@
-"""`torch.compile` for the repeated part of a network: its blocks, all of one shape, so that one is compiled for all."""
+"""`torch.compile` for a network's blocks: all have one shape, so that one compilation serves all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from vla_gym.errors import BadValue
 
 
 def compile_blocks(network: nn.Module, backend: str = "inductor") -> int:
-    """Compile, at its first call, every module that stands in a list of blocks; in place, names stay as they are.
+    """Compile every block of a `ModuleList` at its first call, in place under the same name; return their number.
 
     Lengths of prompts and sizes of batches may vary without a new compilation. `backend` is torch's name of the
-    compiler. Compiled blocks round differently: numbers agree to about 1e-5, not to the bit. Returns how many they are.
+    compiler. Compiled blocks round differently: numbers agree to about 1e-5, not to the bit.
     """
     blocks = [
         block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack.children()

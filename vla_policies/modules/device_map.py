@@ -1,7 +1,7 @@
 """One network on several devices: the language model's layers spread out, everything else on the first device.
 
-`device_map` is transformers': "auto", one device's name, or a mapping of module names to devices, of which "disk" is
-one: such a layer is read when it is run, and does not learn. Accelerate moves what flows between layers.
+`device_map` is transformers': "auto", one device's name, or a mapping of module names to devices. A layer on "disk" is
+read when it runs, and does not learn. Accelerate moves tensors between devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.modules.lora import is_attached
 
 DeviceMap = str | Mapping[str, str | int]
-"""As a user gives it."""
+"""The user's value."""
 Place = torch.device | str
 """A device, or `DISK`."""
 DISK = "disk"
@@ -29,8 +29,8 @@ def place(
 ) -> None:
     """Put `network` where `device_map` says, in place; `layers` is the name of its list of Llama layers.
 
-    The last layer stays on the first device, where its parts are used one by one. Layers on "disk" are written to
-    `offload_folder` and frozen. Parameters may be other objects afterwards: make optimisers anew.
+    The last layer stays on the first device, where its parts are called separately. Layers on "disk" are written to
+    `offload_folder` and frozen. Parameters may be other objects afterwards: create optimisers after this.
     """
     plan = layer_devices(network, layers, device_map)
     if DISK in plan.values():
@@ -49,7 +49,7 @@ def dispatch(
     *,
     force_hooks: bool = False,
 ) -> None:
-    """Let accelerate move the layers, and what flows between them; `force_hooks` even where all is one device."""
+    """Let accelerate move the layers and their inputs; with `force_hooks` even where all is one device."""
     main = plan[""]
     names = [name for name, _ in network.named_children()]
     owner = layers.split(".", maxsplit=1)[0]
@@ -91,14 +91,14 @@ def layer_devices(network: nn.Module, layers: str, device_map: DeviceMap) -> dic
         raise BadValue("device_map: only layers may be on disk, e.g. {'': 'cpu', '" + names[0] + "': 'disk'}")
     found = {"": main}
     for name in names:
-        fitting = [one for one in device_map if not one or name == one or name.startswith(one + ".")]
-        found[name] = _device(device_map[max(fitting, key=len)]) if fitting else main
+        prefixes = [key for key in device_map if not key or name == key or name.startswith(key + ".")]
+        found[name] = _device(device_map[max(prefixes, key=len)]) if prefixes else main
     found[names[-1]] = main
     return found
 
 
 def _spread(network: nn.Module, layers: str) -> Mapping[str, str | int]:
-    """As many layers on each GPU as fit, the first GPU also holding the rest; one device where that is all there is."""
+    """A map of as many layers on each GPU as fit, the rest on the first GPU; of one device where there is only one."""
     if torch.cuda.device_count() < 2:
         return {"": "cuda" if torch.cuda.is_available() else "cpu"}
     kinds = {type(layer).__name__ for layer in network.get_submodule(layers).children()}
@@ -117,7 +117,7 @@ def _device(value: str | int) -> Place:
     try:
         return torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
+        cause = str(error).splitlines()[0]
         raise BadValue(
-            f"device_map: '{value}' is no device such as cpu, cuda, cuda:1 or disk ({first})"
+            f"device_map: '{value}' is no device such as cpu, cuda, cuda:1 or disk ({cause})"
         ) from error

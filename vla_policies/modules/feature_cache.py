@@ -1,7 +1,6 @@
-"""What frozen parts of a network made of an observation, kept from the decision for the epochs of its update.
+"""Cache of a frozen encoder's outputs, kept from a decision for the epochs of its update.
 
-Acting, bootstrapping and every epoch of an update then read the same numbers; what was dropped for want of room is
-made again.
+Acting, bootstrapping and every epoch of an update then use the same numbers; dropped rows are computed again.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from torch import Tensor
 GIB = 2**30
 
 Row = tuple[Tensor, ...]
-"""What was made of one observation."""
+"""The encoder's output for one observation."""
 
 
 class FeatureCache:
-    """Rows by key, at most `max_bytes` of them; the longest unused go first."""
+    """Rows by key, at most `max_bytes` of them; least recently used ones are dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -31,8 +30,7 @@ class FeatureCache:
         return len(self._rows)
 
     def rows(self, keys: Sequence[bytes], make: Callable[[list[int]], Sequence[Row]]) -> list[Row]:
-        """The row of every key; `make(places)` gives those of the keys at `places` that are not here, without
-        gradients."""
+        """The row of every key; `make(places)` computes, without gradients, those of missing keys at `places`."""
         found: dict[int, Row] = {}
         for place, key in enumerate(keys):
             if key in self._rows:
@@ -48,8 +46,8 @@ class FeatureCache:
         return [found[place] for place in range(len(keys))]
 
     def _keep(self, key: bytes, row: Row) -> None:
-        # A row may be a view into its batch, which it would keep alive whole.
-        own = tuple(one.clone() for one in row)
+        # A row may be a view, which would keep the memory of its whole batch.
+        own = tuple(x.clone() for x in row)
         self._drop(key)
         self._rows[key] = own
         self.num_bytes += _size(own)
@@ -64,7 +62,7 @@ class FeatureCache:
 
 def row_keys(*inputs: Tensor) -> list[bytes]:
     """One key for each row of tensors `[B, ...]`: a digest of its bytes, 128 bits."""
-    arrays = [one.detach().cpu().contiguous().numpy() for one in inputs]
+    arrays = [x.detach().cpu().contiguous().numpy() for x in inputs]
     keys = []
     for place in range(len(arrays[0])):
         digest = hashlib.blake2b(digest_size=16)
@@ -75,4 +73,4 @@ def row_keys(*inputs: Tensor) -> list[bytes]:
 
 
 def _size(row: Row) -> int:
-    return sum(one.numel() * one.element_size() for one in row)
+    return sum(x.numel() * x.element_size() for x in row)

@@ -31,10 +31,10 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     check_tensors,
     read_safetensors,
+    write_json,
     write_safetensors,
-    write_text,
 )
-from vla_policies.modules.mixed_precision import as_written, autocast_type
+from vla_policies.modules.mixed_precision import autocast_type, without_autocast
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
@@ -66,7 +66,6 @@ class LoraSettings:
 
     @property
     def scale_alpha(self) -> int:
-        """alpha, given or by default."""
         return min(self.rank, 16) if self.alpha is None else self.alpha
 
 
@@ -78,7 +77,7 @@ def lora_settings(values: Mapping[str, Any], where: str) -> LoraSettings:
 def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) -> None:
     """Put an adapter beside every target layer of `module`, in place, and freeze everything else.
 
-    An adapter starts as no change (B = 0) and is kept in float32 whatever the weights are.
+    An adapter starts as no change (B = 0) and is float32 for any dtype of the weights.
     """
     config = LoraConfig(
         r=settings.rank,
@@ -107,7 +106,7 @@ def switched_off(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        # peft sets the flags by its own rule.
+        # peft sets `requires_grad` by its own rule.
         for parameter in module.parameters():
             parameter.requires_grad_(False)
         for parameter in trained:
@@ -115,7 +114,7 @@ def switched_off(module: nn.Module) -> Iterator[None]:
 
 
 def merge(module: nn.Module) -> None:
-    """Add every adapter to its layer's weight and take it away, in place."""
+    """Add every adapter to its layer's weight and remove it, in place."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, LoraLayer):
             layer.merge()
@@ -161,7 +160,7 @@ def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | Non
     values["revision"] = revision
     values["inference_mode"] = True
     write_safetensors(folder / ADAPTER_WEIGHTS, adapter_state(module))
-    write_text(folder / ADAPTER_CONFIG, json.dumps(values, indent=2, sort_keys=True) + "\n")
+    write_json(folder / ADAPTER_CONFIG, values, sort_keys=True)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -187,13 +186,13 @@ def load_adapter(module: nn.Module, folder: Path) -> None:
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:
-    """Overwrite the adapters that are attached by those of a folder, in place."""
+    """Overwrite the attached adapters by those of a folder, in place."""
     path = folder / ADAPTER_WEIGHTS
     if not path.is_file():
         raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
     tensors = read_safetensors(path)
     wanted = adapter_state(module)
-    # peft also writes the weight itself of an adapted output layer; it is the base's, or was trained with it.
+    # peft also writes the weight of an adapted output layer: the base's, or trained with the adapter.
     state = module.state_dict()
     wanted |= {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
     check_tensors(path, tensors, wanted)
@@ -206,7 +205,7 @@ def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:
     """Outputs `first .. first + count` of a bias-free linear layer, adapter included, float32 `[..., count]`,
     under autocast too."""
     rows = slice(first, first + count)
-    with as_written(x):
+    with without_autocast(x):
         x = x.float()
         if not isinstance(layer, LoraLinear):
             return functional.linear(x, layer.weight[rows].float())  # type: ignore[index]
@@ -268,7 +267,7 @@ class FusedLoraLinear(LoraLinear):
 
 
 def fuse(module: nn.Module) -> None:
-    """Run every adapted linear layer of `module` as one operation; names and weights stay as they are."""
+    """Run every adapted linear layer of `module` as one operation; names and weights do not change."""
     layer: Any
     for layer in module.modules():
         if type(layer) is not LoraLinear or any(layer.use_dora.values()):

@@ -1,4 +1,4 @@
-"""Where torch's autocast, which computes in half precision whatever it may, has to be minded."""
+"""Exceptions from torch's autocast to half precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
-    """What products with `x` are computed in, whatever their types; None outside of autocast."""
+    """The dtype of products with `x` under autocast; None outside of it."""
     device = x.device.type
     # Tensors without memory ("meta") are on no device that has autocast.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -18,18 +18,18 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
     return None
 
 
-def as_written(x: Tensor) -> AbstractContextManager[object]:
-    """Inside, what is computed with `x` is computed in the types it has."""
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Context manager that turns autocast off on the device of `x`."""
     return torch.autocast(x.device.type, enabled=False) if autocast_type(x) is not None else nullcontext()
 
 
 def in_float32(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """What `layers` make of `x`, of any float dtype, in float32: under autocast too, and where weights have less.
+    """`layers(x)` in float32 for any float dtype of `x` and of the weights, under autocast too.
 
-    FSDP hands over the weights in half precision, to be multiplied in float32 all the same.
+    FSDP gives weights in half precision.
     """
     x = x.float()
-    with as_written(x):
+    with without_autocast(x):
         for layer in layers:
             x = _linear(layer, x) if isinstance(layer, nn.Linear) else layer(x)
     return x

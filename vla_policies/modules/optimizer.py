@@ -12,8 +12,8 @@ from torch.optim import AdamW
 class GroupScaledAdamW(AdamW):
     """AdamW whose groups may carry `lr_scale`: the group steps with `lr * lr_scale`.
 
-    Stable-Baselines3 writes one schedule value into every group's `lr` before each update, which
-    would undo a value head's own rate; the factor survives that, and follows the schedule.
+    Stable-Baselines3 writes one schedule value into every group's `lr` before each update, which would
+    overwrite a value head's own rate; with the factor that rate follows the schedule.
     """
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

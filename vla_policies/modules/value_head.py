@@ -47,7 +47,7 @@ class ValueHead(nn.Module):
         return [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """As `nn.Module`, but half precision passes the head by: values need more than 8 bits."""
+        """As `nn.Module`, but without half precision: values need more than 8 bits."""
         before = [parameter.data for parameter in self.parameters()]
         super()._apply(fn, recurse)
         for parameter, data in zip(self.parameters(), before, strict=True):

@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = _mlp(width, mlp_ratio * width, width)
+        self.mlp = mlp(width, mlp_ratio * width, width)
 
     def forward(self, x_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
         """`mask_B11L` is True where a token may be attended to; None = everywhere."""
@@ -43,7 +43,7 @@ class QueryBlock(nn.Module):
         self.key_value = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = _mlp(width, mlp_ratio * width, width)
+        self.mlp = mlp(width, mlp_ratio * width, width)
 
     def forward(self, x_BQD: Tensor, context_BLD: Tensor, mask_B11L: Tensor | None) -> Tensor:
         """`mask_B11L` covers the Q queries followed by the context."""
@@ -207,7 +207,7 @@ def state_codes(state_BS: Tensor, octaves: int = 4) -> Tensor:
     return torch.cat([state_BS[..., None], angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, outputs))
 
 

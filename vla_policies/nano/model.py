@@ -22,6 +22,7 @@ from vla_policies.nano.layers import (
     ValueHead,
     VisionStem,
     WordEmbedding,
+    mlp,
     state_codes,
 )
 from vla_policies.nano.processor import prepare_inputs
@@ -64,7 +65,8 @@ class NanoTrunk(nn.Module):
         self.vision = VisionStem(width, config.grid, config.points, conventions.image_size)
         self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
         self.points = nn.Linear(2 * config.points * cameras, width)
-        self.state = _state_mlp(conventions.state_dim, width) if conventions.state_dim else None
+        codes = state_codes(torch.zeros(1, conventions.state_dim)).shape[1]
+        self.state = mlp(codes, width, width) if conventions.state_dim else None
 
     def build_blocks(self, config: NanoConfig) -> None:
         """Build the blocks over all tokens."""
@@ -177,11 +179,6 @@ def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]
     for reader in readers:
         x_BQD = reader(x_BQD, encoding.context_BLD, mask_B11L)
     return x_BQD
-
-
-def _state_mlp(state_dim: int, width: int) -> nn.Module:
-    inputs = state_codes(torch.zeros(1, state_dim)).shape[1]
-    return nn.Sequential(nn.Linear(inputs, width), nn.GELU(approximate="tanh"), nn.Linear(width, width))
 
 
 def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:

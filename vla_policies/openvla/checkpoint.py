@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from vla_policies.checkpoint_io.weights import (
     fill,
     read_safetensors,
     read_tensors,
+    write_json,
     write_safetensors,
     write_tensors,
     write_text,
@@ -42,16 +42,16 @@ from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, norm
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."
 _ROTARY = "rotary_emb.inv_freq"
-"""Ending of tensors that old checkpoints carry and that follow from the config."""
+"""Ending of tensors in old checkpoints that follow from the config."""
 LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored")
-"""How actions are written for LIBERO, which a checkpoint assumes where no environment says otherwise."""
+"""LIBERO's action convention, a checkpoint's default without an environment."""
 DATA_SPECS = {
     "libero": LIBERO_SPEC,
     "bridge": ActionSpec(
         rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target", units="physical"
     ),
 }
-"""How actions are written in the data whose statistics bear a name that begins so (BridgeData V2: metres and
+"""Action convention of data sets by the beginning of their name (BridgeData V2: metres and
 roll, pitch, yaw, run by a controller that moves its last target)."""
 
 
@@ -93,7 +93,7 @@ def resolve(
 
 
 def emitted_spec(settings: Settings, unnorm_key: str | None, wanted: ActionSpec | None) -> ActionSpec | None:
-    """How actions leave the policy: the gripper as the environment wants it, the rest as in the data."""
+    """The policy's action convention: the gripper is the environment's, the rest the data's."""
     if settings.gripper == "as_is":
         return wanted
     data = next((spec for name, spec in DATA_SPECS.items() if (unnorm_key or "").startswith(name)), wanted)
@@ -114,7 +114,7 @@ def saved_sampling(config: Mapping[str, Any]) -> Sampling:
 
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The network's tensors and the critic's, which a folder may lack."""
+    """The network's tensors and the critic's (empty where the folder has none)."""
     tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
     values = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)}
     if (folder / VALUE_HEAD_FILE).is_file():
@@ -168,9 +168,10 @@ def save_folder(
     write_safetensors(folder / VALUE_HEAD_FILE, value_head_state(value_head))
     for name, content in config.files.items():
         write_text(folder / name, content)
-    write_text(folder / PREPROCESSOR_FILE, _dump(config.preprocessor))
-    write_text(folder / STATISTICS_FILE, _dump(config.statistics))
-    write_text(folder / CONFIG_FILE, _dump({**config.official, OWN_KEY: dict(own_settings)}))
+    write_json(folder / PREPROCESSOR_FILE, config.preprocessor, sort_keys=True)
+    write_json(folder / STATISTICS_FILE, config.statistics, sort_keys=True)
+    official = {**config.official, OWN_KEY: dict(own_settings)}
+    write_json(folder / CONFIG_FILE, official, sort_keys=True)
 
 
 def own_settings(
@@ -222,7 +223,3 @@ def _check_square(official: Mapping[str, Any], where: str) -> None:
         raise BadValue(
             f"{where} has towers of different image sizes, for which camera settings are not defined"
         )
-
-
-def _dump(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, sort_keys=True) + "\n"

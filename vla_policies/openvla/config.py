@@ -16,7 +16,7 @@ from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
 PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-"""Small files of the layout that travel along unread."""
+"""Small files of the layout that are copied unread."""
 OWN_KEY = "vla_zoo"
 """Key of `config.json` under which a folder that this project wrote keeps its own settings."""
 
@@ -32,10 +32,9 @@ class Settings:
     cameras: tuple[str, ...] = ("image",)
     """Observation keys of its images, main camera first."""
     camera_resize: Literal["bicubic", "lanczos3", "jpeg_lanczos3"] = "bicubic"
-    """How a camera image becomes the network's size: straight to it, by TensorFlow's Lanczos-3, or that
-    after the JPEG round trip (LIBERO)."""
+    """Resize of camera images: bicubic, TensorFlow's Lanczos-3, or that after the JPEG round trip (LIBERO)."""
     center_crop: bool = False
-    """Cut to the central 0.9 of the area and stretch (trained with random crops, as for LIBERO)."""
+    """Crop to the central 0.9 of the area and stretch (after training with random crops, as for LIBERO)."""
     bounds: Bounds = "q01_q99"
     """Statistics that became -1 and 1 in training."""
     width_epsilon: float = 0.0
@@ -43,13 +42,13 @@ class Settings:
     gripper: Literal["zero_to_one_opens", "as_is"] = "as_is"
     """Meaning of the last, un-normalised number: 1 open and 0 closed, or the environment's own."""
     binarize_gripper: bool = True
-    """Only ever fully open or closed."""
+    """Whether the gripper is only fully open or closed."""
     chunk: int = 1
     """K, actions per decision."""
     use_state: bool = False
     """Read the proprioceptive state (OpenVLA-OFT with a proprio projector)."""
     head: Literal["tokens", "l1"] = "tokens"
-    """Action tokens, or the regression head of OpenVLA-OFT's own fine-tunes (acts, cannot be trained by RL)."""
+    """Action tokens, or the regression head of OpenVLA-OFT's own fine-tunes (acts, no training by RL)."""
     stop_token: bool = True
     """OpenVLA-OFT: `</s>` after the action slots, as in the original; False for checkpoints by RLinf."""
     value_outputs: int = 1
@@ -57,10 +56,9 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights (heads stay float32): "auto" is the checkpoint's own on CUDA machines, else float32."""
     recompute: bool = False
-    """Keep only block inputs for the backward pass (gradient checkpointing)."""
+    """Activation checkpointing: keep only block inputs for the backward pass."""
     cache_features: float = 0.0
-    """GiB of projected image patches kept from acting for the epochs of an update, where image towers and projector
-    are frozen; 0 = none."""
+    """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none."""
     lora: Mapping[str, Any] | None = None
     """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
 
@@ -72,7 +70,6 @@ class OpenVLAConfig:
     official: Mapping[str, Any]
     """`config.json` as published; its `norm_stats` with `dataset_statistics.json` merged over them."""
     preprocessor: Mapping[str, Any]
-    """`preprocessor_config.json`."""
     files: Mapping[str, str]
     """Contents of `tokenizer.json` (absent: byte tokens) and of the companion files."""
     unnorm_key: str | None
@@ -113,7 +110,6 @@ class OpenVLAConfig:
 
     @property
     def pad_id(self) -> int:
-        """Token id of the padding."""
         return int(self.official["pad_token_id"])
 
     def to_json(self) -> dict[str, Any]:

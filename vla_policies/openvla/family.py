@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,8 +18,8 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
     check_tensors,
     read_safetensors,
+    write_json,
     write_safetensors,
-    write_text,
 )
 from vla_policies.conventions import Conventions
 from vla_policies.modules.device_map import place
@@ -45,11 +44,11 @@ from vla_policies.types import PolicyInputs
 
 
 class OpenVLAFamily(Backbone):
-    """Base of both families; subclasses decode."""
+    """Base of both families; subclasses implement decoding."""
 
     default_conventions: ClassVar[Conventions]
     base_settings: ClassVar[Settings]
-    """Settings of a checkpoint that says nothing of its own."""
+    """Settings of a checkpoint without its own."""
 
     codec: ActionCodec
 
@@ -96,7 +95,7 @@ class OpenVLAFamily(Backbone):
 
     @classmethod
     def check_chunk(cls, chunk: int) -> None:
-        """Raise when the family cannot decide `chunk` actions at a time."""
+        """Raise when the family does not support chunks of this length."""
 
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -110,7 +109,7 @@ class OpenVLAFamily(Backbone):
 
     @classmethod
     def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
-        """The family's settings that go with a data set, None = no data set."""
+        """The family's settings for a data set; None = no data set."""
         return {}
 
     @classmethod
@@ -162,7 +161,7 @@ class OpenVLAFamily(Backbone):
         return FeatureCache(int(self.config.settings.cache_features * GIB))
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
-        """Values `[B]` of the states whose prompts end in `hidden_BD`; with a value per action, the first one's."""
+        """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""
         value: Tensor = self.value_head(hidden_BD)[:, 0]
         return value
 
@@ -217,7 +216,7 @@ class OpenVLAFamily(Backbone):
         write_safetensors(folder / checkpoint.VALUE_HEAD_FILE, checkpoint.value_head_state(self.value_head))
         self.save_heads(folder)
         own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
-        write_text(folder / ADAPTER_SETTINGS, json.dumps({OWN_KEY: own_settings}, indent=2) + "\n")
+        write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own_settings})
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)
@@ -236,7 +235,7 @@ class OpenVLAFamily(Backbone):
     def merge_adapter(self) -> None:
         self._features = None
         merge(self.network)
-        # All of it trains now, so no features can be kept.
+        # All of it trains from here on, so no features can be cached.
         self._update_settings(lora=None, cache_features=0.0)
         self.network.requires_grad_(True)
         self.network.freeze_unused()

@@ -21,7 +21,7 @@ from vla_policies.modules.activation_checkpointing import CheckpointFn
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding without buffers: nothing to lose on the meta device or to bf16."""
+    """Rotary position embedding without buffers, which the meta device or bf16 would spoil."""
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class KVCache:
     def _append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         assert self.prefix is not None
         if self._buffers is None:
-            # Written in place from here on: one copy of the prefix instead of one per token.
+            # Later tokens are written in place: one copy of the prefix instead of one per token.
             self._filled = self.prefix[0].shape[2]
             self._buffers = (self._with_room(self.prefix[0]), self._with_room(self.prefix[1]))
         end = self._filled + key.shape[2]
@@ -91,7 +91,7 @@ class Segment:
 
 
 def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
-    """The language model that an OpenVLA `text_config` describes; it stores only differences from the defaults."""
+    """The language model of an OpenVLA `text_config`, which has only differences from the defaults."""
     values = {key: value for key, value in text_config.items() if key not in ("model_type", "torch_dtype")}
     config = LlamaConfig(**values)
     config._attn_implementation = "sdpa"

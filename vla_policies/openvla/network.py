@@ -15,7 +15,7 @@ from vla_policies.openvla.vision import TowerShape, VisionTower
 LANGUAGE_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 """The language model's layers, which leave the image towers frozen."""
 LORA_TARGETS = ("proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "out_proj", *LANGUAGE_TARGETS)
-"""Layers that get a LoRA adapter in RLinf's recipe: every linear one and the patch convolutions."""
+"""Layers with a LoRA adapter in RLinf's recipe: every linear one and the patch convolutions."""
 
 
 class VisionBackbone(nn.Module):
@@ -70,7 +70,7 @@ class PrismaticNetwork(nn.Module):
         return int(self.language_model.config.hidden_size)
 
     def freeze_unused(self) -> None:
-        """Take the weights that no output depends on out of training."""
+        """Freeze the weights that no output depends on."""
         for tower in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
             if tower is not None:
                 for parameter in tower.unused_parameters():
@@ -81,7 +81,7 @@ class PrismaticNetwork(nn.Module):
         return checkpoint_fn(recompute=self.recompute)
 
     def encode_images(self, pixels_BMCHW: Tensor) -> Tensor:
-        """Normalised pixels of M images to their projected patches, one after the other, `[B, M * P, D]`."""
+        """Normalised pixels of M images to their projected patches, image by image, `[B, M * P, D]`."""
         batch, images = pixels_BMCHW.shape[:2]
         pixels = pixels_BMCHW.flatten(0, 1).to(self.projector.fc2.weight.dtype)
         patch_BPD = self.projector(self.vision_backbone(pixels, self.checkpoint_fn()))
@@ -99,10 +99,10 @@ class PrismaticNetwork(nn.Module):
         return out
 
     def final_norm(self, x: Tensor) -> Tensor:
-        """The language model's last norm, on the positions that are needed."""
+        """The language model's last norm."""
         out: Tensor = self.language_model.model.norm(x)
         return out
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the action tokens, ids ascending: float32 `[..., V]`; no other row is computed."""
+        """Logits of the action tokens, ids ascending, float32 `[..., V]`; no other row is computed."""
         return linear_rows(self.language_model.lm_head, hidden, self.first_action_id, NUM_BINS)

@@ -1,6 +1,6 @@
-"""Observation -> network inputs, action tokens -> environment actions: a pair that nests.
+"""Observation -> network inputs, action tokens -> environment actions, for OpenVLA and OpenVLA-OFT.
 
-Serves OpenVLA and OpenVLA-OFT; everything that differs between checkpoints stands in `Settings`.
+All differences between checkpoints are in `Settings`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ class PixelStatistics:
     mean: tuple[float, ...]
     """Per channel, of values in [0, 1]."""
     std: tuple[float, ...]
-    """Per channel."""
     fill: tuple[int, int, int] | None
-    """Colour of the border that makes an image square; None = stretched instead."""
+    """Colour of the border that makes an image square; None = stretched."""
 
 
 class OpenVLAProcessor:
-    """One per network; holds no weights.
+    """Preprocessing and postprocessing of one checkpoint.
 
     :param where: names the checkpoint in errors.
     """
@@ -61,12 +60,12 @@ class OpenVLAProcessor:
         )
         unit_AV = self.action_normaliser.unnormalise(bin_centres()[:, None]).T
         value_AV = environment_actions(unit_AV, config, conventions.action_spec)
-        # Many tokens close a gripper; the one to imitate is that of the data's own number for closed.
+        # Many tokens close a gripper; imitation uses that of the data's number for closed.
         data_AV = data_actions(value_AV, config, conventions.action_spec)
         self.codec = TableBins(value_AV, np.abs(unit_AV - data_AV))
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        """Tensors of B observations, on any device; the work is done where the images are."""
+        """Tensors of B observations to inputs, on the images' device."""
         pixels = [self.pixels(obs[key], key) for key in self.conventions.cameras]
         text_BL, mask_BL = self.tokenizer.batch(decode_instructions(obs["instruction"]), self.config.pad_id)
         device = pixels[0].device

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.processing.observations import pad_ids
 
 BOS = 1
 BOS_PIECE = "<s>"
@@ -43,13 +43,7 @@ class PromptTokenizer:
     def batch(self, instructions: Sequence[str], pad: int) -> tuple[Tensor, Tensor]:
         """Ids int64 `[B, L]`, right padded with `pad`, and the bool mask of real ones."""
         rows = [self.ids(instruction) for instruction in instructions]
-        length = max(len(row) for row in rows)
-        ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
-        mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            ids_BL[i, : len(row)] = torch.tensor(row)
-            mask_BL[i, : len(row)] = True
-        return ids_BL, mask_BL
+        return pad_ids(rows, max(len(row) for row in rows), pad)
 
     def _encode(self, instruction: str) -> tuple[int, ...]:
         if not instruction.strip():

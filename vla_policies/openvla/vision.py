@@ -28,9 +28,7 @@ class TowerShape:
     width: int
     """Features of a patch."""
     depth: int
-    """Blocks."""
     heads: int
-    """Attention heads."""
     mlp: int
     """Hidden features of a block's MLP."""
     image_size: int
@@ -127,7 +125,6 @@ class TowerBlock(nn.Module):
         self.ls2 = scale()
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """`[B, L, width]` to the same."""
         x_BLD = x_BLD + self.ls1(self.attn(self.norm1(x_BLD)))
         return x_BLD + self.ls2(self.mlp(self.norm2(x_BLD)))
 
@@ -142,7 +139,6 @@ class TowerAttention(nn.Module):
         self.proj = nn.Linear(shape.width, shape.width)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """`[B, L, width]` to the same."""
         query, key, value = self.qkv(x_BLD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value)
         return self.proj(mixed.transpose(1, 2).flatten(2))
@@ -157,7 +153,6 @@ class TowerMLP(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., width]` to the same."""
         return self.fc2(functional.gelu(self.fc1(x)))
 
 
@@ -169,7 +164,6 @@ class LayerScale(nn.Module):
         self.scale_factor = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., width]` to the same."""
         return x * self.scale_factor
 
 

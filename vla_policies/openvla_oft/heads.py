@@ -16,7 +16,6 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., width]` to the same."""
         return x + self.ffn(x)
 
 

@@ -42,14 +42,14 @@ PLATFORMS: dict[str, dict[str, Any]] = {
     "aloha": {"chunk": 25, "bounds": "min_max"},
     "bridge": {"chunk": 5},
 }
-"""First part of a data set's name -> what differs from `BASE` (openvla-oft 213c5ff8, `constants.py`)."""
+"""Beginning of a data set's name -> differences from `BASE` (openvla-oft 213c5ff8, `constants.py`)."""
 
 
 class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
-    """K x A empty slots after the prompt; the token of a slot is read one position before it.
+    """K x A empty slots after the prompt; the logits of a slot come from the position before it.
 
-    With `head: l1` the slots' hidden states go through the regression head of official fine-tunes instead:
-    good for acting and evaluation, but there is no distribution to train.
+    With `head: l1` the slots' hidden states go through the regression head of official fine-tunes instead, which
+    acts and is evaluated, but has no distribution to train.
     """
 
     family: ClassVar[str] = "openvla-oft"
@@ -151,7 +151,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             )
 
     def slot_hidden(self, inputs: PolicyInputs) -> Tensor:
-        """Normed hidden states from which the slots are read, `[B, K * A, D]`; the first is the prompt's last."""
+        """Normed hidden states at the positions before the slots, `[B, K * A, D]`; the first is the prompt's last."""
         segment, last_B, first_slot = self.sequence(inputs)
         count = self.conventions.chunk * self.conventions.action_dim - 1
         slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
@@ -164,8 +164,8 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:
         """The layers' input, the index of each prompt's last token `[B]`, and that of the first slot.
 
-        BOS, patches, (state), the other words, padding, empty slots, `</s>`. Padding is invisible and has no
-        place in the count of positions, so where it stands does not matter.
+        BOS, patches, (state), the other words, padding, empty slots, `</s>`. Padding is masked and not counted as a
+        position, so its place does not matter.
         """
         word_BLD = self.network.embed_tokens(inputs.text_BL)
         observed = [self.encode_images(inputs)]
@@ -182,7 +182,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         x_BLD = torch.cat(parts, dim=1)
         real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool, device=x_BLD.device)
         real_BL[:, num_observed + 1 : num_observed + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
-        # Without padding no mask at all, which lets attention take its fastest kernels.
+        # Without padding there is no mask, so that attention runs its fastest kernels.
         mask = None if bool(inputs.text_mask_BL.all()) else real_BL[:, None, None]
         segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
         last_B = num_observed + inputs.text_mask_BL.sum(dim=1) - 1

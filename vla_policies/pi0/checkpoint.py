@@ -38,19 +38,17 @@ from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.processing.norm_stats import choose_key
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
-"""What `config.json` of an openpi conversion holds, beside `precision`."""
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = WEIGHTS_FILE + ".index.json"
+"""Keys of `config.json` of an openpi conversion, beside `precision`."""
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
-"""What openpi's `config.json` leaves unsaid: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
+"""Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
 Normalization = Literal["mean_std", "quantiles"]
 _NORMALIZATIONS: dict[str, Normalization | None] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
     "IDENTITY": None,
 }
-"""lerobot's `normalization_mapping` to ours; None leaves a vector as it is."""
+"""lerobot's `normalization_mapping` to `Preprocessing.normalization`; None = not normalised."""
 _VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
@@ -64,17 +62,17 @@ _RENAMES: tuple[tuple[str, str], ...] = (
     (r"gemma_expert\.model\.(layers\.\d+\.)self_attn\.", r"expert.\1"),
     (r"gemma_expert\.model\.", "expert."),
 )
-"""Published name, after `paligemma_with_expert.`, to ours; the first that matches counts."""
+"""Published name, after `paligemma_with_expert.`, to that of `Pi0Network`; the first match counts."""
 _UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight")
 
 
 def is_openpi(config: Mapping[str, Any]) -> bool:
-    """Is this `config.json` one that openpi's conversion writes?"""
+    """Whether `config.json` is of openpi's conversion."""
     return "type" not in config and all(key in config for key in OPENPI_KEYS)
 
 
 def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None) -> Pi0Config:
-    """What a published folder says about itself, statistics included."""
+    """The config of a published folder, statistics included."""
     where = f"'{folder / 'config.json'}'"
     openpi = is_openpi(config)
     if not openpi and config.get("type") != family:
@@ -110,9 +108,9 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
 def _normalizations(
     config: Mapping[str, Any], usual: Normalization, where: str
 ) -> dict[str, Normalization | None]:
-    """How "state" and "action" are normalised, None = not at all; `usual` where the folder does not say.
+    """Normalisation of "state" and "action", None = none; `usual` without a mapping.
 
-    As in lerobot, what a mapping leaves out stays as it is.
+    As in lerobot, a part that is absent from the mapping is not normalised.
     """
     if "normalization_mapping" not in config:
         return {"state": usual, "action": usual}
@@ -135,12 +133,12 @@ def _normalizations(
 
 
 def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Is this a small random network that no tokenizer belongs to?"""
+    """Whether the folder is a small random network without a tokenizer."""
     return "tiny_overrides" in config and not (folder / TOKENIZER_FILE).is_file()
 
 
 def has_time_mlp(folder: Path) -> bool:
-    """Do the weights condition the expert's norms on time, as only pi0.5 does? Reads no tensors."""
+    """Whether the expert's norms are conditioned on time, as in pi0.5 only. Reads no tensors."""
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
@@ -151,26 +149,26 @@ def has_time_mlp(folder: Path) -> bool:
     return False
 
 
-def our_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Tensors under the names of `Pi0Network`; what is unused is left out, unknown names stay as they are."""
+def network_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Tensors under the names of `Pi0Network`, without unused ones; unknown names stay."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix("model.")
         if _UNUSED.fullmatch(bare):
             continue
-        ours = _our_name(bare)
-        if ours in out and not torch.equal(out[ours], tensor):
+        renamed = _network_name(bare)
+        if renamed in out and not torch.equal(out[renamed], tensor):
             raise BadValue(f"'{path}' holds two different token embeddings; '{name}' must equal the tied one")
-        out[ours] = tensor
+        out[renamed] = tensor
     return out
 
 
-def _our_name(bare: str) -> str:
+def _network_name(bare: str) -> str:
     if not bare.startswith(_STREAMS):
         return bare
     rest = bare.removeprefix(_STREAMS)
-    for pattern, ours in _RENAMES:
-        renamed, count = re.subn(f"^{pattern}", ours, rest)
+    for pattern, replacement in _RENAMES:
+        renamed, count = re.subn(f"^{pattern}", replacement, rest)
         if count:
             return renamed
     return bare
@@ -233,7 +231,7 @@ def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     found = {}
     for part, prefix in (("state", "observation.state."), ("action", "action.")):
         numbers = {
-            name.removeprefix(prefix): one.tolist() for name, one in flat.items() if name.startswith(prefix)
+            name.removeprefix(prefix): x.tolist() for name, x in flat.items() if name.startswith(prefix)
         }
         if numbers:
             found[part] = _statistics(numbers)

@@ -173,7 +173,6 @@ class Pi0Config:
     flow: FlowSettings
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return to_json(self)
 
     def with_options(self, options: Mapping[str, Any]) -> Pi0Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from vla_policies.checkpoint_io.weights import (
     fill,
     read_tensors,
     weight_files,
+    write_json,
     write_tensors,
     write_text,
 )
@@ -30,7 +30,7 @@ from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
 from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.modules.flow_head import NoiseHead
-from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, our_names, read_config
+from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, network_names, read_config
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.network import Critic, Pi0Network, Prefix, join_prefixes, masked_mean, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 SIZES = ("tiny", "full")
 """Sizes of fresh weights: for trials, and the published one with random weights (3.2 or 3.4 billion)."""
 NETWORK = "network."
-"""What the names of the network's tensors begin with in our own folders, and in no published one."""
+"""Prefix of the network's tensors in folders of this project, and in no published one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pi0Backbone(FlowBackbone):
     )
 
     def __init__(self, conventions: Conventions, config: Pi0Config, *, empty: bool = False) -> None:
-        """:param empty: leave the network's weights without memory; `load` fills them."""
+        """:param empty: create the network on the meta device; `load` fills it."""
         shape = config.network
         conventions = replace(conventions, image_size=shape.vision.image_size)
         super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
@@ -146,13 +146,13 @@ class Pi0Backbone(FlowBackbone):
         return {} if dtype == "auto" else {"vlm_dtype": dtype}
 
     def load(self, folder: Path) -> None:
-        """Read our own folder or a published one; heads that the latter does not have keep their first weights."""
+        """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
         tensors, where = read_tensors(folder), weight_files(folder)[0]
         own = any(name.startswith(NETWORK) for name in tensors)
         if not own:
             tensors = {
                 name if name.startswith("value_head.") else NETWORK + name: tensor
-                for name, tensor in our_names(tensors, where).items()
+                for name, tensor in network_names(tensors, where).items()
             }
         first = {
             name: tensor
@@ -169,7 +169,7 @@ class Pi0Backbone(FlowBackbone):
         self._reset_cache()
 
     def restore(self, folder: Path) -> None:
-        """Overwrite all weights in place by those of a folder that `save` wrote, in one file or in shards."""
+        """Overwrite all weights in place by those of a folder that `save` wrote."""
         tensors, where = read_tensors(folder), weight_files(folder)[0]
         check_tensors(where, tensors, self.state_dict())
         self.load_state_dict(tensors, strict=True)
@@ -180,7 +180,7 @@ class Pi0Backbone(FlowBackbone):
         write_tensors(folder, self.state_dict())
         if self._folder is not None and (self._folder / TOKENIZER_FILE).is_file():
             write_text(folder / TOKENIZER_FILE, (self._folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-        write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+        write_json(folder / CONFIG_FILE, config)
 
     def config_json(self) -> dict[str, Any]:
         return self.config.to_json()
@@ -268,20 +268,20 @@ class Pi0Backbone(FlowBackbone):
 
     @staticmethod
     def _may_be_new(name: str, tensors: Mapping[str, Tensor], *, own: bool) -> bool:
-        """Heads that a checkpoint need not have: any, of a published one; Flow-Noise's, of one trained without."""
+        """Whether `name` is of a head that may be absent: any of a published folder; Flow-Noise's of others."""
         head = name.split(".", 1)[0] + "."
         if any(got.startswith(head) for got in tensors):
             return False
         return head == "noise_head." or (head == "value_head." and not own)
 
     def _restore_buffers(self) -> None:
-        """Buffers that are no part of a checkpoint and have no memory after an `empty` start."""
+        """Fill buffers that are in no checkpoint and are on the meta device after an `empty` start."""
         embeddings = self.network.vlm.vision_tower.embeddings
         if embeddings.position_ids.is_meta:
             embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
 
     def _reset_cache(self) -> None:
-        """Start without prefixes of weights that were there before."""
+        """Drop the prefixes of earlier weights."""
         gib = self.config.learning.cache_features
         self._prefixes = FeatureCache(int(gib * GIB)) if gib else None
 
@@ -294,7 +294,7 @@ class Pi0Backbone(FlowBackbone):
 
 
 class Pi05Backbone(Pi0Backbone):
-    """pi0.5: the state stands in the text, time enters through the expert's norms."""
+    """pi0.5: the state is part of the text, time conditions the expert's norms."""
 
     family: ClassVar[str] = "pi05"
     published: ClassVar[str | None] = "lerobot/pi05_base"

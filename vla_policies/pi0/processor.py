@@ -1,4 +1,4 @@
-"""Observation -> network inputs, denoised actions -> environment actions: a pair that nests."""
+"""Observation -> network inputs, denoised actions -> environment actions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from vla_policies.types import PolicyInputs
 
 
 class Pi0Processor:
-    """Pictures, text and state the way one checkpoint was trained on them.
+    """Preprocessing and postprocessing of one checkpoint.
 
-    Cameras that the conventions do not name are absent: they have no tokens at all, which equals the
-    masked tokens that the originals give them.
+    Cameras that the conventions do not name have no tokens, which equals the masked tokens of the originals.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Pi0Processor:
         self._check_statistics()
 
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        """Tensors of B observations to inputs; the state comes normalised and padded, `[B, state_width]`."""
+        """Tensors of B observations to inputs; the state is normalised and padded, `[B, state_width]`."""
         pixels = [self._pixels(obs[key], key) for key in self.conventions.cameras]
         device = pixels[0].device
         state_BS = self._state(obs, len(pixels[0]), device)
@@ -56,22 +55,24 @@ class Pi0Processor:
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
         """Denoised chunks to environment actions, float32 `[B, K, A]`, cut to [-1, 1]."""
         action_BKA = x_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
-        action_BKA = self._back(action_BKA, self.preprocessing.action)
-        if dims := self.preprocessing.delta_dims:
-            assert inputs.state_BS is not None
-            state_BS = self._back(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
-            moved = action_BKA[..., :dims] + state_BS[:, None, :dims]
-            action_BKA = torch.cat([moved, action_BKA[..., dims:]], dim=-1)
-        return action_BKA.clamp(-1.0, 1.0)
+        action_BKA = self._unnormalise(action_BKA, self.preprocessing.action)
+        return self._add_state(action_BKA, inputs, 1.0).clamp(-1.0, 1.0)
 
     def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        """Environment actions to what the network was trained to denoise, `[B, K, A]`: inverse of `to_env`."""
-        if dims := self.preprocessing.delta_dims:
-            assert inputs.state_BS is not None
-            state_BS = self._back(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
-            moved = action_BKA[..., :dims] - state_BS[:, None, :dims]
-            action_BKA = torch.cat([moved, action_BKA[..., dims:]], dim=-1)
-        return self._normalise(action_BKA, self.preprocessing.action)
+        """Environment actions to the network's units, `[B, K, A]`: inverse of `to_env`."""
+        return self._normalise(self._add_state(action_BKA, inputs, -1.0), self.preprocessing.action)
+
+    def _add_state(self, action_BKA: Tensor, inputs: PolicyInputs, sign: float) -> Tensor:
+        """Actions with `sign` times the state added to their `delta_dims`."""
+        dims = self.preprocessing.delta_dims
+        if not dims:
+            return action_BKA
+        assert inputs.state_BS is not None
+        state_BS = self._unnormalise(
+            inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state
+        )
+        moved = action_BKA[..., :dims] + sign * state_BS[:, None, :dims]
+        return torch.cat([moved, action_BKA[..., dims:]], dim=-1)
 
     def _pixels(self, image: Tensor, key: str) -> Tensor:
         """Uint8 images to float32 `[B, 3, size, size]` in [-1, 1]."""
@@ -89,11 +90,13 @@ class Pi0Processor:
     def _text(self, instructions: list[str], state_BS: Tensor) -> tuple[Tensor, Tensor]:
         style = self.preprocessing.prompt_state
         if style == "none":
-            return self.tokenizer.batch([pi0_text(one) for one in instructions], newline=True)
+            return self.tokenizer.batch([pi0_text(instruction) for instruction in instructions], newline=True)
         if style == "padded":
             state_BS = functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
         states = state_BS.cpu().numpy().astype(np.float64)
-        texts = [pi05_text(one, state_S) for one, state_S in zip(instructions, states, strict=True)]
+        texts = [
+            pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)
+        ]
         return self.tokenizer.batch(texts, newline=False)
 
     # Statistics ---------------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class Pi0Processor:
         scaled = (x - offset) / width
         return scaled if self.preprocessing.normalization == "mean_std" else 2.0 * scaled - 1.0
 
-    def _back(self, x: Tensor, statistics: Statistics | None) -> Tensor:
+    def _unnormalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
         if statistics is None:
             return x
         epsilon = self.preprocessing.epsilon if self.preprocessing.epsilon_back else 0.0
@@ -114,7 +117,7 @@ class Pi0Processor:
         return scaled * width + offset
 
     def _offset_and_width(self, statistics: Statistics, epsilon: float, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is taken off the first `x.shape[-1]` dims, and what they are divided by."""
+        """Offset and divisor of the first `x.shape[-1]` dims."""
         dims = x.shape[-1]
 
         def row(numbers: tuple[float, ...]) -> Tensor:

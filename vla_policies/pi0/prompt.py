@@ -1,4 +1,4 @@
-"""Instruction (and, for pi0.5, state) -> token ids, as openpi writes them."""
+"""Instruction (and, for pi0.5, state) -> token ids, as in openpi."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.processing.observations import pad_ids
 from vla_policies.processing.word_hash import tokenize as hash_words
 
 BOS = 2
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 def pi0_text(instruction: str) -> str:
-    """The instruction as pi0 reads it; its newline is a token of its own and not part of this."""
+    """pi0's text of an instruction, without the newline, which is a token of its own."""
     return instruction.strip().replace("_", " ").replace("\n", " ")
 
 
 def pi05_text(instruction: str, state_S: np.ndarray) -> str:
-    """The instruction and the normalised state, in 256 bins over [-1, 1], as pi0.5 reads them."""
+    """pi0.5's text of an instruction and the normalised state in 256 bins over [-1, 1]."""
     bins = " ".join(map(str, state_bins(state_S).tolist()))
     return f"Task: {pi0_text(instruction)}, State: {bins};\nAction: "
 
@@ -44,7 +44,7 @@ def state_bins(state: np.ndarray) -> np.ndarray:
 
 
 class PromptTokenizer:
-    """Texts to padded ids of a fixed length; what is longer is cut, with a warning, as in the originals."""
+    """Texts to padded ids of a fixed length; longer ones are cut, with a warning, as in the originals."""
 
     def __init__(self, encode: Encode, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -53,21 +53,16 @@ class PromptTokenizer:
 
     def batch(self, texts: Sequence[str], *, newline: bool) -> tuple[Tensor, Tensor]:
         """Ids int64 `[B, max_tokens]`, right padded with 0, and their bool mask."""
-        text_BL = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
-        mask_BL = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
-        for row, text in enumerate(texts):
-            ids = self._ids(text, (NEWLINE,) if newline else ())
-            if len(ids) > self.max_tokens and not self._warned:
+        rows = [self._ids(text, (NEWLINE,) if newline else ()) for text in texts]
+        for text, row in zip(texts, rows, strict=True):
+            if len(row) > self.max_tokens and not self._warned:
                 self._warned = True
-                _log.warning("prompt of %d tokens cut to %d: %r", len(ids), self.max_tokens, text)
-            ids = ids[: self.max_tokens]
-            text_BL[row, : len(ids)] = torch.tensor(ids)
-            mask_BL[row, : len(ids)] = True
-        return text_BL, mask_BL
+                _log.warning("prompt of %d tokens cut to %d: %r", len(row), self.max_tokens, text)
+        return pad_ids([row[: self.max_tokens] for row in rows], self.max_tokens)
 
 
 def words_encoder(vocab_size: int) -> Encode:
-    """Each word to a hashed id beyond PaliGemma's special ones; for small random networks."""
+    """An encoder of hashed words, ids after PaliGemma's special ones; for small random networks."""
     first = NEWLINE + 1
     if vocab_size <= first:
         raise BadValue(f"hashed words need a vocabulary of more than {first} ids, got {vocab_size}")

@@ -1,1 +1,1 @@
-"""From observations to network inputs: batching, images, statistics, words."""
+"""Observations to network inputs: batching, images, statistics, words."""

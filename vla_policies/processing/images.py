@@ -123,7 +123,7 @@ def antialiased_taps(size_in: int, size_out: int, kernel: Callable[[float], floa
 def crop_rows(size_in: int, size_out: int) -> tuple[Tensor, Tensor, Tensor]:
     """The rows on both sides of each output row of the central crop, and the share of the second.
 
-    In float32 throughout, as TensorFlow does it: a share that differs in its last bit moves a grey level.
+    In float32 throughout, as in TensorFlow: a share that differs in its last bit moves a grey level.
     """
     side = torch.tensor(CROP_AREA, dtype=torch.float32).sqrt()
     begin = (1 - side) / 2

@@ -1,4 +1,4 @@
-"""Statistics of the data a checkpoint was trained on: which there are, which one is meant, and what they do.
+"""Statistics of a checkpoint's training data: choice of the data set, and normalisation.
 
 The layout is that of OpenVLA's `norm_stats` and `dataset_statistics.json`: data set -> "action" and "proprio"
 -> mean, std, min, max, q01, q99 and (for actions) mask. All arithmetic is float64.
@@ -15,12 +15,12 @@ import numpy as np
 from vla_gym.errors import BadValue, unknown_name
 
 STATISTICS_FILE = "dataset_statistics.json"
-"""Where fine-tunes keep their own statistics; they go over those of the model they were made from."""
+"""A fine-tune's own statistics, which override those of its base model."""
 NO_NOOPS = "_no_noops"
-"""Suffix of data sets from which standing still was filtered; asked for without it, they are found too."""
+"""Suffix of data sets without idle steps; their keys may leave it out."""
 
 Bounds = Literal["q01_q99", "min_max"]
-"""Which pair of statistics becomes -1 and 1: quantiles, or the extremes (ALOHA)."""
+"""The statistics that become -1 and 1: quantiles, or the extremes (ALOHA)."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Normaliser:
 
 
 def identity(dims: int) -> Normaliser:
-    """Leaves numbers in [-1, 1] as they are."""
+    """The map that leaves numbers in [-1, 1] unchanged."""
     return Normaliser(-np.ones(dims), np.ones(dims), np.zeros(dims, dtype=bool), 0.0)
 
 
 def choose_key(
     statistics: Mapping[str, Any], wanted: str | None, where: str, suite: str | None = None
 ) -> str | None:
-    """The data set meant by `unnorm_key`; None when there are no statistics and none were asked for.
+    """The data set of `unnorm_key`; None when there are no statistics and no key is given.
 
-    A key may leave out `_no_noops`. Without a key there must be exactly one data set, or one that is called like
-    the environment's `suite`, or like the suite that this one is a changed form of (`libero_goal` of
+    A key may leave out `_no_noops`. Without a key there must be exactly one data set, or one with the name of
+    the environment's `suite`, or of the suite that this one is a variant of (`libero_goal` of
     `libero_goal_swap`). Raises `UnknownName` listing the right ones, or `BadValue`.
     """
     if wanted is None:
@@ -81,7 +81,7 @@ def choose_key(
 def normaliser(
     statistics: Mapping[str, Any], key: str, part: str, where: str, *, bounds: Bounds, epsilon: float
 ) -> Normaliser:
-    """The map for `part` ("action" or "proprio") of data set `key`; what is absent or ragged raises."""
+    """The map for `part` ("action" or "proprio") of data set `key`; absent or ragged statistics raise."""
     entry = statistics[key].get(part)
     if not isinstance(entry, Mapping):
         raise BadValue(f"statistics '{key}' of {where} have no '{part}'")
@@ -98,7 +98,7 @@ def normaliser(
 
 
 def _numbers(entry: Mapping[str, Any], name: str, part: str, source: str) -> np.ndarray:
-    """One list of the statistics; NumPy reads null as not-a-number, which would pass for a number."""
+    """One list of the statistics, checked to be finite: NumPy reads null as NaN."""
     try:
         found = np.asarray(entry[name], dtype=np.float64)
     except (KeyError, ValueError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""Whatever a caller holds as an observation -> batched tensors: one or many, text or bytes."""
+"""A caller's observations -> batched tensors: one or many, text or bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from vla_policies.conventions import Conventions
 def batch_observation(
     obs: Mapping[str, Any], conventions: Conventions, device: torch.device
 ) -> tuple[dict[str, Tensor], bool]:
-    """The keys the policy reads as tensors `[B, ...]` on `device`, and whether `obs` was a batch already.
+    """The policy's inputs as tensors `[B, ...]` on `device`, and whether `obs` is a batch.
 
     `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
     or `UnknownName` naming the key that is missing or of the wrong rank.
@@ -61,6 +61,16 @@ def decode_instructions(bytes_BL: Tensor) -> list[str]:
         raise BadValue(f"the instruction is not UTF-8 text: {error}") from error
 
 
+def pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Ragged token ids to int64 `[B, length]`, right padded with `pad`, and the bool mask of real ones."""
+    ids_BL = torch.full((len(rows), length), pad, dtype=torch.int64)
+    mask_BL = torch.zeros(len(rows), length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        ids_BL[index, : len(row)] = torch.tensor(row)
+        mask_BL[index, : len(row)] = True
+    return ids_BL, mask_BL
+
+
 def _instruction_bytes(value: Any) -> Any:
     if isinstance(value, str):
         return encode_instruction(value)
@@ -68,6 +78,6 @@ def _instruction_bytes(value: Any) -> Any:
         value = value.tolist()
         if isinstance(value, str):
             return encode_instruction(value)
-    if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-        return np.stack([encode_instruction(one) for one in value])
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return np.stack([encode_instruction(item) for item in value])
     return value

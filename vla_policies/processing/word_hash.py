@@ -1,7 +1,7 @@
 """Words -> token ids by hashing: no vocabulary file, the same ids in every process and version.
 
-An id has 20 bits and the network looks its two halves up in two tables of 1024 rows, so two words are
-confused only when all 20 bits agree (one pair in a million) although the tables stay small.
+An id has 20 bits and each half is a row of a table of 1024, so two words are confused only when all 20 bits agree
+(one pair in a million) although the tables stay small.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import hashlib
 import re
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-
 from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
 
@@ -20,8 +17,6 @@ HALF_BITS = 10
 """Bits of each half of an id."""
 MAX_TOKENS = MAX_INSTRUCTION_BYTES // 2
 """L. No instruction that fits an observation has more words."""
-PAD = 0
-"""Id of the padding; the mask, not the id, tells it from a word."""
 
 _WORD = re.compile(r"\w+")
 
@@ -39,13 +34,3 @@ def tokenize(text: str) -> tuple[int, ...]:
     if not words:
         raise BadValue(f"the instruction {text!r} holds no word")
     return tuple(word_id(word) for word in words)
-
-
-def pad_tokens(ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Ragged ids to int64 `[B, MAX_TOKENS]` and its bool mask, right padded."""
-    text_BL = torch.full((len(ids), MAX_TOKENS), PAD, dtype=torch.int64)
-    mask_BL = torch.zeros((len(ids), MAX_TOKENS), dtype=torch.bool)
-    for row, row_ids in enumerate(ids):
-        text_BL[row, : len(row_ids)] = torch.tensor(row_ids)
-        mask_BL[row, : len(row_ids)] = True
-    return text_BL, mask_BL

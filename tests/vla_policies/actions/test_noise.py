@@ -28,10 +28,10 @@ def test_a_slot_gets_the_same_numbers_in_any_company(slots: list[int], shape: tu
 
 
 def test_seeds_decisions_calls_and_slots_all_matter():
-    one = noise([0, 1])
+    slots = noise([0, 1])
     drawn = [
-        one.uniform(2, 8, device=CPU),
-        one.uniform(2, 8, device=CPU),
+        slots.uniform(2, 8, device=CPU),
+        slots.uniform(2, 8, device=CPU),
         noise([0, 1], seed=8).uniform(2, 8, device=CPU),
         noise([0, 1], decision=(4, 5)).uniform(2, 8, device=CPU),
         noise([0, 1], decision=(3, 6)).uniform(2, 8, device=CPU),
@@ -55,7 +55,7 @@ def test_uniform_and_normal_have_their_moments():
 
 
 def test_a_row_for_each_slot():
-    with pytest.raises(ValueError, match="2 slots, asked for 3 rows"):
+    with pytest.raises(ValueError, match="2 slots, got 3 rows"):
         noise([0, 1]).uniform(3, 4, device=CPU)
 
 

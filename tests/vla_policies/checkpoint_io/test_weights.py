@@ -81,3 +81,24 @@ def test_nothing_but_tensors_is_unpickled(tmp_path: Path) -> None:
     torch.save({"weight": Path("x")}, path)
     with pytest.raises(BadValue, match="cannot be read as tensors"):
         weights.read_pt(path)
+
+
+def test_several_files_of_one_kind_raise(tmp_path: Path) -> None:
+    assert weights.one_file(tmp_path, "head--*.pt") is None
+    (tmp_path / "head--1.pt").touch()
+    assert weights.one_file(tmp_path, "head--*.pt") == tmp_path / "head--1.pt"
+    (tmp_path / "head--2.pt").touch()
+    with pytest.raises(BadValue, match=r"has 2 files like head--\*\.pt: head--1\.pt, head--2\.pt"):
+        weights.one_file(tmp_path, "head--*.pt")
+
+
+def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(2, 1)
+    tensors = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}
+    dtypes = {"weight": torch.bfloat16, "bias": torch.float32}
+    weights.fill(layer, tensors, tmp_path, dtypes.__getitem__)
+    assert (layer.weight.dtype, layer.bias.dtype) == (torch.bfloat16, torch.float32)
+    assert layer.weight.tolist() == [[1.0, 2.0]]
+    with pytest.raises(BadValue, match="missing 'bias'; unexpected 'basi'"):
+        weights.fill(layer, {"weight": tensors["weight"], "basi": tensors["bias"]}, tmp_path, dtypes.get)  # type: ignore[arg-type]

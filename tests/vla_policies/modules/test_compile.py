@@ -44,7 +44,7 @@ def observations() -> dict[str, Tensor]:
         "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
         "state": torch.rand(2, 3, generator=generator),
         "instruction": torch.stack(
-            [torch.from_numpy(encode_instruction(one)) for one in ("reach the block", "open")]
+            [torch.from_numpy(encode_instruction(sentence)) for sentence in ("reach the block", "open")]
         ),
     }
 
@@ -60,10 +60,10 @@ def check_equal(plain: VLAPolicy, compiled: VLAPolicy) -> None:
         result = policy.evaluate(obs, samples[0].record)
         torch.testing.assert_close(result.logprob_BKA, samples[0].logprob_BKA, rtol=0.0, atol=1e-4)
         result.logprob_BKA.sum().backward()
-    for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        if one.grad is not None and other.grad is not None:
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+    for parameter, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None)
+        if parameter.grad is not None and other.grad is not None:
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
@@ -90,7 +90,7 @@ def test_names_of_weights_stay(tmp_path: Path) -> None:
     blocks = [block for block in again.modules() if block._compiled_call_impl is not None]
     assert blocks
     assert all(
-        torch.equal(one, other) for one, other in zip(compiled.parameters(), again.parameters(), strict=True)
+        torch.equal(p, other) for p, other in zip(compiled.parameters(), again.parameters(), strict=True)
     )
 
 

@@ -71,22 +71,22 @@ def test_layers_on_disk_are_read_when_they_run(folder: Path, tmp_path: Path) -> 
     plain = VLAPolicy.from_pretrained(folder, device="cpu")
     spread = VLAPolicy.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path / "offload")
     layers = spread.backbone.network.get_submodule(LAYERS)
-    assert {one.device.type for one in layers[0].parameters()} == {"meta"}
-    assert {one.device.type for one in layers[1].parameters()} == {"cpu"}
+    assert {p.device.type for p in layers[0].parameters()} == {"meta"}
+    assert {p.device.type for p in layers[1].parameters()} == {"cpu"}
     obs = {key: space.sample()[None] for key, space in plain.observation_space.spaces.items()}  # type: ignore[attr-defined]
     obs["instruction"] = encode_instruction("reach the red block")[None]
     first, second = plain.act(obs, deterministic=True), spread.act(obs, deterministic=True)
     assert torch.equal(first.action_BKA, second.action_BKA)
     assert torch.equal(first.logprob_BKA, second.logprob_BKA)
-    assert not any(one.requires_grad for one in layers[0].parameters())
-    trained = {id(one) for group in spread.optimizer.param_groups for one in group["params"]}
-    assert trained == {id(one) for one in spread.parameters() if one.requires_grad}
+    assert not any(p.requires_grad for p in layers[0].parameters())
+    trained = {id(p) for group in spread.optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in spread.parameters() if p.requires_grad}
 
 
 def test_layers_without_memory_stay_shapes(folder: Path) -> None:
     network = network_of(folder)
     place(network, LAYERS, "meta")
-    assert {one.device.type for one in network.parameters()} == {"meta"}
+    assert {p.device.type for p in network.parameters()} == {"meta"}
 
 
 def test_what_the_disk_cannot_hold_is_said(folder: Path, tmp_path: Path) -> None:

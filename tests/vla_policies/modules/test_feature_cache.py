@@ -92,7 +92,9 @@ def observations() -> dict[str, Tensor]:
     return {
         "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
         "state": torch.rand(2, 3, generator=generator),
-        "instruction": torch.stack([torch.from_numpy(encode_instruction(one)) for one in SENTENCES]),
+        "instruction": torch.stack(
+            [torch.from_numpy(encode_instruction(sentence)) for sentence in SENTENCES]
+        ),
     }
 
 

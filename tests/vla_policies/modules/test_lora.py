@@ -30,17 +30,17 @@ def grads(module: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("shape", [(7, 6), (2, 3, 6)])
 def test_outputs_and_gradients_are_pefts(shape: tuple[int, ...]) -> None:
     peft = adapted()
-    ours = copy.deepcopy(peft)
-    fuse(ours)
-    assert isinstance(ours[0], FusedLoraLinear)
-    assert ours.state_dict().keys() == peft.state_dict().keys()
+    fused = copy.deepcopy(peft)
+    fuse(fused)
+    assert isinstance(fused[0], FusedLoraLinear)
+    assert fused.state_dict().keys() == peft.state_dict().keys()
     x = torch.randn(shape)
-    torch.testing.assert_close(ours(x), peft(x), rtol=0.0, atol=1e-6)
-    got, want = grads(ours, x), grads(peft, x)
+    torch.testing.assert_close(fused(x), peft(x), rtol=0.0, atol=1e-6)
+    got, want = grads(fused, x), grads(peft, x)
     # The input, and A and B of two layers.
     assert len(got) == 5
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    for grad, wanted_grad in zip(got, want, strict=True):
+        torch.testing.assert_close(grad, wanted_grad, rtol=1e-5, atol=1e-5)
 
 
 def test_by_hand() -> None:
@@ -79,19 +79,19 @@ def test_in_mixed_precision_outputs_and_gradients_are_pefts(weights: torch.dtype
     for name, parameter in peft.named_parameters():
         if "lora" not in name:
             parameter.data = parameter.data.to(weights)
-    ours = copy.deepcopy(peft)
-    fuse(ours)
+    fused = copy.deepcopy(peft)
+    fuse(fused)
     x = torch.randn(7, 6).to(weights)
     with torch.autocast("cpu", torch.bfloat16):
-        got, want = ours(x), peft(x)
+        got, want = fused(x), peft(x)
         assert got.dtype == want.dtype == torch.bfloat16
         # bfloat16 has 8 bits: neighbours are 2^-8 apart, and there are two layers.
         torch.testing.assert_close(got, want, rtol=2**-6, atol=2**-6)
-        gradients, wanted = grads(ours, x), grads(peft, x)
-    assert {one.dtype for one in gradients[1:]} == {torch.float32}
-    for one, other in zip(gradients, wanted, strict=True):
+        gradients, wanted = grads(fused, x), grads(peft, x)
+    assert {grad.dtype for grad in gradients[1:]} == {torch.float32}
+    for grad, other in zip(gradients, wanted, strict=True):
         # All of a gradient together; single numbers near zero are mostly rounding.
-        assert (one.float() - other.float()).norm() < 0.05 * other.float().norm()
+        assert (grad.float() - other.float()).norm() < 0.05 * other.float().norm()
 
 
 def test_what_is_switched_off_merged_or_special_goes_pefts_way() -> None:

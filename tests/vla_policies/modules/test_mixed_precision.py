@@ -2,17 +2,17 @@ import pytest
 import torch
 from torch import nn
 
-from vla_policies.modules.mixed_precision import as_written, autocast_type, in_float32
+from vla_policies.modules.mixed_precision import autocast_type, in_float32, without_autocast
 
 
 def test_products_keep_their_types_inside() -> None:
     x = torch.ones(2, 2)
     assert autocast_type(x) is None
-    with as_written(x):
+    with without_autocast(x):
         assert (x @ x).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert autocast_type(x) == (x @ x).dtype == torch.bfloat16
-        with as_written(x):
+        with without_autocast(x):
             assert autocast_type(x) is None
             assert (x @ x).dtype == torch.float32
         assert (x @ x).dtype == torch.bfloat16
@@ -21,7 +21,7 @@ def test_products_keep_their_types_inside() -> None:
 def test_tensors_without_memory_have_no_autocast() -> None:
     x = torch.ones(2, 2, device="meta")
     assert autocast_type(x) is None
-    with as_written(x):
+    with without_autocast(x):
         assert (x @ x).shape == (2, 2)
 
 

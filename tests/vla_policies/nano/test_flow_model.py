@@ -78,8 +78,8 @@ def test_rows_do_not_depend_on_their_batch(conventions: Conventions, make_obs: M
     obs = make_obs(5)
     whole = flow.act(inputs_of(flow, obs), Sampling(), deterministic=True)
     for row in range(5):
-        one = inputs_of(flow, {key: value[row : row + 1] for key, value in obs.items()})
-        alone = flow.act(one, Sampling(), deterministic=True)
+        inputs = inputs_of(flow, {key: value[row : row + 1] for key, value in obs.items()})
+        alone = flow.act(inputs, Sampling(), deterministic=True)
         assert torch.allclose(alone.action_BKA[0], whole.action_BKA[row], atol=1e-5)
         assert torch.allclose(alone.value_B[0], whole.value_B[row], atol=1e-5)
 

@@ -31,8 +31,8 @@ def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> Non
 def test_the_sentence_changes_what_is_seen() -> None:
     stem = VisionStem(width=16, grid=4, points=3, image_size=16)
     pixels = torch.randn(1, 3, 16, 16)
-    for one, other in zip(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)), strict=True):
-        assert not torch.allclose(one, other)
+    for output, other in zip(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)), strict=True):
+        assert not torch.allclose(output, other)
 
 
 def test_points_by_hand() -> None:

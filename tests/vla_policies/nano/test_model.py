@@ -61,14 +61,14 @@ def test_a_critic_of_its_own_leaves_the_policy_alone(conventions: Conventions, m
     nano = NanoBackbone.fresh(conventions, {**OPTIONS, "critic": "own"})
     inputs = inputs_of(nano, make_obs(4))
     nano(inputs).value_B.square().sum().backward()
-    moved = {name for name, one in nano.named_parameters() if one.grad is not None}
+    moved = {name for name, p in nano.named_parameters() if p.grad is not None}
     assert moved == {name for name, _ in nano.named_parameters() if name.startswith("value_")}
-    critic = {id(one) for one in nano.critic_parameters()}
-    assert critic == {id(one) for name, one in nano.named_parameters() if name in moved}
+    critic = {id(p) for p in nano.critic_parameters()}
+    assert critic == {id(p) for name, p in nano.named_parameters() if name in moved}
     before = nano(inputs)
     with torch.no_grad():
-        for one in nano.critic_parameters():
-            one.add_(0.1 * torch.randn_like(one))
+        for parameter in nano.critic_parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
     after = nano(inputs)
     assert torch.equal(after.logits_BKAV, before.logits_BKAV)
     assert not torch.allclose(after.value_B, before.value_B)

@@ -327,8 +327,8 @@ def test_the_regression_head_acts_but_does_not_train(golden_root: Path, observe:
 # Round trips ---------------------------------------------------------------------------------------
 
 
-def same_outputs(one: VLAPolicy, other: VLAPolicy, obs: dict[str, Tensor]) -> None:
-    first, second = one.act(obs, True), other.act(obs, True)
+def same_outputs(policy: VLAPolicy, other: VLAPolicy, obs: dict[str, Tensor]) -> None:
+    first, second = policy.act(obs, True), other.act(obs, True)
     assert torch.equal(first.logprob_BKA, second.logprob_BKA)
     assert torch.equal(first.value_B, second.value_B)
     assert torch.equal(first.action_BKA, second.action_BKA)
@@ -348,9 +348,9 @@ def test_saved_and_loaded_outputs_are_identical(
 
 def test_the_saved_folder_has_the_official_layout(folder: Path, tmp_path: Path) -> None:
     open_policy(folder).save_pretrained(tmp_path)
-    ours = {path.name for path in tmp_path.iterdir()}
-    theirs = {path.name for path in folder.iterdir() if not path.name.startswith("golden")}
-    assert ours == theirs | {"value_head.safetensors"}
+    written = {path.name for path in tmp_path.iterdir()}
+    official = {path.name for path in folder.iterdir() if not path.name.startswith("golden")}
+    assert written == official | {"value_head.safetensors"}
     saved, original = load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors")
     assert saved.keys() == original.keys()
     assert all(torch.equal(saved[key], original[key].float()) for key in saved)

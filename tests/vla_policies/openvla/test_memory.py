@@ -24,8 +24,8 @@ def test_a_7b_with_adapters_fits_one_80_gb_gpu() -> None:
 
 
 def test_what_a_layer_keeps_grows_with_the_batch_alone() -> None:
-    one, four = (budget(size="tiny", rank=4, micro_batch=count) for count in (1, 4))
-    sizes = [{item.name: item.size for item in items} for items in (one, four)]
+    small, large = (budget(size="tiny", rank=4, micro_batch=count) for count in (1, 4))
+    sizes = [{item.name: item.size for item in items} for items in (small, large)]
     for name in (
         "inputs of the Llama layers",
         "inputs of the image blocks",

@@ -51,7 +51,7 @@ def observations(chunk: int) -> dict[str, np.ndarray]:
     """Three sentences of different lengths."""
     obs: dict[str, np.ndarray] = toy(chunk).reset()  # type: ignore[assignment]
     sentences = ("reach the red block", "go", "reach the blue block, please", "go")
-    return obs | {"instruction": np.stack([encode_instruction(one) for one in sentences])}
+    return obs | {"instruction": np.stack([encode_instruction(sentence) for sentence in sentences])}
 
 
 @FAMILIES

@@ -34,7 +34,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:
     """`observe(i)`: sample i as an observation of a batch of one."""
 
-    def one(i: int) -> dict[str, Tensor]:
+    def sample(i: int) -> dict[str, Tensor]:
         return {
             "image": golden[f"s{i}.image_uint8"][None],
             "wrist_image": golden[f"s{i}.wrist_uint8"][None],
@@ -42,4 +42,4 @@ def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:
             "instruction": torch.from_numpy(encode_instruction(samples[i]["instruction"]))[None],
         }
 
-    return one
+    return sample

@@ -172,7 +172,7 @@ def batch(open_with: OpenWith, observe: Observe, samples: list[dict[str, Any]]) 
 
 @torch.no_grad()
 def test_a_padded_batch_is_simplevlas(open_with: OpenWith, golden: Golden, batch: PolicyInputs) -> None:
-    # Theirs pads on the left; ours on the right. The real ids are the same.
+    # SimpleVLA-RL pads on the left, this project on the right. The real ids are the same.
     for row in range(3):
         ids_L = golden["batch.input_ids_left_padded"][row]
         assert torch.equal(
@@ -204,8 +204,8 @@ def test_checkpoints_without_a_stop_token_are_rlinfs(
         ids_L = golden["input_ids"][row][golden["attention_mask"][row]]
         assert torch.equal(ids_L, batch.text_BL[row][batch.text_mask_BL[row]])
         real_L = golden["multimodal_attention_mask"][row]
-        ours_L = segment.mask[row, 0, 0]
-        assert torch.equal(golden["position_ids"][row][real_L], segment.position_BL[row][ours_L])
+        visible_L = segment.mask[row, 0, 0]
+        assert torch.equal(golden["position_ids"][row][real_L], segment.position_BL[row][visible_L])
     close_logits(backbone(batch).logits_BKAV.flatten(1, 2), golden["chunk_logits_action_range"][..., :256])
     backbone.value_head = value_head(folder, 1)
     sample = backbone.act(batch, Sampling(), deterministic=True)

@@ -79,5 +79,5 @@ def obs() -> dict[str, Tensor]:
     return {
         "image": torch.from_numpy(rng.integers(0, 256, (3, 56, 56, 3), dtype=np.uint8)),
         "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
-        "instruction": torch.from_numpy(np.stack([encode_instruction(one) for one in sentences])),
+        "instruction": torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in sentences])),
     }

@@ -117,8 +117,8 @@ def test_every_part_of_the_observation_matters(
 ) -> None:
     backbone = make_backbone(family)
     changed = {**obs, key: obs[key].roll(1, dims=0)}
-    one, other = act(backbone, obs, deterministic=True), act(backbone, changed, deterministic=True)
-    assert (one.record["chain"][:, -1] - other.record["chain"][:, -1]).abs().max() > 1e-4
+    first, other = act(backbone, obs, deterministic=True), act(backbone, changed, deterministic=True)
+    assert (first.record["chain"][:, -1] - other.record["chain"][:, -1]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -135,9 +135,9 @@ def test_a_frozen_vlm_may_be_in_half_precision(make_backbone: MakeBackbone, obs:
     plain, half = make_backbone("pi0"), make_backbone("pi0", vlm_dtype="bfloat16")
     assert {p.dtype for p in half.network.vlm.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in half.network.expert.parameters()} == {torch.float32}
-    one, other = act(plain, obs, deterministic=True), act(half, obs, deterministic=True)
+    first, other = act(plain, obs, deterministic=True), act(half, obs, deterministic=True)
     assert other.record["chain"].dtype == torch.float32
-    difference = (one.record["chain"] - other.record["chain"]).abs().max()
+    difference = (first.record["chain"] - other.record["chain"]).abs().max()
     assert 0 < difference < 0.1
 
 
@@ -150,7 +150,7 @@ def test_round_trip(golden: Golden, tmp_path: Path, scheme: str) -> None:
     assert loaded.backbone.config_json() == policy.backbone.config_json()
     assert loaded.conventions == policy.conventions
     inputs = golden.rows(0, 1, 2, cameras=2)
-    results = [one.backbone.act(inputs, Sampling(), deterministic=True) for one in (policy, loaded)]
+    results = [p.backbone.act(inputs, Sampling(), deterministic=True) for p in (policy, loaded)]
     for name in ("action_BKA", "logprob_BKA", "value_B"):
         assert torch.equal(getattr(results[0], name), getattr(results[1], name))
     # What one scheme trained may be opened with the other, whose noise head then is new.
@@ -182,9 +182,9 @@ def test_stable_baselines3s_own_save_and_load(obs: Obs, tmp_path: Path) -> None:
     )
     policy.save(str(tmp_path / "policy.pth"))
     loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
-    one = {key: value.numpy() for key, value in obs.items()}
+    arrays = {key: value.numpy() for key, value in obs.items()}
     assert np.array_equal(
-        loaded.predict(one, deterministic=True)[0], policy.predict(one, deterministic=True)[0]
+        loaded.predict(arrays, deterministic=True)[0], policy.predict(arrays, deterministic=True)[0]
     )
 
 

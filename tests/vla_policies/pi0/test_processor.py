@@ -109,9 +109,9 @@ def test_the_state_stands_in_pi05s_text(obs: dict[str, Tensor]) -> None:
         processor(prompt_state="exact").prepare(obs),
         processor(prompt_state="padded").prepare(obs),
     )
-    text = "".join(chr(one) for one in exact.text_BL[2].tolist() if one > 2)
+    text = "".join(chr(token) for token in exact.text_BL[2].tolist() if token > 2)
     assert text == "Task: open, State: 128 0 255;\nAction: "
-    text = "".join(chr(one) for one in padded.text_BL[2].tolist() if one > 2)
+    text = "".join(chr(token) for token in padded.text_BL[2].tolist() if token > 2)
     assert text.startswith("Task: open, State: 128 0 255 128 128 128")
 
 

@@ -60,7 +60,7 @@ def test_hashed_words_stay_in_the_vocabulary() -> None:
     encode = words_encoder(120)
     ids = encode("put the bowl on the plate")
     assert ids[1] == ids[4]
-    assert all(NEWLINE < one < 120 for one in ids)
+    assert all(NEWLINE < token < 120 for token in ids)
     with pytest.raises(BadValue, match="more than 109 ids"):
         words_encoder(100)
 

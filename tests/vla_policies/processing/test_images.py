@@ -73,7 +73,7 @@ def test_a_batch_is_its_images_one_by_one() -> None:
         lambda x: resize_bicubic(x, 20, 20),
         lambda x: resize_lanczos3(x, 20, 20),
     ):
-        assert torch.equal(step(batch), torch.cat([step(one[None]) for one in batch]))
+        assert torch.equal(step(batch), torch.cat([step(image[None]) for image in batch]))
 
 
 def test_the_crop_keeps_nine_tenths_of_the_area_around_the_middle() -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import Conventions
-from vla_policies.processing.observations import batch_observation
+from vla_policies.processing.observations import batch_observation, decode_instructions, pad_ids
 
 CPU = torch.device("cpu")
 MakeObs = Callable[..., dict[str, np.ndarray]]
@@ -17,11 +18,11 @@ def test_a_batch_stays_and_one_gains_a_dimension(conventions: Conventions, make_
     obs = make_obs(3)
     many, batched = batch_observation(obs, conventions, CPU)
     assert batched
-    one, batched = batch_observation({key: value[1] for key, value in obs.items()}, conventions, CPU)
+    single, batched = batch_observation({key: value[1] for key, value in obs.items()}, conventions, CPU)
     assert not batched
     for key, value in obs.items():
         assert torch.equal(many[key], torch.from_numpy(value))
-        assert torch.equal(one[key], many[key][1:2])
+        assert torch.equal(single[key], many[key][1:2])
 
 
 @pytest.mark.parametrize("kind", [tuple, list, np.array, lambda texts: np.array(texts, dtype=object)])
@@ -29,9 +30,9 @@ def test_instructions_as_text_equal_their_bytes(
     conventions: Conventions, make_obs: MakeObs, kind: Callable
 ) -> None:
     obs = make_obs(2)
-    told = {**obs, "instruction": kind(["reach the red block", "put the bowl on the plate, please"])}
+    texts = {**obs, "instruction": kind(["reach the red block", "put the bowl on the plate, please"])}
     assert torch.equal(
-        batch_observation(told, conventions, CPU)[0]["instruction"], torch.from_numpy(obs["instruction"])
+        batch_observation(texts, conventions, CPU)[0]["instruction"], torch.from_numpy(obs["instruction"])
     )
 
 
@@ -74,3 +75,19 @@ def test_parts_of_the_wrong_shape_are_named(
 def test_anything_but_a_dict_raises(conventions: Conventions) -> None:
     with pytest.raises(BadValue, match="got ndarray"):
         batch_observation(np.zeros(3), conventions, CPU)  # type: ignore[arg-type]
+
+
+def test_padding_is_on_the_right() -> None:
+    ids, mask = pad_ids([(7, 8), (9,)], 4, pad=5)
+    assert ids.tolist() == [[7, 8, 5, 5], [9, 5, 5, 5]]
+    assert mask.tolist() == [[True, True, False, False], [True, False, False, False]]
+
+
+def test_instructions_come_back_from_their_bytes() -> None:
+    sentences = ["reach the red block", "put the bowl on the plate, please"]
+    bytes_BL = torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in sentences]))
+    assert decode_instructions(bytes_BL) == sentences
+    with pytest.raises(BadValue, match=r"'instruction' must be bytes \[B, 160\], got \(2, 7\)"):
+        decode_instructions(bytes_BL[:, :7])
+    with pytest.raises(BadValue, match="not UTF-8 text"):
+        decode_instructions(torch.full((1, MAX_INSTRUCTION_BYTES), 255, dtype=torch.uint8))

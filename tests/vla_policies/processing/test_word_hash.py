@@ -2,10 +2,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from vla_gym.errors import BadValue
-from vla_policies.processing.word_hash import MAX_TOKENS, pad_tokens, tokenize, word_id
+from vla_policies.processing.word_hash import tokenize, word_id
 
 GOLDEN = (891931, 388522, 56977, 18851)
 """Ids of "reach the red block"; a change of these numbers makes every trained nano deaf."""
@@ -34,16 +33,8 @@ def test_another_process_with_another_hash_seed_agrees() -> None:
 def test_ids_have_twenty_bits_and_common_words_differ() -> None:
     words = [f"{colour}{kind}" for colour in "abcdefghijklmnopqrst" for kind in range(20)]
     ids = [word_id(word) for word in words]
-    assert all(0 <= one < 1 << 20 for one in ids)
+    assert all(0 <= token < 1 << 20 for token in ids)
     assert len(set(ids)) == len(words)
-
-
-def test_padding_is_on_the_right() -> None:
-    ids, mask = pad_tokens([(7, 8), (9,)])
-    assert ids.shape == mask.shape == (2, MAX_TOKENS)
-    assert ids[:, :3].tolist() == [[7, 8, 0], [9, 0, 0]]
-    assert mask.sum(dim=1).tolist() == [2, 1]
-    assert torch.equal(mask[1, :2], torch.tensor([True, False]))
 
 
 @pytest.mark.parametrize("text", ["", "  ", "!?"])
