@@ -9,18 +9,10 @@ from rooms import ARROWS, COMMANDS, FAMILIES, MODULES, ROOMS
 MOST_ENTRIES_OF_ZOO = 16
 """Folders and files beside the command modules, so that the folder is read at a glance."""
 
-STILL_UPWARD = {
-    ("vla_policies.registry", "vla_policies.backbone"),
-    ("zoo.rollout", "zoo.algorithms"),
-    ("zoo.rollout", "zoo.training"),
-}
+STILL_UPWARD = {("vla_policies.registry", "vla_policies.backbone")}
 """Arrows that go up and are to be turned round; no others may come."""
 
-STILL_IN_CIRCLES = {
-    *("zoo.algorithms.collecting", "zoo.algorithms.on_policy", "zoo.algorithms.plain_experience"),
-    *("zoo.algorithms.train_state", "zoo.algorithms.update", "zoo.rollout.collector", "zoo.rollout.env_loop"),
-    *("zoo.rollout.group_collector", "zoo.training.remote_rollouts", "zoo.training.rollout_worker"),
-}
+STILL_IN_CIRCLES: set[str] = set()
 """Modules that still import themselves in a circle; no others may."""
 
 

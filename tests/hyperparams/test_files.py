@@ -19,6 +19,7 @@ from zoo.cli.run_flags import resolve_new_run
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.hyperparams import candidate_keys
 from zoo.config.run_config import RunConfig, benchmark_options
+from zoo.distributed.process_group import ProcessGroup
 from zoo.train import parser
 from zoo.training.run_plan import dry_run_text
 from zoo.training.setup import make_model
@@ -72,7 +73,9 @@ def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -
     policy_kwargs = {**config.policy_kwargs, "backbone_kwargs": {**options, "size": "tiny"}}
     group = config.group_size
     envs = make_vec("Toy-Reach", num_envs=max(2, group), chunk=config.chunk, group_size=group, seed=0)
-    model = make_model(replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"))
+    model = make_model(
+        replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"), ProcessGroup()
+    )
     for name, value in config.algo_kwargs.items():
         if not isinstance(value, dict):
             assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name

@@ -27,8 +27,20 @@ class Outcome:
     """Bool."""
     truncated_n: np.ndarray
     """Bool."""
+    executed_n: np.ndarray
+    """Simulator steps run, int64; zero after a reset."""
+    success_n: np.ndarray
+    """Bool: solved at the last of them."""
+    lost_n: np.ndarray
+    """Bool: the episode ended with its simulator."""
+    task_id_n: np.ndarray
+    """Index into the benchmark's tasks, int64."""
+    start_state_n: np.ndarray
+    """Hash of the simulator state each episode began in, str objects."""
+    step_reward_nK: np.ndarray
+    """Reward of every simulator step, float32; zero where not executed."""
     infos: dict[str, Any]
-    """Batched, each key with its `_key` mask."""
+    """The same, batched as `VLAVectorEnv.step` returns them, each key with its `_key` mask."""
 
 
 class Stage:
@@ -93,6 +105,12 @@ class Stage:
             reward_n=decision.reward_N[self.slots],
             terminated_n=table.terminated[self.slots].copy(),
             truncated_n=table.truncated[self.slots].copy(),
+            executed_n=decision.executed_N[self.slots],
+            success_n=decision.success_N[self.slots],
+            lost_n=table.lost[self.slots].copy(),
+            task_id_n=table.task_id[self.slots].copy(),
+            start_state_n=table.start_state[self.slots].copy(),
+            step_reward_nK=decision.step_reward_NK[self.slots],
             infos=self._runner.infos(decision, self.slots),
         )
 

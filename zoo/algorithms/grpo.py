@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -15,17 +16,20 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import group_advantage, live_groups
-from zoo.algorithms.metrics import advantage_range, learning_rates, rank_means
-from zoo.algorithms.objective import Objective
+from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.reference_policy import KLReference
-from zoo.algorithms.train_state import vla_envs
+from zoo.algorithms.train_state import Counters
 from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, entropy_to_judge, nothing_to_learn
-from zoo.algorithms.update_metrics import Tally
+from zoo.algorithms.update_metrics import UpdateMetrics, advantage_range, learning_rates, rank_means
+from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import is_chunk_policy
-from zoo.rollout.group_collector import GroupExperience, GroupOutcome, all_outcomes, group_lines
+from zoo.rollout.collector import RolloutCollector, is_chunk_policy
+from zoo.rollout.env_views import vla_envs
+from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
 from zoo.rollout.log_prob_levels import LogprobLevel, trajectory_scale
+from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
+from zoo.rollout.types import RolloutStart
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -52,14 +56,6 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     The other parameters are those of `PPO`.
     """
-
-    chunk_experience = GroupExperience
-    boundary_counters: ClassVar[tuple[str, ...]] = (
-        *VLAOnPolicyAlgorithm.boundary_counters,
-        "_needs_reset",
-        "_barren_updates",
-        "_barren_episodes",
-    )
 
     def __init__(
         self,
@@ -91,6 +87,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         micro_batch_size: int | None = None,
         resample_dead_groups: int = 0,
         max_barren_episodes: int = 256,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         if rollouts_per_update < 1:
             raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
@@ -131,6 +128,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             kl_coef=kl_coef,
             kl_reference=kl_reference,
             micro_batch_size=micro_batch_size,
+            process_group=process_group,
         )
         self.resample_dead_groups = resample_dead_groups
         self.max_barren_episodes = max_barren_episodes
@@ -176,9 +174,9 @@ class GRPO(VLAOnPolicyAlgorithm):
             self._needs_reset = False
         return result
 
-    def objective(self) -> Objective:
+    def loss(self) -> PPOLoss:
         low = self.clip_range(self._current_progress_remaining)
-        return Objective(
+        return PPOLoss(
             clip_low=low,
             clip_high=low if self.clip_range_high is None else self.clip_range_high,
             dual_clip=self.dual_clip,
@@ -190,22 +188,21 @@ class GRPO(VLAOnPolicyAlgorithm):
             kl_coef=self.kl_coef,
         )
 
-    def credit(self, last_value_N: Tensor | None) -> None:
+    def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
-        buffer = self.chunk_buffer
-        size = self.group_size
-        experience = self.experience_of_groups
+        assert stats.groups is not None
+        buffer, size = self.chunk_buffer, self.group_size
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
-        kept_P = self.groups_that_count(buffer, experience.lost_N)
+        signal_P = self.has_signal(buffer, stats.groups.lost_N)
         advantage_N = group_advantage(score_PG).flatten()
-        taking_TN = (buffer.executed_TN > 0) & kept_P.repeat_interleave(size)
+        taking_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
         buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
         column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
         elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
         buffer.element_scale_TN[taking_TN] = trajectory_scale(
             elements_M, column_TN[taking_TN], self.process_group.all_reduce_sum
         )
-        self._record_groups(kept_P, live_groups(score_PG))
+        self._log_groups(stats.groups, signal_P, zero_variance_P=~live_groups(score_PG))
         executed_TN = buffer.executed_TN > 0
         means = {
             "rollout/rewards": buffer.reward_TN[executed_TN],
@@ -214,25 +211,24 @@ class GRPO(VLAOnPolicyAlgorithm):
         }
         self.record(rank_means(means, self.process_group) | advantage_range(advantage_N, self.process_group))
 
-    def _record_groups(self, kept_P: Tensor, live_P: Tensor) -> None:
-        """Log how the groups of all ranks went, and keep what the update's alarms need of it."""
-        experience = self.experience_of_groups
-        outcomes = all_outcomes(experience.outcomes, kept_P, self.process_group)
+    def _log_groups(self, groups: GroupStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
+        """Log the groups of all ranks, and keep what the update's warnings need of them."""
+        outcomes = all_outcomes(groups.outcomes, signal_P, self.process_group)
         self._count_barren(outcomes)
-        kept = sum(one.kept for one in outcomes)
+        kept = sum(group.kept for group in outcomes)
         self._health = {
             "groups": len(outcomes),
             "groups_live": kept,
-            "groups_solved": sum(one.successes == one.size for one in outcomes),
+            "groups_solved": sum(group.successes == group.size for group in outcomes),
             "barren_updates": self._barren_updates,
         }
         for line in group_lines(outcomes):
             self.logger.info(line)
-        own = torch.tensor([int((~live_P).sum()), experience.num_resampled, experience.extra_rounds])
-        dead, resampled, extra_rounds = self.process_group.all_reduce_sum(own).tolist()
+        own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled, groups.extra_rounds])
+        zero_variance, resampled, extra_rounds = self.process_group.all_reduce_sum(own).tolist()
         values = {
             "rollout/groups_kept": kept / len(outcomes),
-            "rollout/groups_dead": dead,
+            "rollout/groups_dead": zero_variance,
             "rollout/groups": float(len(outcomes)),
         }
         if self.resample_dead_groups:
@@ -240,42 +236,72 @@ class GRPO(VLAOnPolicyAlgorithm):
         self.record(values)
 
     def _count_barren(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count what passed since there was last something to compare; raises `NothingToLearn` past the limit."""
-        barren = not any(one.kept or one.successes for one in outcomes)
+        """Count episodes since the last signal or success; raises `NothingToLearn` past the limit."""
+        barren = not any(group.kept or group.successes for group in outcomes)
         self._barren_updates = self._barren_updates + 1 if barren else 0
-        self._barren_episodes = self._barren_episodes + sum(one.size for one in outcomes) if barren else 0
+        self._barren_episodes = self._barren_episodes + sum(group.size for group in outcomes) if barren else 0
         if 0 < self.max_barren_episodes <= self._barren_episodes:
             raise NothingToLearn(nothing_to_learn(self._barren_episodes))
 
-    def groups_that_count(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
-        """Bool `[P]`: collected groups that are alive, within `score_bounds`, and lost no episode."""
+    def has_signal(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
+        """Bool `[P]`: collected groups whose scores differ, within `score_bounds`, and that lost no episode."""
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, self.group_size)
         whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
         return live_groups(score_PG, self.score_bounds) & whole_P
 
-    @property
-    def experience_of_groups(self) -> GroupExperience:
-        """How rounds are gathered, with the outcomes of the last rollout."""
-        assert isinstance(self.experience, GroupExperience)
-        return self.experience
+    def rollout_start(self) -> RolloutStart:
+        start = replace(super().rollout_start(), at_episode_start=not self._needs_reset)
+        self._needs_reset = True
+        return start
 
-    def record_update(self, objective: Objective, tally: Tally) -> None:
+    def make_collector(self) -> RolloutCollector:
+        assert self.env is not None
+        return GroupCollector(
+            self.env,
+            self.policy,
+            self.chunk_buffer,
+            self.process_group,
+            self.noise_seed,
+            self.collector_config(),
+            self.clock,
+            groups=GroupConfig(
+                group_size=self.group_size,
+                num_rounds=self.rollouts_per_update,
+                max_extra_rounds=self.resample_dead_groups,
+                has_signal=self.has_signal,
+            ),
+        )
+
+    def counters(self) -> Counters:
+        return replace(
+            super().counters(),
+            needs_reset=self._needs_reset,
+            barren_updates=self._barren_updates,
+            barren_episodes=self._barren_episodes,
+        )
+
+    def restore_counters(self, counters: Counters) -> None:
+        super().restore_counters(counters)
+        self._needs_reset = bool(counters.needs_reset)
+        self._barren_updates = counters.barren_updates or 0
+        self._barren_episodes = counters.barren_episodes or 0
+
+    def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        health = UpdateHealth(**self._health, skipped_steps=tally.skipped_steps)
-        if not tally.empty:
-            ours = tally.actor()
-            self.record(tally.as_sb3() | ours)
+        health = UpdateHealth(**self._health, skipped_steps=metrics.skipped_steps)
+        if not metrics.empty:
+            values = metrics.actor()
+            self.record(metrics.as_sb3() | values)
             self.record({"train/actor/lr": learning_rates(self.policy.optimizer)["train/actor/lr"]})
-            self.logger.record("train/clip_range", objective.clip_low)
-            health = UpdateHealth(
-                **self._health,
-                clip_fraction=ours["train/actor/clip_fraction"],
-                kl=ours["train/actor/approx_kl_k3"],
-                entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
-                skipped_steps=tally.skipped_steps,
-                ratio_gap=ours["train/actor/ratio_first_gap"],
+            self.logger.record("train/clip_range", loss.clip_low)
+            health = replace(
+                health,
+                clip_fraction=values["train/actor/clip_fraction"],
+                kl=values["train/actor/approx_kl_k3"],
+                entropy=entropy_to_judge(self.policy, values["train/actor/entropy"]),
+                ratio_gap=values["train/actor/ratio_first_gap"],
             )
-        self.alarms.check(health)
+        self.training_warnings.check(health)
 
     def learn(
         self,

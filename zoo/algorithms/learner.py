@@ -1,4 +1,4 @@
-"""The optimiser step: the only place that knows Accelerate's wrappers.
+"""The optimiser step: scoring a minibatch up to the loss, backward, clip, step; alone knows Accelerate's wrappers.
 
 With several processes `accelerator.prepare` wraps the scoring module, so the backward pass leaves the mean of the
 ranks' gradients; callers do not change.
@@ -7,8 +7,10 @@ ranks' gradients; callers do not change.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vla_gym.errors import BadValue
+from vla_policies.types import Evaluation
+from zoo.algorithms.losses import LossTerms, PPOLoss
 from zoo.distributed.fsdp import (
     hand_over,
     learning_copy,
@@ -28,6 +32,8 @@ from zoo.distributed.fsdp import (
     whole,
 )
 from zoo.distributed.process_group import lost_ranks
+from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel, step_values, to_level
+from zoo.rollout.types import Minibatch, Scores
 
 
 class Scorer(nn.Module):
@@ -120,8 +126,8 @@ class Learner:
             return self._scorer(*inputs)
 
     @contextmanager
-    def part(self, *, last: bool) -> Iterator[None]:
-        """Score and go backward inside: ranks exchange gradients with the `last` part of a minibatch only."""
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        """Context manager to score and go backward in: ranks exchange gradients with the `last` micro-batch only."""
         # A sharded gradient is kept in parts, so each part of a minibatch is sent at once.
         whole_gradient = nullcontext() if last or self.sharded else self.accelerator.no_sync(self._scorer)
         with lost_ranks(), whole_gradient:
@@ -132,11 +138,11 @@ class Learner:
 
         A gradient that is not finite changes nothing: neither weights nor optimiser state.
         """
-        self.begin()
+        self.zero_grad()
         self.backward(loss)
         return self.apply()
 
-    def begin(self) -> None:
+    def zero_grad(self) -> None:
         """Forget gradients."""
         self._optimizer.zero_grad()
 
@@ -201,3 +207,59 @@ def critic_parameters(policy: Any) -> list[nn.Parameter]:
     else:
         raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
     return [one for one in found if one.requires_grad]
+
+
+class RolloutScorer(Scorer):
+    """Loss of an `Objective`; subclasses say how a minibatch is scored.
+
+    The loss alone carries a graph: what it leaves out (a critic that is not trained, a policy that rests) then has
+    no gradient that another rank could wait for.
+    """
+
+    def forward(self, batch: Minibatch, loss: PPOLoss | None) -> tuple[Tensor, LossTerms, Scores] | Tensor:
+        """The loss with its gradient, and without one its terms and the scores.
+
+        Without a loss: the log-probability of every token, `[B, K, A]`.
+        """
+        if loss is None:
+            logprob_BKA: Tensor = self.policy.evaluate(batch.obs, batch.choice).logprob_BKA
+            return logprob_BKA
+        scores = self.score(batch)
+        terms = loss(scores, batch)
+        return terms.loss, replace(terms, loss=terms.loss.detach()), scores.detached()
+
+    @abstractmethod
+    def score(self, batch: Minibatch) -> Scores:
+        """Log-probabilities, entropies and values, with gradients."""
+
+
+class ChunkScorer(RolloutScorer):
+    """Scores records at one log-probability level and one value level."""
+
+    def __init__(self, policy: nn.Module, level: LogprobLevel, value_level: CreditLevel = "chunk") -> None:
+        super().__init__(policy)
+        self.level = level
+        self.value_level = value_level
+
+    def score(self, batch: Minibatch) -> Scores:
+        assert batch.executed_B is not None
+        result: Evaluation = self.policy.evaluate(batch.obs, batch.choice)
+        logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
+        entropy_BL, _ = to_level(result.entropy_BKA, batch.executed_B, self.level)
+        token_logprob_BW = None
+        if batch.ref_logprob_BW is not None:
+            token_logprob_BW, _ = to_level(result.logprob_BKA, batch.executed_B, "token")
+        value_BU = result.value_B[:, None]
+        if self.value_level == "action":
+            value_BU = step_values(result, result.logprob_BKA.shape[1])
+        return Scores(logprob_BL, entropy_BL, value_BU, token_logprob_BW)
+
+
+class PlainScorer(RolloutScorer):
+    """Scores with `evaluate_actions`: one element per decision."""
+
+    def score(self, batch: Minibatch) -> Scores:
+        values, logprob_B, entropy_B = self.policy.evaluate_actions(batch.obs, batch.choice)
+        # Without a closed form SB3 estimates the entropy by the samples' own log-probabilities.
+        entropy_B = -logprob_B if entropy_B is None else entropy_B
+        return Scores(logprob_B[:, None], entropy_B[:, None], values.flatten()[:, None])

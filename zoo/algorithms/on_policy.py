@@ -1,234 +1,36 @@
-"""`VLAOnPolicyAlgorithm`: collect -> advantages -> update -> log, on Stable-Baselines3's `OnPolicyAlgorithm`."""
+"""`VLAOnPolicyAlgorithm`: collect, compute advantages, update, log."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Self
+from contextlib import nullcontext
+from typing import Any, Self
 
-from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.policies import (
-    ActorCriticCnnPolicy,
-    ActorCriticPolicy,
-    BasePolicy,
-    MultiInputActorCriticPolicy,
-)
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_gym.vector.sb3 import SB3VecEnv
-from vla_gym.vector.vector_env import VLAVectorEnv
-from vla_policies import VLAPolicy
-from zoo.algorithms.collecting import CollectingAlgorithm
-from zoo.algorithms.learner import Learner
-from zoo.algorithms.objective import Objective
-from zoo.algorithms.plain_experience import PlainExperience
-from zoo.algorithms.reference_policy import KLReference, Reference, check_reference, make_reference
-from zoo.algorithms.train_state import Boundary, take_boundary, vla_envs
-from zoo.algorithms.training_warnings import Alarms
-from zoo.algorithms.update import check_update_settings, run_update
-from zoo.algorithms.update_metrics import Tally
+from zoo.algorithms.base import AlgorithmBase
+from zoo.algorithms.learner import critic_parameters
+from zoo.algorithms.losses import PPOLoss
+from zoo.algorithms.update_metrics import UpdateMetrics
 from zoo.distributed.fsdp import check_precision
-from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import ChunkExperience, Experience, is_chunk_policy
-from zoo.rollout.env_views import chunk_view, plain_view, vector_view
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
+from zoo.distributed.optimizer_offload import resting
+from zoo.rollout.env_views import vla_envs
+from zoo.rollout.stats import RolloutStats
+from zoo.rollout.types import Step
 
 
-class VLAOnPolicyAlgorithm(CollectingAlgorithm):
-    """What PPO and GRPO share: the update, the loop around it, and Stable-Baselines3's contract.
+class VLAOnPolicyAlgorithm(AlgorithmBase):
+    """The loop and the update that PPO and GRPO share.
 
-    Policies with `act` and `evaluate` (`VLAPolicy`) are trained on whole chunks, kept token by token; any
-    other policy goes through SB3's own rollout loop and buffer. Subclasses say how decisions are credited
-    (`credit`) and what is minimised (`objective`).
+    Subclasses compute advantages (`compute_returns_and_advantages`) and the loss (`loss`).
 
     `num_timesteps` counts simulator steps really run where `infos` say so (`executed`), else one per
     environment and step.
     """
-
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": ActorCriticPolicy,
-        "CnnPolicy": ActorCriticCnnPolicy,
-        "MultiInputPolicy": MultiInputActorCriticPolicy,
-        "VLAPolicy": VLAPolicy,
-    }
-    chunk_experience: ClassVar[type[ChunkExperience]] = ChunkExperience
-    """How decisions of chunk policies are gathered."""
-    reward_level: CreditLevel = "chunk"
-    """What one reward and advantage is of."""
-    value_level: CreditLevel = "chunk"
-    """What one value is of."""
-    bootstrap_time_limit: bool = True
-    """Is an episode that its time limit cut off worth what its last observation promises?"""
-    boundary_counters: ClassVar[tuple[str, ...]] = (
-        "num_timesteps",
-        "_total_timesteps",
-        "_num_timesteps_at_start",
-        "_episode_num",
-        "_n_updates",
-        "_updates_done",
-        "_current_progress_remaining",
-        "noise_seed",
-    )
-    """Attributes (JSON values) that a checkpoint keeps."""
-
-    def __init__(
-        self,
-        policy: str | type[ActorCriticPolicy],
-        env: GymEnv | VLAVectorEnv | str | None,
-        *,
-        batch_size: int,
-        n_epochs: int,
-        clip_range: float | Schedule,
-        normalize_advantage: bool,
-        target_kl: float | None,
-        clip_range_high: float | None,
-        dual_clip: float | None,
-        logprob_level: LogprobLevel,
-        recompute_logprobs: bool,
-        kl_coef: float,
-        kl_reference: KLReference,
-        micro_batch_size: int | None,
-        **sb3: Any,
-    ) -> None:
-        check_update_settings(
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            dual_clip=dual_clip,
-            logprob_level=logprob_level,
-            kl_coef=kl_coef,
-            kl_reference=kl_reference,
-            micro_batch_size=micro_batch_size,
-        )
-        self._forget_run()
-        super().__init__(
-            policy,
-            chunk_view(env) if self._is_chunk(policy) else plain_view(env),
-            _init_setup_model=False,
-            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-            **sb3,
-        )
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.clip_range: Any = clip_range
-        self.clip_range_high = clip_range_high
-        self.dual_clip = dual_clip
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
-        self.logprob_level: LogprobLevel = logprob_level
-        self.recompute_logprobs = recompute_logprobs
-        self.kl_coef = kl_coef
-        self.kl_reference: KLReference = kl_reference
-        self.micro_batch_size = micro_batch_size
-        self._updates_done = 0
-
-    # What subclasses say ----------------------------------------------------------------------------
-
-    @abstractmethod
-    def objective(self) -> Objective:
-        """What the coming update minimises, schedules read."""
-
-    @abstractmethod
-    def credit(self, last_value_N: Tensor | None) -> None:
-        """Fill the chunk buffer's advantages, returns and weights."""
-
-    # Setting up -------------------------------------------------------------------------------------
-
-    @classmethod
-    def _is_chunk(cls, policy: str | type) -> bool:
-        found = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
-        return found is not None and is_chunk_policy(found)
-
-    def _setup_model(self) -> None:
-        chunk = self._is_chunk(self.policy_class)
-        self.experience: Experience = self.chunk_experience() if chunk else PlainExperience()
-        self.experience.check(self)
-        if chunk:
-            self._agree_on_seed()
-        if chunk and self.rollout_buffer_class is None:
-            self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
-        super()._setup_model()
-        self.clip_range = FloatSchedule(self.clip_range)
-        if self.kl_coef:
-            check_reference(self.policy, self.kl_reference)
-
-    @staticmethod
-    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """SB3's wrapping; environments of `vla_gym` become `as_sb3()` and keep images as [H, W, 3]."""
-        env = vector_view(env)
-        if isinstance(env, VecEnv) and isinstance(env.unwrapped, SB3VecEnv):
-            return env
-        return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "experience",
-            "clock",
-            "alarms",
-            "boundary",
-            "_learner",
-            "_reference",
-            "news",
-            "process_group",
-        ]
-
-    def _forget_run(self) -> None:
-        super()._forget_run()
-        self._learner: Learner | None = None
-        self._reference: Reference | None = None
-        self.boundary: Boundary | None = None
-        self.alarms = Alarms()
-
-    @property
-    def learner(self) -> Learner:
-        """Takes the optimiser steps of the present policy."""
-        if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
-            self._learner = Learner(
-                self.experience.scorer(self),
-                self.policy.optimizer,
-                self.max_grad_norm,
-                group=self.process_group.gradient_group,
-            )
-        return self._learner
-
-    @property
-    def reference(self) -> Reference:
-        """The reference policy of the KL term: the policy as it was when this was first asked for.
-
-        That is before the first update; a checkpoint keeps it, a model that was saved and loaded does not.
-        """
-        if self._reference is None:
-            self._reference = make_reference(self.policy, self.kl_reference)
-        return self._reference
-
-    @property
-    def critic_only(self) -> bool:
-        """Does the coming update move the critic alone?"""
-        return False
-
-    # Updating ---------------------------------------------------------------------------------------
-
-    def train(self) -> None:
-        """Update the policy with the rollout just gathered: `n_epochs` passes in fresh random order."""
-        objective = self.objective()
-        tally = run_update(self, objective)
-        self._updates_done += 1
-        self.record_update(objective, tally)
-
-    @abstractmethod
-    def record_update(self, objective: Objective, tally: Tally) -> None:
-        """Log `train/*`."""
-
-    def record(self, values: dict[str, float]) -> None:
-        """Hand numbers to the logger."""
-        for key, value in values.items():
-            self.logger.record(key, value)
-
-    # The loop ---------------------------------------------------------------------------------------
 
     def learn(
         self,
@@ -254,28 +56,151 @@ class VLAOnPolicyAlgorithm(CollectingAlgorithm):
         )
         callback.on_training_start(locals(), globals())
         assert self.env is not None
-        stopped = False
         while self.num_timesteps < total_timesteps:
-            self.boundary = take_boundary(self)
+            self.train_state = self.capture_state()
             if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):
-                stopped = True
                 break
             iteration += 1
-            # From here to the next boundary the weights belong to neither.
-            self.boundary = None
+            self.train_state = None
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
             due = log_interval is not None and iteration % log_interval == 0
-            if self.experience.logs_after_update:
+            if self.chunked:
                 self.train()
             if due:
-                self.record(self.news.read(self.clock))
+                self.record(self._log_window.read(self.clock))
                 self.dump_logs(iteration)
-            if not self.experience.logs_after_update:
-                self.train()
-        if not stopped:
-            self.boundary = take_boundary(self)
+            if not self.chunked:
+                self.train()  # SB3 logs an update with the rollout that follows it.
+        else:
+            self.train_state = self.capture_state()
         callback.on_training_end()
         return self
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int
+    ) -> bool:
+        """Fill the rollout buffer, advantages included; False when a callback, on any rank, stopped it."""
+        assert self._last_obs is not None, "No previous observation was provided"
+        assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
+        rest = resting(self.policy.optimizer) if self.offload_idle else nullcontext()
+        with rest, self.clock.phase("rollout"):
+            if not self.chunked:
+                return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+            self.policy.set_training_mode(False)
+            self.chunk_buffer.reset()
+            callback.on_rollout_start()
+            source = self.collector() if self.rollout_source is None else self.rollout_source
+            try:
+                stats = source.collect(self.rollout_start(), lambda step: self.after_decision(callback, step))
+            finally:
+                self._last_obs = source.obs
+            if stats is None:
+                return False
+            self._take_in(stats)
+            with self.clock.phase("advantages"):
+                self.compute_returns_and_advantages(stats)
+            callback.update_locals({"rollout_buffer": self.chunk_buffer})
+            callback.on_rollout_end()
+        return True
+
+    def after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
+        """Count a decision and call Stable-Baselines3's callbacks; False when one of them wants to stop.
+
+        While a rollout lasts `num_timesteps` grows by this rank's steps alone. `step` is None for a rollout that other
+        processes collected.
+        """
+        seen: dict[str, Any] = {"infos": [], "dones": np.zeros(0, dtype=bool)}
+        if step is not None:
+            self.num_timesteps += int(step.counted_n.sum())
+            infos: list[Any] = [{}] * self.n_envs
+            for env, info in zip(step.env_n.tolist(), step.infos, strict=True):
+                infos[env] = info
+            seen = {
+                "infos": infos,
+                "dones": step.spread(step.done_n, self.n_envs),
+                "rewards": step.spread(step.reward_n, self.n_envs),
+                "new_obs": step.next_obs,
+                "actions": step.sample.action_BKA.cpu().numpy(),
+            }
+        callback.update_locals({"env": self.env, **seen})
+        return callback.on_step()
+
+    def train(self) -> None:
+        """Update the policy with the rollout just collected: `n_epochs` passes in fresh random order."""
+        loss, data, learner = self.loss(), self.rollout_data(), self.learner
+        metrics = UpdateMetrics(loss, self.process_group)
+        learner.policy.set_training_mode(True)  # type: ignore[operator]
+        self._update_learning_rate(learner.raw_optimizer)
+        with self.clock.phase("update"):
+            if self.recompute_logprobs or learner.own_precision:
+                data.recompute_log_probs(learner, self._n_updates)
+            if self.kl_coef and not loss.critic_only:
+                data.compute_ref_log_probs(self.reference)
+            moving = learner.only(critic_parameters(learner.policy)) if loss.critic_only else nullcontext()
+            with moving:
+                go_on = True
+                for _ in range(self.n_epochs):
+                    metrics.begin_epoch()
+                    for micro_batches in data.minibatches(self._n_updates):
+                        metrics.begin_minibatch()
+                        learner.zero_grad()
+                        for micro_batch in micro_batches:
+                            with learner.accumulate(last=micro_batch.last):
+                                value, terms, scores = learner.score(micro_batch.batch, loss)
+                                learner.backward(
+                                    value if micro_batch.weight == 1.0 else value * micro_batch.weight
+                                )
+                            metrics.add(terms, scores, micro_batch)
+                        go_on = self._within_target_kl(metrics)
+                        if not go_on:
+                            learner.zero_grad()
+                            break
+                        grad_norm, stepped = learner.apply()
+                        metrics.add_step(grad_norm, stepped=stepped)
+                    self._n_updates += 1
+                    if not go_on:
+                        break
+            learner.hand_over()
+        self._updates_done += 1
+        self.log_update(loss, metrics)
+
+    # Subclasses -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def loss(self) -> PPOLoss:
+        """Return the loss of the coming update, schedules read."""
+
+    @abstractmethod
+    def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
+        """Fill the chunk buffer's advantages, returns and weights."""
+
+    @abstractmethod
+    def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
+        """Log `train/*`."""
+
+    # Inside -----------------------------------------------------------------------------------------
+
+    def _take_in(self, stats: RolloutStats) -> None:
+        """Count the rollout of all ranks."""
+        self.rollout_stats = stats
+        self.num_timesteps = stats.num_timesteps
+        if stats.done_N is not None:
+            self._last_episode_starts = stats.done_N
+        assert self.ep_info_buffer is not None
+        assert self.ep_success_buffer is not None
+        for episode in stats.episodes:
+            self.ep_info_buffer.append(dict(episode.info))
+            if episode.success is not None:
+                self.ep_success_buffer.append(episode.success)
+        self.tasks_seen |= stats.tasks
+        self._log_window.add(stats)
+        self.record(dict(stats.metrics))
+
+    def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
+        if self.target_kl is None or (kl := metrics.latest_kl()) <= 1.5 * self.target_kl:
+            return True
+        self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
+        return False
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""

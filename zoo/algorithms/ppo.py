@@ -15,25 +15,30 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.algorithms.advantages import normalize
-from zoo.algorithms.credit import (
+from zoo.algorithms.advantages import (
     Discount,
     check_levels,
     chosen,
-    credit_decisions,
-    credit_steps,
+    decision_advantages,
+    normalize,
+    step_advantages,
     write_advantages,
 )
 from zoo.algorithms.learner import critic_parameters
-from zoo.algorithms.losses import ValueClip
-from zoo.algorithms.metrics import advantage_range, learning_rates, rank_means
-from zoo.algorithms.objective import Objective
+from zoo.algorithms.losses import PPOLoss, ValueClip
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.reference_policy import KLReference
-from zoo.algorithms.scorers import STEP_VALUES_LACKING
 from zoo.algorithms.training_warnings import UpdateHealth, entropy_to_judge
-from zoo.algorithms.update_metrics import Tally, explained_variance
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
+from zoo.algorithms.update_metrics import (
+    UpdateMetrics,
+    advantage_range,
+    explained_variance,
+    learning_rates,
+    rank_means,
+)
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.log_prob_levels import STEP_VALUES_LACKING, CreditLevel, LogprobLevel
+from zoo.rollout.stats import RolloutStats
 
 
 class PPO(VLAOnPolicyAlgorithm):
@@ -69,6 +74,7 @@ class PPO(VLAOnPolicyAlgorithm):
         chunk's rewards from it on and what follows, less the chunk's value.
     :param bootstrap_time_limit: False makes the time limit an end like any other: worth nothing more. Where success
         is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
+    :param process_group: processes that train together; None = all that a launcher has started.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class PPO(VLAOnPolicyAlgorithm):
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",
         bootstrap_time_limit: bool = True,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         if value_clip not in ("replace", "max"):
             raise unknown_name("value_clip", str(value_clip), ("replace", "max"))
@@ -160,6 +167,7 @@ class PPO(VLAOnPolicyAlgorithm):
             kl_coef=kl_coef,
             kl_reference=kl_reference,
             micro_batch_size=micro_batch_size,
+            process_group=process_group,
         )
         self.clip_range_vf = clip_range_vf
         self.value_clip: ValueClip = value_clip
@@ -203,10 +211,10 @@ class PPO(VLAOnPolicyAlgorithm):
                 )
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
-    def objective(self) -> Objective:
+    def loss(self) -> PPOLoss:
         progress = self._current_progress_remaining
         low = self.clip_range(progress)
-        return Objective(
+        return PPOLoss(
             clip_low=low,
             clip_high=low if self.clip_range_high is None else self.clip_range_high,
             dual_clip=self.dual_clip,
@@ -216,19 +224,15 @@ class PPO(VLAOnPolicyAlgorithm):
             value_clip=self.value_clip,
             huber_delta=self.huber_delta,
             kl_coef=self.kl_coef,
-            critic_only=self.critic_only,
+            critic_only=self._updates_done < self.critic_warmup_updates,
         )
 
-    @property
-    def critic_only(self) -> bool:
-        return self._updates_done < self.critic_warmup_updates
-
-    def credit(self, last_value_N: Tensor | None) -> None:
-        assert last_value_N is not None
+    def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
+        assert stats.last_value_N is not None
         buffer = self.chunk_buffer
-        estimate = credit_steps if self.reward_level == "action" else credit_decisions
+        estimate = step_advantages if self.reward_level == "action" else decision_advantages
         discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
-        advantage, valid = estimate(buffer, last_value_N, discount, self.process_group)
+        advantage, valid = estimate(buffer, stats.last_value_N, discount, self.process_group)
         raw = advantage_range(advantage[valid], self.process_group)
         high, low = (raw.get(f"rollout/advantages_{end}", math.nan) for end in ("max", "min"))
         self._advantage_spread = high - low
@@ -245,33 +249,33 @@ class PPO(VLAOnPolicyAlgorithm):
             rank_means(means, self.process_group) | advantage_range(advantage[valid], self.process_group)
         )
 
-    def record_update(self, objective: Objective, tally: Tally) -> None:
-        if tally.empty:
+    def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
+        if metrics.empty:
             return
-        sb3, ours = tally.as_sb3(), tally.actor() | tally.critic()
+        sb3, values = metrics.as_sb3(), metrics.actor() | metrics.critic()
         # "train/loss" is SB3's (last minibatch) for plain policies and the mean for ours.
-        self.record(sb3 | ours if self.experience.logs_after_update else ours | sb3)
+        self.record(sb3 | values if self.chunked else values | sb3)
         self.record(dict(learning_rates(self.policy.optimizer)))
         if self.critic_warmup_updates:
-            self.logger.record("train/critic/warmup", float(objective.critic_only))
-        value, target = self.experience.values_and_returns(self)
+            self.logger.record("train/critic/warmup", float(loss.critic_only))
+        value, target = self.rollout_data().values_and_returns()
         self.logger.record("train/explained_variance", explained_variance(value, target, self.process_group))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", objective.clip_low)
-        if objective.clip_vf is not None:
-            self.logger.record("train/clip_range_vf", objective.clip_vf)
-        if self.experience.logs_after_update:
-            self.alarms.check(
+        self.logger.record("train/clip_range", loss.clip_low)
+        if loss.clip_vf is not None:
+            self.logger.record("train/clip_range_vf", loss.clip_vf)
+        if self.chunked:
+            self.training_warnings.check(
                 UpdateHealth(
                     advantage_spread=self._advantage_spread,
-                    clip_fraction=ours["train/actor/clip_fraction"],
-                    kl=ours["train/actor/approx_kl_k3"],
-                    entropy=entropy_to_judge(self.policy, ours["train/actor/entropy"]),
+                    clip_fraction=values["train/actor/clip_fraction"],
+                    kl=values["train/actor/approx_kl_k3"],
+                    entropy=entropy_to_judge(self.policy, values["train/actor/entropy"]),
                     value_gap=self._value_gap(value, target),
-                    skipped_steps=tally.skipped_steps,
-                    ratio_gap=ours["train/actor/ratio_first_gap"],
+                    skipped_steps=metrics.skipped_steps,
+                    ratio_gap=values["train/actor/ratio_first_gap"],
                 )
             )
 

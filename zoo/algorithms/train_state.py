@@ -1,109 +1,195 @@
-"""What must be remembered at an update boundary, so that whatever interrupts the next rollout can be undone."""
+"""The state of a run at an update boundary, so that whatever interrupts the next rollout can be undone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import base64
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
+import torch
 
 from vla_gym.errors import BadValue
-from vla_gym.vector.sb3 import SB3VecEnv
-from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.algorithms.rng import rng_state
 from zoo.distributed.process_group import ProcessGroup
 
-if TYPE_CHECKING:
-    from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Counts and seeds of a run; the same on every rank."""
+
+    num_timesteps: int
+    """Simulator steps done."""
+    total_timesteps: int
+    """Simulator steps asked for."""
+    num_timesteps_at_start: int
+    """Simulator steps done when `learn` began."""
+    episode_num: int
+    """Stable-Baselines3's own count."""
+    n_updates: int
+    """Passes over rollouts, as Stable-Baselines3 counts updates."""
+    updates_done: int
+    """Rollouts learnt from."""
+    progress_remaining: float
+    """1 at the beginning, 0 at the end; schedules read it."""
+    noise_seed: int
+    """Seed of decisions and of the order of minibatches."""
+    needs_reset: bool | None = None
+    """GRPO: whether the next round begins with a reset."""
+    barren_updates: int | None = None
+    """GRPO: updates running without signal or success."""
+    barren_episodes: int | None = None
+    """GRPO: episodes in them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values under the names a checkpoint has for them."""
+        values = {_FILE_NAMES[field.name]: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Counters:
+        """Return the counters of a checkpoint."""
+        return cls(**{name: values[key] for name, key in _FILE_NAMES.items() if key in values})
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """A run between two updates, weights and optimiser excepted (a rollout does not change those).
+_FILE_NAMES = {
+    "num_timesteps": "num_timesteps",
+    "total_timesteps": "_total_timesteps",
+    "num_timesteps_at_start": "_num_timesteps_at_start",
+    "episode_num": "_episode_num",
+    "n_updates": "_n_updates",
+    "updates_done": "_updates_done",
+    "progress_remaining": "_current_progress_remaining",
+    "noise_seed": "noise_seed",
+    "needs_reset": "_needs_reset",
+    "barren_updates": "_barren_updates",
+    "barren_episodes": "_barren_episodes",
+}
+"""Field of `Counters` -> name in `training_state.json`."""
 
-    Of this rank's slots; what else is in it is the same on every rank.
-    """
 
-    counters: Mapping[str, Any]
-    """Attributes of the algorithm, JSON values."""
-    episodes: tuple[dict[str, float], ...]
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """A run between two updates; weights and optimiser, which no rollout changes, are kept beside it."""
+
+    counters: Counters
+    """Counts and seeds."""
+    episodes: tuple[Mapping[str, float], ...]
     """`ep_info_buffer`."""
     successes: tuple[float, ...]
     """`ep_success_buffer`."""
     rng: Mapping[str, Any]
-    """See `zoo.algorithms.rng`."""
+    """Random generators of this process, see `rng_state`."""
     env: Mapping[str, Any] | None
     """`VLAVectorEnv.state_dict()`; None for other environments, which begin anew when a run is resumed."""
     arrays: Mapping[str, np.ndarray]
-    """Last observation (`obs/<key>`) and `episode_starts`."""
+    """Of this rank's sub-environments: last observation (`obs` or `obs/<key>`) and `episode_starts`."""
 
     @property
     def num_timesteps(self) -> int:
         """Simulator steps done."""
-        return int(self.counters["num_timesteps"])
+        return self.counters.num_timesteps
+
+    @property
+    def last_obs(self) -> Any:
+        """The last observation as the environment gave it."""
+        by_key = {
+            name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")
+        }
+        return by_key or self.arrays["obs"]
+
+    def gather(self, process_group: ProcessGroup) -> TrainState | None:
+        """On rank 0 the whole run's state, sub-environments in the order one process would have; None elsewhere."""
+        if process_group.size == 1:
+            return self
+        env_states = process_group.all_gather_object(self.env)
+        arrays = process_group.gather(self.arrays)
+        if not process_group.is_first:
+            return None
+        env = None
+        if self.env is not None:
+            env = {
+                **self.env,
+                **{key: [item for state in env_states for item in state[key]] for key in _PER_ENV},
+            }
+        joined = {key: np.concatenate([part[key] for part in arrays]) for key in self.arrays}
+        return replace(self, env=env, arrays=joined)
+
+    def scatter(self, own: slice, num_envs: int) -> TrainState:
+        """The state of the sub-environments `own` of a whole run's; raises `BadValue` unless it had `num_envs`."""
+        env = self.env
+        if env is not None:
+            if len(env["slots"]) != num_envs:
+                raise BadValue(
+                    f"the checkpoint is of {len(env['slots'])} environments, this run has {num_envs} on all its "
+                    "processes"
+                )
+            env = {**env, **{key: env[key][own] for key in _PER_ENV}}
+        return replace(self, env=env, arrays={key: array[own] for key, array in self.arrays.items()})
 
 
-def take_boundary(algorithm: VLAOnPolicyAlgorithm) -> Boundary:
-    """The present state; draws nothing and asks nothing of a simulator."""
-    envs = vla_envs(algorithm.env)
-    last = algorithm._last_obs
+_PER_ENV = ("episodes", "slots")
+"""Entries of `VLAVectorEnv.state_dict` that have an item for each sub-environment."""
+
+
+def observation_arrays(last_obs: Any, episode_starts: np.ndarray | None) -> dict[str, np.ndarray]:
+    """`TrainState.arrays`; environments hand out fresh arrays, so references are enough."""
     arrays: dict[str, np.ndarray] = {}
-    # Environments hand out fresh arrays, so references are enough.
-    if isinstance(last, dict):
-        arrays = {f"obs/{key}": np.asarray(value) for key, value in last.items()}
-    elif last is not None:
-        arrays = {"obs": np.asarray(last)}
-    if algorithm._last_episode_starts is not None:
-        arrays["episode_starts"] = np.asarray(algorithm._last_episode_starts)
-    return Boundary(
-        counters={name: getattr(algorithm, name) for name in algorithm.boundary_counters},
-        episodes=tuple(_numbers(one) for one in algorithm.ep_info_buffer or ()),
-        successes=tuple(float(one) for one in algorithm.ep_success_buffer or ()),
-        rng=rng_state(),
-        env=None if envs is None else envs.state_dict(),
-        arrays=arrays,
+    if isinstance(last_obs, dict):
+        arrays = {f"obs/{key}": np.asarray(value) for key, value in last_obs.items()}
+    elif last_obs is not None:
+        arrays = {"obs": np.asarray(last_obs)}
+    if episode_starts is not None:
+        arrays["episode_starts"] = np.asarray(episode_starts)
+    return arrays
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every random generator a run draws from, as JSON values; taking it draws nothing.
+
+    Python's `random`, NumPy's legacy global generator (Stable-Baselines3 shuffles with it), torch's CPU generator
+    and, where CUDA is in use, the present CUDA device's.
+    """
+    version, words, gauss_next = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": list(words), "gauss_next": gauss_next},
+        "numpy": {
+            "name": name,
+            "keys": _to_text(np.asarray(keys, dtype="<u4").tobytes()),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached_gauss": float(cached),
+        },
+        "torch": _to_text(torch.get_rng_state().numpy().tobytes()),
+        "cuda": None,
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = _to_text(torch.cuda.get_rng_state().numpy().tobytes())
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Go back to `state`.
+
+    The state of a CUDA device is for the present one, where there is one: a run may go on on other machines, and a
+    `VLAPolicy`'s decisions depend on none of these (see `vla_policies.actions.noise`).
+    """
+    python, numpy_ = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"]), python["gauss_next"]))
+    keys = np.frombuffer(base64.b64decode(numpy_["keys"]), dtype="<u4").astype(np.uint32)
+    np.random.set_state(
+        (numpy_["name"], keys, numpy_["position"], numpy_["has_gauss"], numpy_["cached_gauss"])
     )
+    torch.set_rng_state(_to_tensor(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_to_tensor(state["cuda"]))
 
 
-def gather_boundary(boundary: Boundary, process_group: ProcessGroup) -> Boundary | None:
-    """On rank 0 the boundary of the whole run, its slots in the order that one process would have; None elsewhere."""
-    if process_group.size == 1:
-        return boundary
-    states = process_group.all_gather_object(boundary.env)
-    arrays = process_group.gather(boundary.arrays)
-    if not process_group.is_first:
-        return None
-    return replace(
-        boundary,
-        env=None if boundary.env is None else {**boundary.env, **_joined(states)},
-        arrays={key: np.concatenate([one[key] for one in arrays]) for key in boundary.arrays},
-    )
+def _to_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
 
 
-def own_env_state(saved: Mapping[str, Any], slots: slice, num_slots: int) -> dict[str, Any]:
-    """This rank's `slots` of a saved environment; raises `BadValue` unless it had `num_slots` in all."""
-    if len(saved["slots"]) != num_slots:
-        raise BadValue(
-            f"the checkpoint is of {len(saved['slots'])} environments, this run has {num_slots} on all its processes"
-        )
-    return {**saved, **{key: saved[key][slots] for key in _PER_SLOT}}
-
-
-_PER_SLOT = ("episodes", "slots")
-"""What `VLAVectorEnv.state_dict` keeps of every slot."""
-
-
-def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {key: [one for state in states for one in state[key]] for key in _PER_SLOT}
-
-
-def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
-    """The environment of `vla_gym` beneath whatever wraps it; None when there is none."""
-    base = None if env is None else env.unwrapped
-    return base.envs if isinstance(base, SB3VecEnv) else None
-
-
-def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(info[key]) for key in ("r", "l", "t") if key in info}
+def _to_tensor(text: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

@@ -131,7 +131,7 @@ def faults(health: UpdateHealth) -> dict[str, str]:
 
 
 @dataclass
-class Alarms:
+class TrainingWarnings:
     """Warns of each named fault at its 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded."""
 
     counts: dict[str, int] = field(default_factory=dict)

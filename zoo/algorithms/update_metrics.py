@@ -1,35 +1,35 @@
-"""The numbers of one update, over the minibatches and ranks it was made with.
+"""Numbers of one update, over the minibatches and ranks it was made with, and further ones of the log.
 
-An update keeps each part's log-ratios (detached); everything is computed once at its end, as sums per
+An update keeps each micro-batch's log-ratios (detached); everything is computed once at its end, as sums per
 minibatch that ranks add up, so elements count the same wherever they were scored and the loop itself stays light.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from zoo.algorithms.losses import clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
-from zoo.algorithms.objective import Objective, Terms
+from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.types import Part, Scored
+from zoo.rollout.types import MicroBatch, Scores
 
 
-class Tally:
+class UpdateMetrics:
     """Numbers of one update, part by part; keeps neither observations nor graphs.
 
     The methods that return numbers ask every rank, so every rank must call them.
     """
 
-    def __init__(self, objective: Objective, process_group: ProcessGroup | None = None) -> None:
+    def __init__(self, objective: PPOLoss, process_group: ProcessGroup | None = None) -> None:
         self._objective = objective
         self._process_group = ProcessGroup() if process_group is None else process_group
         self._minibatches = 0
         self._epoch_began = 0
         self._place: list[int] = []
-        self._terms: list[Terms] = []
+        self._terms: list[LossTerms] = []
         self._shares: list[float] = []
         self._log_ratio: list[Tensor] = []
         self._entropy: list[Tensor] = []
@@ -51,15 +51,15 @@ class Tally:
         """The parts that follow are of one minibatch more."""
         self._minibatches += 1
 
-    def add(self, terms: Terms, scored: Scored, part: Part) -> None:
+    def add(self, terms: LossTerms, scored: Scores, micro_batch: MicroBatch) -> None:
         """Take in a part of the minibatch; `terms` and `scored` have no graph any more."""
-        if not part.share:
+        if not micro_batch.weight:
             return
-        batch = part.batch
+        batch = micro_batch.batch
         log_ratio_BL = (scored.logprob_BL - batch.old_logprob_BL).detach()
         self._place.append(self._minibatches - 1)
         self._terms.append(terms)
-        self._shares.append(part.share)
+        self._shares.append(micro_batch.weight)
         self._log_ratio.append(log_ratio_BL)
         self._entropy.append(scored.entropy_BL.detach())
         self._advantage.append(batch.advantage_BL.expand_as(log_ratio_BL))
@@ -263,3 +263,32 @@ def _chosen(values: Tensor, mask: Tensor) -> Tensor:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if parts else torch.zeros(0)
+
+
+def rank_means(values: Mapping[str, Tensor], process_group: ProcessGroup) -> dict[str, float]:
+    """Mean of each tensor's entries over all ranks; what has none is left out."""
+    sums = process_group.all_reduce_sum(
+        torch.tensor([[float(one.double().sum()), float(one.numel())] for one in values.values()]).double()
+    )
+    return {name: float(total / count) for name, (total, count) in zip(values, sums, strict=True) if count}
+
+
+def advantage_range(advantage: Tensor, process_group: ProcessGroup) -> dict[str, float]:
+    """`rollout/advantages_max` and `_min` over all ranks; empty where none has an entry."""
+    own = torch.full((2,), -math.inf)
+    if advantage.numel():
+        own = torch.stack([advantage.max(), -advantage.min()])
+    highest, lowest = process_group.all_reduce_max(own).tolist()
+    return (
+        {} if highest == -math.inf else {"rollout/advantages_max": highest, "rollout/advantages_min": -lowest}
+    )
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> Mapping[str, float]:
+    """`train/actor/lr` and, where the value head has a group of its own, `train/critic/lr`."""
+    rates = {
+        str(group.get("name", index)): float(group["lr"]) * float(group.get("lr_scale", 1.0))
+        for index, group in enumerate(optimizer.param_groups)
+    }
+    actor = rates.get("backbone", next(iter(rates.values())))
+    return {"train/actor/lr": actor, "train/critic/lr": rates.get("value_head", actor)}

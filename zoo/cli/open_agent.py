@@ -9,7 +9,7 @@ import vla_gym
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.policy import VLAPolicy
 from zoo.cli.agent import RolloutPlan
-from zoo.distributed.devices import check_device
+from zoo.distributed.process_group import check_device
 
 
 def open_rollout(

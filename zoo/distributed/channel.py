@@ -1,4 +1,4 @@
-"""Bytes from one rank to another, over gloo; messages between two ranks arrive in the order they were sent."""
+"""Messages from one rank to another, over gloo; those between two ranks arrive in the order they were sent."""
 
 from __future__ import annotations
 
@@ -15,42 +15,38 @@ from torch import Tensor
 from zoo.distributed.process_group import lost_ranks
 
 
-class Mail:
-    """This process's letter box among all processes of the run."""
+class Channel:
+    """Messages between this process and every other one of the run."""
 
     def __init__(self, group: Any = None) -> None:
         """`group` is a gloo group of every process."""
         self._group = group
-        self._leaving: deque[tuple[Any, Tensor]] = deque()
+        self._sending: deque[tuple[Any, Tensor]] = deque()
 
-    def send(self, rank: int, note: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a JSON value and tensors; comes back at once, the tensors may then be changed."""
-        words = json.dumps(note).encode()
-        cargo = save({key: one.contiguous() for key, one in (tensors or {}).items()})
-        lengths = torch.tensor([len(words), len(cargo)])
+    def send(self, rank: int, metadata: Any, payload: Mapping[str, Tensor] | None = None) -> None:
+        """Send a JSON value and tensors; returns at once, the tensors may then be changed."""
+        header = json.dumps(metadata).encode()
+        body = save({key: tensor.contiguous() for key, tensor in (payload or {}).items()})
+        lengths = torch.tensor([len(header), len(body)])
         with lost_ranks():
-            for data in (lengths, _as_tensor(words + cargo)):
-                self._leaving.append((dist.isend(data, rank, group=self._group), data))
-            while self._leaving and self._leaving[0][0].is_completed():
-                self._leaving.popleft()
+            for data in (lengths, torch.frombuffer(bytearray(header + body), dtype=torch.uint8)):
+                self._sending.append((dist.isend(data, rank, group=self._group), data))
+            while self._sending and self._sending[0][0].is_completed():
+                self._sending.popleft()
 
     def receive(self, rank: int) -> tuple[Any, dict[str, Tensor]]:
-        """The next message of a rank; waits for it."""
+        """Return metadata and payload of a rank's next message; waits for it."""
         lengths = torch.zeros(2, dtype=torch.int64)
         with lost_ranks():
             dist.recv(lengths, rank, group=self._group)
             data = torch.zeros(int(lengths.sum()), dtype=torch.uint8)
             dist.recv(data, rank, group=self._group)
         raw = data.numpy().tobytes()
-        words = int(lengths[0])
-        return json.loads(raw[:words]), load(raw[words:])
+        header = int(lengths[0])
+        return json.loads(raw[:header]), load(raw[header:])
 
     def wait(self) -> None:
-        """Until everything sent has arrived."""
+        """Wait until everything sent has arrived."""
         with lost_ranks():
-            while self._leaving:
-                self._leaving.popleft()[0].wait()
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            while self._sending:
+                self._sending.popleft()[0].wait()

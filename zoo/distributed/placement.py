@@ -163,3 +163,14 @@ def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None
             f"max_staleness={max_staleness} needs rollout ranks that do not learn, got rank {min(both)} doing both. "
             f"Example: --placement {_EXAMPLE}; or max_staleness:0"
         )
+
+
+def block(place: int, count: int, num_envs: int) -> range:
+    """Sub-environments (of all `num_envs`) of rank `place` among `count`: equal adjacent blocks."""
+    return range(place * num_envs // count, (place + 1) * num_envs // count)
+
+
+def overlap(first: range, second: range) -> range:
+    """Sub-environments that both blocks hold; may be empty."""
+    start = max(first.start, second.start)
+    return range(start, max(start, min(first.stop, second.stop)))

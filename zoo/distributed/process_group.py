@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +24,8 @@ from safetensors.numpy import save as save_arrays
 from torch import Tensor
 
 from vla_gym.errors import BadValue, LostRank
-from zoo.distributed.devices import check_device
+from zoo.config.batch_plan import check_division
+from zoo.config.run_config import RunConfig
 
 HOST_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for each other: the slowest rollout, or rank 0 while it films. A dead rank is noticed at once."""
@@ -42,6 +42,7 @@ class ProcessGroup:
         self.size = size
         """W, processes of the run."""
         self._group = group
+        self._num_flags = 0
 
     @property
     def host_group(self) -> Any:
@@ -62,15 +63,6 @@ class ProcessGroup:
         if self.rank not in numbers:
             return None
         return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group)
-
-    @contextmanager
-    def as_current(self) -> Iterator[None]:
-        """Inside, `present` gives these ranks."""
-        token = _taken.set(self)
-        try:
-            yield
-        finally:
-            _taken.reset(token)
 
     # Every rank tells every rank --------------------------------------------------------------------
 
@@ -125,17 +117,22 @@ class ProcessGroup:
 
     # One rank tells whoever asks --------------------------------------------------------------------
 
-    def set_flag(self, word: str) -> None:
-        """Let the others hear `word`, without waiting for them."""
-        if self.size > 1:
-            self._store().set(word, "1")
+    def new_flag(self) -> str:
+        """Return the name of a flag that nobody has set; the same on every rank, each of which must call it."""
+        self._num_flags += 1
+        return f"flag {self._num_flags}"
 
-    def has_flag(self, word: str) -> bool:
-        """Has some rank called `word`? A question to rank 0's machine, for once a decision."""
+    def set_flag(self, name: str) -> None:
+        """Set a flag for every rank, without waiting for them."""
+        if self.size > 1:
+            self._store().set(name, "1")
+
+    def has_flag(self, name: str) -> bool:
+        """Whether some rank has set the flag; a question to rank 0's machine, for once a decision."""
         if self.size == 1:
             return False
         with lost_ranks():
-            return bool(self._store().check([word]))
+            return bool(self._store().check([name]))
 
     # Inside -----------------------------------------------------------------------------------------
 
@@ -183,7 +180,6 @@ def lost_ranks() -> Iterator[None]:
         raise LostRank(_LOST) from error
 
 
-_taken: ContextVar[ProcessGroup | None] = ContextVar("taken", default=None)
 _LOST = "another process of the run ended; its own message says why"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
@@ -231,8 +227,6 @@ def is_initialized() -> bool:
 
 def current_process_group() -> ProcessGroup:
     """The processes met by `join`, or some of them; see `Ranks.taken_for_all`. Meets them where nobody has."""
-    if (some := _taken.get()) is not None:
-        return some
     if launched_processes() == 1:
         return ProcessGroup()
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -242,3 +236,44 @@ def current_process_group() -> ProcessGroup:
 @functools.cache
 def _host_group() -> Any:
     return dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
+
+
+def check_device(name: str) -> torch.device:
+    """ "auto" takes CUDA where there is one; raises `BadValue` for a device that is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadValue(f"no device '{name}'. Allowed: auto, cpu, cuda, cuda:<index>") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0 or (device.index or 0) >= count:
+            raise BadValue(
+                f"device '{name}' is not here: torch sees {count} CUDA devices. Use --device auto or cpu"
+            )
+    elif device.type != "cpu":
+        raise BadValue(f"device '{name}' is not supported. Allowed: auto, cpu, cuda, cuda:<index>")
+    return device
+
+
+def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, Any]:
+    """Arguments of `make_vec` for this rank: whole groups, equally many on every rank, one schedule over all.
+
+    Raises `BadValue` when the groups do not divide, naming the nearest numbers that do.
+    """
+    check_division(config.num_envs, num_ranks=process_group.size, num_stages=1, group_size=config.group_size)
+    groups = config.num_envs // config.group_size // process_group.size
+    return {
+        "num_envs": groups * config.group_size,
+        "group_offset": process_group.rank * groups,
+        "num_groups": process_group.size * groups,
+    }
+
+
+def own_block(count: int, process_group: ProcessGroup) -> slice:
+    """Which of `count` things (frames, start states) this rank takes: a block of them, so that tasks change seldom."""
+    return slice(
+        process_group.rank * count // process_group.size,
+        (process_group.rank + 1) * count // process_group.size,
+    )

@@ -30,15 +30,14 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import Noise, SlotNoise
 from zoo.algorithms.learner import Learner
-from zoo.algorithms.metrics import PhaseClock
-from zoo.algorithms.rng import rng_state, set_rng_state
+from zoo.algorithms.train_state import rng_state, set_rng_state
 from zoo.config.algorithm_configs import SFTConfig
-from zoo.distributed.process_group import ProcessGroup
-from zoo.distributed.shares import own_block
+from zoo.distributed.process_group import ProcessGroup, own_block
 from zoo.files import write_folder
 from zoo.imitation.augmentation import augmented
 from zoo.imitation.dataset import Frames, batches
 from zoo.imitation.objective import ImitationScorer
+from zoo.rollout.stats import PhaseClock
 from zoo.runs.folder import OPTIMIZER_FILE
 from zoo.training.checkpoint import load_moments, read_state, save_policy, write_state
 from zoo.training.optimizer_file import optimizer_groups, optimizer_tensors
@@ -57,7 +56,7 @@ class SFTState:
     num_timesteps: int
     """Updates made."""
     rng: Mapping[str, Any]
-    """See `zoo.algorithms.rng`."""
+    """See `zoo.algorithms.train_state.rng_state`."""
 
 
 class SFT:
@@ -78,7 +77,7 @@ class SFT:
         self.policy = policy
         self.process_group = process_group
         self.num_timesteps = 0
-        self.boundary: SFTState | None = None
+        self.train_state: SFTState | None = None
         """The last update boundary; None within an update."""
         self.clock = PhaseClock()
         self.logger = Logger(folder=None, output_formats=[])
@@ -107,7 +106,7 @@ class SFT:
         began = time.perf_counter()
         callback.init_callback(self)  # type: ignore[arg-type]
         callback.on_training_start({}, {})
-        self._take_boundary()
+        self._capture_state()
         callback.on_rollout_start()
         for index_B in islice(order, self.num_timesteps, total):
             loss = self._update(index_B, self._learner, total)
@@ -128,29 +127,29 @@ class SFT:
         self.policy.set_training_mode(False)
         return self.policy
 
-    def _take_boundary(self) -> None:
-        self.boundary = SFTState(self.num_timesteps, rng_state())
+    def _capture_state(self) -> None:
+        self.train_state = SFTState(self.num_timesteps, rng_state())
 
     def _update(self, index_B: Tensor, learner: Learner, total: int) -> float:
         """One optimiser step on the frames of `index_B`; returns their loss."""
         rate = self._settings.learning_rate * (1.0 - self.num_timesteps / total)
         for group in learner.raw_optimizer.param_groups:
             group["lr"] = rate
-        boundary, self.boundary = self.boundary, None
+        state, self.train_state = self.train_state, None
         loss = self._add_gradients(
             _Batch(self._frames, index_B, self.num_timesteps, self._seed, self._settings.augment), learner
         )
         norm, finite = learner.apply()
         if not finite and learner.accelerator.scaler is None:
             # No weight has changed.
-            self.boundary = boundary
+            self.train_state = state
             raise BadValue(
                 f"the gradient of update {self.num_timesteps + 1} is not finite, and the update was left out: "
                 "give a lower --learning-rate"
             )
         whole_loss = float(self.process_group.all_reduce_sum(torch.tensor([loss])))
         self.num_timesteps += 1
-        self._take_boundary()
+        self._capture_state()
         self.logger.record("train/loss", whole_loss)
         self.logger.record("train/actor/grad_norm", float(norm))
         self.logger.record("train/actor/lr", rate)
@@ -164,10 +163,10 @@ class SFT:
         parts = own_P.split(self._settings.micro_batch_size or size)
         mask_BK = batch.frames.mask_BK[batch.index_B]
         learner.policy.set_training_mode(True)  # type: ignore[operator]
-        learner.begin()
+        learner.zero_grad()
         loss = 0.0
         for number, place_P in enumerate(parts, start=1):
-            with learner.part(last=number == len(parts)):
+            with learner.accumulate(last=number == len(parts)):
                 # A part's loss is the mean over its actions; weighed so, all parts give the mean over the update's.
                 weight = float(mask_BK[place_P].sum() / mask_BK.sum())
                 part_loss: Tensor = learner.score(*batch.part(place_P, self.policy)) * weight
@@ -180,7 +179,7 @@ class SFT:
 
     def save_checkpoint(self, checkpoints: Path) -> Path:
         """Write `checkpoints/step_<n>` for the last boundary; return it. Every rank must call it; rank 0 writes."""
-        state = self.boundary
+        state = self.train_state
         assert state is not None
         policy = self.acting_policy()
         folder = checkpoints / f"step_{state.num_timesteps}"

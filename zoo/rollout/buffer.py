@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,40 +11,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from zoo.rollout.log_prob_levels import LogprobLevel, elements_per_decision, executed_mask, to_level
-from zoo.rollout.staleness import behaviour_weight
-from zoo.rollout.types import Minibatch
+from zoo.rollout.off_policy_correction import importance_weight
+from zoo.rollout.types import Minibatch, Step
 
-
-@dataclass(frozen=True)
-class Decision:
-    """One decision of some slots and what came of it; n of the buffer's N columns."""
-
-    obs: Mapping[str, np.ndarray]
-    """What the policy saw, `[n, ...]`."""
-    record: Mapping[str, Tensor]
-    """What it decided, `[n, ...]`."""
-    logprob_nKA: Tensor
-    """Log-probability of every token, float32."""
-    value_n: Tensor
-    """State values, float32."""
-    reward_n: np.ndarray
-    """Sum of the chunk's rewards."""
-    executed_n: np.ndarray
-    """Simulator steps run, integers; 0 = nothing happened and nothing is learnt."""
-    terminated_n: np.ndarray
-    """Bool: the episode ended by the task's own rule."""
-    truncated_n: np.ndarray
-    """Bool: it was cut off by time."""
-    final_value_n: Tensor
-    """Value of the observation the episode ended in, where truncated; anything elsewhere."""
-    step_reward_nK: np.ndarray | None = None
-    """Reward of every step, zero where not executed; None where credit is given by decision."""
-    step_value_nK: Tensor | None = None
-    """Value of every step, float32; None where a decision has one."""
-
-
-_COLLECTED = (
-    "logprob_TNKA",
+_FIXED = (
     "reward_TN",
     "value_TN",
     "final_value_TN",
@@ -53,6 +22,7 @@ _COLLECTED = (
     "terminated_TN",
     "truncated_TN",
 )
+"""Filled by `write`, `[T, N]` from the start."""
 
 
 class ChunkRolloutBuffer:
@@ -108,27 +78,49 @@ class ChunkRolloutBuffer:
             column.zero_()
         self.element_scale_TN.zero_()
 
-    def write(self, row: int, columns: np.ndarray, decision: Decision) -> None:
-        """Put a decision of `columns` (integers `[n]`) into row `row` (0 .. T-1)."""
+    def write(
+        self,
+        row: int,
+        columns: np.ndarray,
+        step: Step,
+        *,
+        bootstrapped_n: np.ndarray | None = None,
+        final_value_n: Tensor | None = None,
+        step_reward_nK: np.ndarray | None = None,
+        step_value_nK: Tensor | None = None,
+    ) -> None:
+        """Put a step of `columns` (integers `[n]`) into row `row` (0 .. T-1).
+
+        Args:
+            bootstrapped_n: bool, the episode ended here and is worth `final_value_n` more; None = none did.
+            final_value_n: values of the observations in which those episodes ended, float32; anything elsewhere.
+            step_reward_nK: reward of every simulator step, zero where not executed; None where a decision has one
+                advantage.
+            step_value_nK: value of every simulator step, float32; None where a decision has one.
+        """
+        sample, obs = step.sample, {key: torch.from_numpy(value) for key, value in step.obs.items()}
+        filled: dict[str, Any] = {
+            "logprob_TNKA": sample.logprob_BKA.detach().float().cpu(),
+            "value_TN": sample.value_B.detach().float().cpu(),
+            "reward_TN": torch.as_tensor(step.reward_n, dtype=torch.float32),
+            "executed_TN": torch.as_tensor(step.executed_n, dtype=torch.int64),
+            "terminated_TN": torch.as_tensor(step.done_n, dtype=torch.bool),
+        }
+        if bootstrapped_n is not None and final_value_n is not None:
+            filled["terminated_TN"] = torch.as_tensor(step.done_n & ~bootstrapped_n, dtype=torch.bool)
+            filled["truncated_TN"] = torch.as_tensor(bootstrapped_n, dtype=torch.bool)
+            filled["final_value_TN"] = final_value_n.detach().float().cpu()
+        if step_reward_nK is not None:
+            filled["step_reward_TNK"] = torch.as_tensor(step_reward_nK, dtype=torch.float32)
+        if step_value_nK is not None:
+            filled["step_value_TNK"] = step_value_nK.detach().float().cpu()
+        filled |= {f"obs/{key}": value for key, value in obs.items()}
+        filled |= {f"record/{key}": value.detach().cpu() for key, value in sample.record.items()}
         if not self.obs:
-            self._allocate(decision)
-        index = torch.from_numpy(columns)
-        for key, whole in self.obs.items():
-            whole[row, index] = torch.from_numpy(decision.obs[key])
-        for key, whole in self.record.items():
-            whole[row, index] = decision.record[key].detach().to("cpu", whole.dtype)
-        self.logprob_TNKA[row, index] = decision.logprob_nKA.detach().float().cpu()
-        self.value_TN[row, index] = decision.value_n.detach().float().cpu()
-        self.final_value_TN[row, index] = decision.final_value_n.detach().float().cpu()
-        self.reward_TN[row, index] = torch.as_tensor(decision.reward_n, dtype=torch.float32)
-        if self.step_reward_TNK is not None:
-            self.step_reward_TNK[row, index] = torch.as_tensor(decision.step_reward_nK, dtype=torch.float32)
-        if self.step_value_TNK is not None:
-            assert decision.step_value_nK is not None
-            self.step_value_TNK[row, index] = decision.step_value_nK.detach().float().cpu()
-        self.executed_TN[row, index] = torch.as_tensor(decision.executed_n, dtype=torch.int64)
-        self.terminated_TN[row, index] = torch.as_tensor(decision.terminated_n, dtype=torch.bool)
-        self.truncated_TN[row, index] = torch.as_tensor(decision.truncated_n, dtype=torch.bool)
+            self._allocate({name: (value.shape[1:], value.dtype) for name, value in filled.items()})
+        index, collected = torch.from_numpy(columns), self.collected()
+        for name, value in filled.items():
+            collected[name][row, index] = value
         self.pos = max(self.pos, row + 1)
 
     def like(self, columns: int) -> ChunkRolloutBuffer:
@@ -143,11 +135,11 @@ class ChunkRolloutBuffer:
             n_envs=columns,
         )
 
-    def take_columns(self, ours: slice, other: ChunkRolloutBuffer, theirs: slice) -> None:
+    def take_columns(self, columns: slice, other: ChunkRolloutBuffer, source: slice) -> None:
         """Overwrite columns by those of another buffer, as if they had been collected here."""
         collected = other.collected()
-        for name, mine in self.collected().items():
-            mine[:, ours] = collected[name][:, theirs]
+        for name, own in self.collected().items():
+            own[:, columns] = collected[name][:, source]
 
     def collected(self) -> dict[str, Tensor]:
         """Everything that `write` fills, `[T, N, ...]` each, by name; observations as `obs/<key>`, records alike."""
@@ -155,12 +147,12 @@ class ChunkRolloutBuffer:
         named |= {f"record/{key}": one for key, one in self.record.items()}
         steps = {"step_reward_TNK": self.step_reward_TNK, "step_value_TNK": self.step_value_TNK}
         named |= {name: one for name, one in steps.items() if one is not None}
-        return named | {name: getattr(self, name) for name in _COLLECTED}
+        return named | {name: getattr(self, name) for name in ("logprob_TNKA", *_FIXED)}
 
     def write_columns(self, columns: Tensor, collected: Mapping[str, Tensor]) -> None:
         """Put `collected` of another buffer of as many rows, `[T, n, ...]` each, into `columns` (int64 `[n]`)."""
         if not self.obs:
-            self._allocate_as(collected)
+            self._allocate({name: (value.shape[2:], value.dtype) for name, value in collected.items()})
         own = self.collected()
         assert own.keys() == collected.keys(), "the other buffer keeps other things"
         for name, whole in own.items():
@@ -195,7 +187,7 @@ class ChunkRolloutBuffer:
         advantage_BL = self._advantage(take, level)
         if self.behaviour_logprob_TNKA is not None:
             behaviour_BL, _ = to_level(take(self.behaviour_logprob_TNKA), executed_B, level)
-            advantage_BL = advantage_BL * behaviour_weight(old_logprob_BL, behaviour_BL)
+            advantage_BL = advantage_BL * importance_weight(old_logprob_BL, behaviour_BL)
         return Minibatch(
             obs={key: take(whole) for key, whole in self.obs.items()},
             choice={key: take(whole) for key, whole in self.record.items()},
@@ -237,7 +229,7 @@ class ChunkRolloutBuffer:
     def keep_behaviour(self) -> None:
         """Before `replace_logprobs`: decisions were made by other weights than those that are scored against.
 
-        Minibatches then weigh advantages by `zoo.rollout.staleness.behaviour_weight`.
+        Minibatches then weigh advantages by `zoo.rollout.off_policy_correction.importance_weight`.
         """
         self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
 
@@ -251,34 +243,17 @@ class ChunkRolloutBuffer:
             self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
         self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
 
-    def _allocate(self, decision: Decision) -> None:
-        shape = (self.buffer_size, self.columns)
-        if decision.step_reward_nK is not None:
-            self.step_reward_TNK = torch.zeros(*shape, *decision.step_reward_nK.shape[1:])
-        if decision.step_value_nK is not None:
-            self.step_value_TNK = torch.zeros(*shape, *decision.step_value_nK.shape[1:])
-        self.obs = {
-            key: torch.zeros(*shape, *value.shape[1:], dtype=torch.from_numpy(value[:0]).dtype)
-            for key, value in decision.obs.items()
-        }
-        self.record = {
-            key: torch.zeros(*shape, *value.shape[1:], dtype=value.dtype)
-            for key, value in decision.record.items()
-        }
-        self.logprob_TNKA = torch.zeros(*shape, *decision.logprob_nKA.shape[1:])
-
-    def _allocate_as(self, collected: Mapping[str, Tensor]) -> None:
-        """Memory for what another buffer has collected."""
-        zeros = {
-            name: torch.zeros(self.buffer_size, self.columns, *one.shape[2:], dtype=one.dtype)
-            for name, one in collected.items()
-        }
-        for name, one in zeros.items():
+    def _allocate(self, shapes: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
+        """Memory for everything whose shape the first decision tells: name as in `collected` -> shape and dtype."""
+        for name, (shape, dtype) in shapes.items():
+            if name in _FIXED:
+                continue
+            zeros = torch.zeros(self.buffer_size, self.columns, *shape, dtype=dtype)
             kind, slash, key = name.partition("/")
             if slash:
-                (self.obs if kind == "obs" else self.record)[key] = one
-            elif name not in _COLLECTED or name == "logprob_TNKA":
-                setattr(self, name, one)
+                (self.obs if kind == "obs" else self.record)[key] = zeros
+            else:
+                setattr(self, name, zeros)
 
     def _allocate_columns(self) -> None:
         shape = (self.buffer_size, self.columns)

@@ -1,43 +1,32 @@
-"""How experience is gathered and scored: one strategy per kind of policy, chosen once.
-
-Experience
-├── PlainExperience   any Stable-Baselines3 policy, see `zoo.algorithms.plain_experience`
-└── ChunkExperience   policies with `act` and `evaluate`: decisions of K steps, kept token by token
-
-The algorithm's update is the same for both.
-"""
+"""Collecting a rollout: a policy, vector environments and a buffer; no algorithm."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from vla_gym.vector.sb3 import SB3VecEnv
-from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.actions.noise import TORCH_NOISE, Noise, SlotNoise
 from vla_policies.types import ActionSample, Evaluation
-from zoo.algorithms.scorers import ChunkScorer, RolloutScorer, step_values
-from zoo.rollout.buffer import ChunkRolloutBuffer, Decision
-from zoo.rollout.env_loop import Row, plain_rows, staged_rows
-from zoo.rollout.minibatches import Columns, Piece, in_parts, pieces
-from zoo.rollout.types import Minibatch, Part
-
-if TYPE_CHECKING:
-    from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-    from zoo.training.remote_rollouts import Delivery
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.env_loop import env_loop
+from zoo.rollout.env_views import vla_envs
+from zoo.rollout.log_prob_levels import CreditLevel, step_values
+from zoo.rollout.stats import PhaseClock, RolloutRecorder, RolloutStats
+from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
 
 
 @runtime_checkable
 class ChunkPolicy(Protocol):
-    """What tells a chunk policy from a plain one."""
+    """The methods that tell a chunk policy from a plain one."""
 
     def act(
         self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
@@ -49,228 +38,175 @@ class ChunkPolicy(Protocol):
 
 
 def is_chunk_policy(policy_class: type) -> bool:
-    """Has the class the methods of a `ChunkPolicy`?"""
+    """Whether the class has the methods of a `ChunkPolicy`."""
     return issubclass(policy_class, ChunkPolicy)
 
 
-class Experience(ABC):
-    """Collects a rollout, hands it out in minibatches, and scores them."""
+class RolloutSource(Protocol):
+    """Fills the rollout buffer: `RolloutCollector` here, `zoo.training.remote_rollouts` from other processes."""
 
-    logs_after_update: ClassVar[bool]
-    """Does a line of the log hold the update made with its rollout? (SB3 logs the one before.)"""
+    obs: Observation
+    """Present observation of this rank's sub-environments, after a rollout that was stopped too."""
 
-    @abstractmethod
-    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        """Raise `BadValue` when the algorithm's settings do not suit this kind of policy."""
+    def collect(self, start: RolloutStart, on_step: OnStep) -> RolloutStats | None:
+        """Fill the buffer with the next rollout; None when `on_step`, on any rank, ended it.
 
-    @abstractmethod
-    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
-        """Fill the algorithm's buffer; False when a callback stopped it."""
-
-    @abstractmethod
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
-        """One pass over the rollout, freshly shuffled; as many minibatches, of as many parts, on every rank."""
-
-    @abstractmethod
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
-        """The module that scores minibatches."""
-
-    @abstractmethod
-    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        """Replace the rollout's log-probabilities by those of the training path."""
-
-    @abstractmethod
-    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        """Keep the reference policy's log-probabilities of the rollout."""
-
-    @abstractmethod
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
-        """The rollout's values and their targets, flat."""
+        Every rank must call it.
+        """
 
 
-class ChunkExperience(Experience):
-    """A fixed number of decisions per slot, new episodes beginning as others end (partial resets)."""
+@dataclass(frozen=True, kw_only=True)
+class CollectorConfig:
+    """Settings of a `RolloutCollector`."""
 
-    logs_after_update = True
-    delivery: Delivery | None = None
-    """Where rollouts come from when other ranks collect them; None = this rank gathers its own."""
+    num_decisions: int
+    """T, decisions of each sub-environment."""
+    reward_level: CreditLevel = "chunk"
+    """"action" keeps the reward of every simulator step."""
+    value_level: CreditLevel = "chunk"
+    """"action" keeps a value of every simulator step."""
+    bootstrap_time_limit: bool = True
+    """Whether an episode cut off by time is worth the value of its last observation."""
 
-    def check(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        if algorithm.use_sde:
-            raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
-        wanted = algorithm.rollout_buffer_class
-        if wanted is not None and not issubclass(wanted, ChunkRolloutBuffer):
-            raise BadValue(
-                f"rollout_buffer_class of a chunk policy must derive from ChunkRolloutBuffer, got {wanted.__name__}"
-            )
 
-    def collect(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
-        algorithm.policy.set_training_mode(False)
-        algorithm.chunk_buffer.reset()
-        callback.on_rollout_start()
-        began_at = algorithm.begin_rollout()
-        source = self.delivery
-        gathered = source.gather(algorithm, callback) if source else self.gather(algorithm, env, callback)
-        if not algorithm.agree(gathered):
-            return False
-        algorithm.end_rollout(began_at)
-        last_value_N = source.last_value_N if source else self.last_values(algorithm)
-        with algorithm.clock.phase("advantages"):
-            algorithm.credit(last_value_N)
-        callback.update_locals({"rollout_buffer": algorithm.chunk_buffer})
-        callback.on_rollout_end()
-        return True
+class RolloutCollector:
+    """T decisions of every sub-environment, new episodes beginning where others end (partial resets).
 
-    def last_values(self, algorithm: VLAOnPolicyAlgorithm) -> Tensor | None:
-        """Values of the observations after the last decision, `[N]`; None where nothing follows it."""
-        return self._values(algorithm, algorithm._last_obs)
+    The noise of a decision follows from `seed`, the rollout's number, the decision's number and the sub-environment's
+    place among those of all ranks, so decisions are the same however sub-environments are spread over ranks.
+    """
 
-    def gather(self, algorithm: VLAOnPolicyAlgorithm, env: VecEnv, callback: BaseCallback) -> bool:
-        """Fill the buffer with this rank's decisions; False when it is to stop. Waits for no other rank."""
-        buffer = algorithm.chunk_buffer
-        rows = (
-            staged_rows(algorithm, env, algorithm.n_steps, renew=True)
-            if isinstance(env, SB3VecEnv)
-            else plain_rows(algorithm, env, algorithm.n_steps)
-        )
-        with closing(rows):
-            for number, row in enumerate(rows):
-                if not self._take(algorithm, callback, number, row, buffer):
-                    return False
-        return True
-
-    def _take(
+    def __init__(
         self,
-        algorithm: VLAOnPolicyAlgorithm,
-        callback: BaseCallback,
-        number: int,
-        row: Row,
+        env: VecEnv,
+        policy: Any,
         buffer: ChunkRolloutBuffer,
-    ) -> bool:
-        """Count a decision of every slot and keep it; False when the rollout is to stop."""
-        infos, sample = row.infos, row.sample
-        # An environment that does not say how much of a chunk it ran has run it all, as one step.
-        counted = np.array([info.get("executed", 1) for info in infos])
-        executed = np.array([info.get("executed", sample.action_BKA.shape[1]) for info in infos])
-        if not algorithm.after_decision(
-            callback,
-            decision=number,
-            executed=counted,
-            infos=infos,
-            dones=row.done_n,
-            rewards=row.reward_n,
-            new_obs=row.new_obs,
-            actions=sample.action_BKA.cpu().numpy(),
-        ):
-            return False
-        cut_off = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        # An episode lost with its simulator has not failed: its last decision is worth what was expected of it.
-        lost = np.array([bool(info.get("lost", False)) for info in infos])
-        truncated = cut_off & row.done_n & (algorithm.bootstrap_time_limit | lost)
-        buffer.write(
-            number,
-            row.slots,
-            Decision(
-                obs=row.obs,
-                record=sample.record,
-                logprob_nKA=sample.logprob_BKA,
-                value_n=sample.value_B,
-                reward_n=row.reward_n,
-                executed_n=executed,
-                terminated_n=row.done_n & ~truncated,
-                truncated_n=truncated,
-                final_value_n=self._final_values(algorithm, infos, truncated),
-                **self._per_step(algorithm, sample, infos),
-            ),
-        )
-        algorithm._last_episode_starts = row.done_n
+        process_group: ProcessGroup,
+        seed: int,
+        config: CollectorConfig,
+        clock: PhaseClock | None = None,
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.buffer = buffer
+        self.recorder = RolloutRecorder()
+        """This rank's part of the present rollout."""
+        self.obs: Observation = {}
+        """Present observation."""
+        self.done_N = np.zeros(env.num_envs, dtype=bool)
+        """Bool: the last decision ended an episode."""
+        self.first_env = first_env(env, process_group)
+        """Place of this rank's first sub-environment among those of all ranks."""
+        self._process_group = process_group
+        self.seed = seed
+        self._config = config
+        self._clock = PhaseClock() if clock is None else clock
+        self._flag = ""
+
+    def collect(self, start: RolloutStart, on_step: OnStep) -> RolloutStats | None:
+        """See `RolloutSource.collect`."""
+        finished = self.fill(start, on_step)
+        if self._process_group.any(not finished):
+            return None
+        stats = self.recorder.finish(self._process_group, start.num_timesteps)
+        return replace(stats, **self.results())
+
+    def fill(self, start: RolloutStart, on_step: OnStep) -> bool:
+        """Fill the buffer with this rank's decisions; False when it is to stop. Waits for no other rank."""
+        self._begin()
+        return self._fill(start, on_step)
+
+    def results(self) -> dict[str, Any]:
+        """Fields of `RolloutStats` that only this kind of collector knows; may ask the policy."""
+        return {"done_N": self.done_N, "last_value_N": self.last_value_N()}
+
+    def last_value_N(self) -> Tensor:
+        """Values of the present observations, `[N]`."""
+        return self._values(self.obs)
+
+    def _begin(self) -> None:
+        self._flag = self._process_group.new_flag()
+        self.recorder.begin()
+
+    def _fill(self, start: RolloutStart, on_step: OnStep) -> bool:
+        loop = env_loop(self.env, start.obs, self._act(start.number), self._clock)
+        self.obs = start.obs
+        try:
+            with closing(loop.steps(self._config.num_decisions)) as steps:
+                for decision, step in enumerate(steps):
+                    if not self._count(decision, step, on_step):
+                        return False
+                    self.buffer.write(
+                        decision,
+                        step.env_n,
+                        step,
+                        bootstrapped_n=self._bootstrapped(step),
+                        final_value_n=self._final_values(step),
+                        **self._per_step(step),
+                    )
+                    self.done_N = step.done_n
+        finally:
+            self.obs = loop.obs
         return True
 
-    def minibatches(self, algorithm: VLAOnPolicyAlgorithm) -> Iterator[Iterable[Part]]:
-        for piece in self._pieces(algorithm):
-            yield self._parts(algorithm, piece)
+    def _act(self, number: int) -> Any:
+        def act(obs: Observation, decision: int, env_n: np.ndarray) -> ActionSample:
+            noise = SlotNoise(self.seed, (number, decision), self.first_env + env_n)
+            sample: ActionSample = self.policy.act(obs, noise=noise)
+            return sample
 
-    @staticmethod
-    def _pieces(algorithm: VLAOnPolicyAlgorithm) -> Iterator[Piece]:
-        """This rank's pieces of one pass."""
-        process_group = algorithm.process_group
-        columns = Columns(num_ranks=process_group.size, rank=process_group.rank, slots=algorithm.n_envs)
-        taking_TC = columns.in_slot_order(process_group.all_gather(algorithm.chunk_buffer.taking()))
-        rng = np.random.default_rng([algorithm.noise_seed, algorithm._n_updates])
-        return pieces(taking_TC, columns, algorithm.batch_size, rng)
+        return act
 
-    @staticmethod
-    def _parts(algorithm: VLAOnPolicyAlgorithm, piece: Piece) -> Iterator[Part]:
-        parts = piece.parts(algorithm.micro_batch_size)
-        for number, index_B in enumerate(parts, 1):
-            batch = _to_score(algorithm, index_B)
-            yield Part(batch, share=piece.share(index_B), last=number == len(parts))
+    def _count(self, decision: int, step: Step, on_step: OnStep) -> bool:
+        """Hand the step on and record it; False when the rollout is to stop, here or on another rank."""
+        if not on_step(step):
+            self._process_group.set_flag(self._flag)
+            return False
+        self.recorder.add(decision, self.first_env, step)
+        return not self._process_group.has_flag(self._flag)
 
-    def scorer(self, algorithm: VLAOnPolicyAlgorithm) -> RolloutScorer:
-        return ChunkScorer(algorithm.policy, algorithm.logprob_level, algorithm.value_level)
-
-    @torch.no_grad()
-    def rescore(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        if self.delivery is not None and self.delivery.max_staleness:
-            algorithm.chunk_buffer.keep_behaviour()
-        # In the update's own parts, as many on every rank: a sharded policy scores nothing alone.
-        for piece in self._pieces(algorithm):
-            for index_B in piece.parts(algorithm.micro_batch_size):
-                logprob_BKA = algorithm.learner.score(_to_score(algorithm, index_B), None)
-                if len(index_B):
-                    algorithm.chunk_buffer.replace_logprobs(index_B, logprob_BKA)
-
-    @torch.no_grad()
-    def score_reference(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        buffer = algorithm.chunk_buffer
-        for index_B in in_parts(buffer.chosen(), algorithm.micro_batch_size or algorithm.batch_size):
-            batch = _to_score(algorithm, index_B)
-            buffer.write_reference(index_B, algorithm.reference.evaluate(batch.obs, batch.choice).logprob_BKA)
-
-    def values_and_returns(self, algorithm: VLAOnPolicyAlgorithm) -> tuple[Tensor, Tensor]:
-        buffer = algorithm.chunk_buffer
-        valid_TN = buffer.executed_TN > 0
-        if buffer.step_value_TNK is not None and buffer.step_return_TNK is not None:
-            valid_TNK = buffer.executed_steps()
-            return buffer.step_value_TNK[valid_TNK], buffer.step_return_TNK[valid_TNK]
-        return buffer.value_TN[valid_TN], buffer.return_TN[valid_TN]
-
-    @staticmethod
-    def _per_step(
-        algorithm: VLAOnPolicyAlgorithm, sample: ActionSample, infos: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """What credit per step needs besides: rewards of the steps, and values where the critic has them."""
-        if algorithm.reward_level == "chunk":
+    def _per_step(self, step: Step) -> dict[str, Any]:
+        """Rewards and values of the chunk's simulator steps, where advantages are of steps."""
+        if self._config.reward_level == "chunk":
             return {}
-        if any("step_rewards" not in info for info in infos):
+        if step.step_reward_nK is None:
             raise BadValue(
                 "reward_level='action' needs each step's reward: infos['step_rewards'], as vla_gym.make_vec gives"
             )
-        chunk = sample.action_BKA.shape[1]
+        chunk = step.sample.action_BKA.shape[1]
         return {
-            "step_reward_nK": np.stack([info["step_rewards"] for info in infos]),
-            "step_value_nK": step_values(sample, chunk) if algorithm.value_level == "action" else None,
+            "step_reward_nK": step.step_reward_nK,
+            "step_value_nK": step_values(step.sample, chunk)
+            if self._config.value_level == "action"
+            else None,
         }
 
-    def _final_values(
-        self, algorithm: VLAOnPolicyAlgorithm, infos: list[dict[str, Any]], truncated: np.ndarray
-    ) -> Tensor:
-        """Values of the observations in which truncated episodes ended, zero elsewhere, `[N]`."""
-        values_N = torch.zeros(len(infos))
-        slots = np.flatnonzero(truncated)
-        if len(slots):
-            last = [infos[slot]["terminal_observation"] for slot in slots]
-            stacked = {key: np.stack([one[key] for one in last]) for key in last[0]}
-            values_N[torch.from_numpy(slots)] = self._values(algorithm, stacked)
-        return values_N
+    def _bootstrapped(self, step: Step) -> np.ndarray:
+        """Bool `[n]`: the episode was cut off and is worth the value of its last observation.
 
-    @staticmethod
-    def _values(algorithm: VLAOnPolicyAlgorithm, obs: Any) -> Tensor:
-        with torch.no_grad(), algorithm.clock.phase("policy"):
-            return algorithm.policy.predict_values(obs).flatten().cpu()
+        An episode lost with its simulator has not failed: its last decision is worth what was expected of it.
+        """
+        return step.truncated_n & (self._config.bootstrap_time_limit | step.lost_n)
+
+    def _final_values(self, step: Step) -> Tensor:
+        """Values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""
+        value_n = torch.zeros(len(step.env_n))
+        rows = np.flatnonzero(self._bootstrapped(step))
+        if len(rows):
+            last = [step.infos[row]["terminal_observation"] for row in rows.tolist()]
+            stacked = {key: np.stack([obs[key] for obs in last]) for key in last[0]}
+            value_n[torch.from_numpy(rows)] = self._values(stacked)
+        return value_n
+
+    def _values(self, obs: Observation) -> Tensor:
+        with torch.no_grad(), self._clock.phase("policy"):
+            value_N: Tensor = self.policy.predict_values(obs).flatten().cpu()
+        return value_N
 
 
-def _to_score(algorithm: VLAOnPolicyAlgorithm, index_B: Tensor) -> Minibatch:
-    """The decisions at `index_B`; the first of all where there are none, for other ranks wait until one is scored."""
-    scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
-    return algorithm.chunk_buffer.minibatch(scored_B, algorithm.logprob_level, algorithm.device)
+def first_env(env: VecEnv, process_group: ProcessGroup) -> int:
+    """Place of this rank's first sub-environment among those of all ranks."""
+    envs = vla_envs(env)
+    if envs is None:
+        return process_group.rank * env.num_envs
+    return envs.config.group_offset * envs.config.group_size

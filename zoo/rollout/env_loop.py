@@ -1,16 +1,16 @@
-"""Decisions and what came of them, row by row: the loop that holds a policy in one hand and environments in the other.
+"""The loop between policy and environments: act, step, begin new episodes.
 
 Environments of `vla_gym` are stepped in stages (`VLAVectorEnv.stages`, one by default): while the workers simulate
-one stage the policy decides for the next. A row is told when all its stages are through, so callers see the same
-rows, in the same order, however many stages there are.
+one stage the policy decides for the next. A step is yielded when all its stages are through, so callers see the same
+steps, in the same order, however many stages there are.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,105 +19,167 @@ from stable_baselines3.common.vec_env import VecEnv
 from vla_gym.vector.sb3 import SB3VecEnv, encode_instructions
 from vla_gym.vector.stage import Outcome, Stage
 from vla_policies.types import ActionSample
+from zoo.rollout.stats import PhaseClock
+from zoo.rollout.types import Observation, Step
 
-if TYPE_CHECKING:
-    from zoo.algorithms.collecting import CollectingAlgorithm
+Act = Callable[[Observation, int, np.ndarray], ActionSample]
+"""`(observation, number of the decision, indices of the sub-environments) -> decision`."""
+
+
+class EnvLoop(Protocol):
+    """Steps environments with a policy; holds their present observation."""
+
+    obs: Observation
+
+    def steps(
+        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
+    ) -> Generator[Step, None, None]:
+        """At most `num_decisions` decisions of every sub-environment, numbered from `first_decision`.
+
+        With `renew` a new episode begins where one ended; else its sub-environment rests, and the steps end with the
+        last episode. However this ends, it leaves no step under way, and `obs` as the sub-environments stand.
+        """
+
+
+def env_loop(env: VecEnv, obs: Observation, act: Act, clock: PhaseClock) -> EnvLoop:
+    """The loop for `env`: in stages for `vla_gym`'s, step by step for any other vector environment."""
+    if isinstance(env, SB3VecEnv):
+        return StagedEnvLoop(env, obs, act, clock)
+    return PlainEnvLoop(env, obs, act, clock)
+
+
+@dataclass
+class PlainEnvLoop:
+    """Any Stable-Baselines3 vector environment; reads the arrays of a `Step` from its `infos`."""
+
+    env: VecEnv
+    obs: Observation
+    act: Act
+    clock: PhaseClock
+
+    def steps(
+        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
+    ) -> Generator[Step, None, None]:
+        """See `EnvLoop.steps`; episodes always begin anew."""
+        env_N = np.arange(self.env.num_envs)
+        shape = self.env.action_space.shape or ()
+        for decision in range(first_decision, first_decision + num_decisions):
+            obs = self.obs
+            with self.clock.phase("policy"):
+                sample = self.act(obs, decision, env_N)
+                actions = sample.action_BKA.cpu().numpy()
+            with self.clock.phase("env"):
+                next_obs, reward_N, done_N, infos = self.env.step(actions.reshape(self.env.num_envs, *shape))
+            assert isinstance(next_obs, dict)
+            self.obs = next_obs
+            truncated_N = done_N & _from_infos(infos, "TimeLimit.truncated", False, bool)
+            whole = "step_rewards" in infos[0]
+            yield Step(
+                env_n=env_N,
+                obs=obs,
+                sample=sample,
+                next_obs=next_obs,
+                reward_n=reward_N,
+                terminated_n=done_N & ~truncated_N,
+                truncated_n=truncated_N,
+                # An environment that does not say how much of a chunk it ran has run it all, as one step.
+                executed_n=_from_infos(infos, "executed", sample.action_BKA.shape[1], np.int64),
+                counted_n=_from_infos(infos, "executed", 1, np.int64),
+                success_n=_from_infos(infos, "success", False, bool),
+                lost_n=_from_infos(infos, "lost", False, bool),
+                task_id_n=_from_infos(infos, "task_id", -1, np.int64),
+                start_state_n=[str(info.get("start_state", "")) for info in infos],
+                step_reward_nK=np.stack([info["step_rewards"] for info in infos]) if whole else None,
+                infos=infos,
+            )
+
+
+def _from_infos(infos: Sequence[Mapping[str, Any]], key: str, default: Any, dtype: type) -> np.ndarray:
+    return np.array([info.get(key, default) for info in infos], dtype=dtype)
+
+
+class StagedEnvLoop:
+    """Environments of `vla_gym`, in stages."""
+
+    def __init__(self, env: SB3VecEnv, obs: Observation, act: Act, clock: PhaseClock) -> None:
+        self.obs = obs
+        self._env = env
+        self._act = act
+        self._clock = clock
+
+    def steps(
+        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
+    ) -> Generator[Step, None, None]:
+        """See `EnvLoop.steps`."""
+        stages = [
+            _StageLoop(
+                self._env,
+                stage,
+                {key: value[stage.slots] for key, value in self.obs.items()},
+                self._act,
+                self._clock,
+                renew=renew,
+            )
+            for stage in self._env.envs.stages
+        ]
+        for stage in stages:
+            stage.decide_until(first_decision, first_decision + num_decisions)
+        try:
+            while True:
+                while any(stage.under_way and not stage.steps for stage in stages):
+                    for stage in stages:
+                        stage.turn()
+                ready = [stage.steps.popleft() for stage in stages if stage.steps]
+                if not ready:
+                    return
+                yield _joined(ready)
+        finally:
+            for stage in stages:
+                stage.decide_until(0, 0)
+            while not self._env.envs.closed and any(stage.under_way for stage in stages):
+                for stage in stages:
+                    stage.turn()
+            self.obs = _joined_obs([stage.obs for stage in stages])
 
 
 @dataclass(frozen=True)
-class Row:
-    """One decision of n slots."""
+class _Decision:
+    """A decision under way."""
 
-    slots: np.ndarray
-    """Which ones, ascending, `[n]`."""
-    obs: dict[str, np.ndarray]
-    """What the policy saw, `[n, ...]`."""
+    env_n: np.ndarray
+    obs: Observation
     sample: ActionSample
-    """What it decided."""
-    new_obs: dict[str, np.ndarray]
-    """What came next; where an episode ended and another began, that one's first observation."""
-    reward_n: np.ndarray
-    """Sum over the chunk, float32."""
-    done_n: np.ndarray
-    """Bool: the episode ended."""
-    infos: list[dict[str, Any]]
-    """One of each slot, as `SB3VecEnv` gives them."""
 
 
-def plain_rows(algorithm: CollectingAlgorithm, env: VecEnv, num_rows: int) -> Generator[Row]:
-    """`num_rows` decisions of every slot of any vector environment."""
-    slots = np.arange(env.num_envs)
-    shape = env.action_space.shape or ()
-    for number in range(num_rows):
-        obs: Any = algorithm._last_obs
-        with algorithm.clock.phase("policy"):
-            sample = algorithm.decide(obs, number, slots)
-            actions = sample.action_BKA.cpu().numpy()
-        with algorithm.clock.phase("env"):
-            new_obs, reward_n, done_n, infos = env.step(actions.reshape(env.num_envs, *shape))
-        algorithm._last_obs = new_obs  # type: ignore[assignment]
-        yield Row(slots, obs, sample, new_obs, reward_n, done_n, infos)  # type: ignore[arg-type]
-
-
-def staged_rows(
-    algorithm: CollectingAlgorithm, env: SB3VecEnv, num_rows: int, *, first_decision: int = 0, renew: bool
-) -> Generator[Row]:
-    """At most `num_rows` decisions of every slot; `algorithm.decide` counts them from `first_decision`.
-
-    With `renew` a new episode begins where one ended; else its slot rests, and the rows end with the last episode.
-    However this ends, it leaves no step under way, and `algorithm._last_obs` as the slots stand.
-    """
-    last: Any = algorithm._last_obs
-    parts = [
-        _Part(algorithm, env, stage, {key: value[stage.slots] for key, value in last.items()}, renew)
-        for stage in env.envs.stages
-    ]
-    for part in parts:
-        part.decide_until(first_decision, first_decision + num_rows)
-    try:
-        while True:
-            while any(part.under_way and not part.rows for part in parts):
-                for part in parts:
-                    part.turn()
-            ready = [part.rows.popleft() for part in parts if part.rows]
-            if not ready:
-                return
-            yield _side_by_side(ready)
-    finally:
-        for part in parts:
-            part.decide_until(0, 0)
-        while not env.envs.closed and any(part.under_way for part in parts):
-            for part in parts:
-                part.turn()
-        algorithm._last_obs = _joined([part.obs for part in parts])
-
-
-class _Part:
-    """One stage in the course of a rollout. Each of its turns hears from the slots once and then asks them once."""
+class _StageLoop:
+    """One stage in the course of a rollout. Each turn receives from the workers once and then sends once."""
 
     def __init__(
         self,
-        algorithm: CollectingAlgorithm,
         env: SB3VecEnv,
         stage: Stage,
-        obs: dict[str, np.ndarray],
+        obs: Observation,
+        act: Act,
+        clock: PhaseClock,
+        *,
         renew: bool,
     ) -> None:
         self.obs = obs
         """The stage's present observation."""
-        self.rows: deque[Row] = deque()
-        """Decisions that are through and not yet told."""
-        self._algorithm = algorithm
+        self.steps: deque[Step] = deque()
+        """Steps that are through and not yet yielded."""
         self._env = env
         self._stage = stage
+        self._act = act
+        self._clock = clock
         self._renew = renew
         self._next, self._end = 0, 0
-        self._asked: Row | None = None
-        self._through: Row | None = None
+        self._under_way: _Decision | None = None
+        self._before_reset: Step | None = None
 
     @property
     def under_way(self) -> bool:
-        """Are workers at it?"""
+        """Whether workers simulate this stage."""
         return self._stage.under_way
 
     def decide_until(self, next_decision: int, end: int) -> None:
@@ -127,89 +189,114 @@ class _Part:
             self._decide()
 
     def turn(self) -> None:
-        """Wait for what was asked of the slots, then begin new episodes or decide again."""
+        """Wait for the workers, then begin new episodes or decide again."""
         if not self.under_way:
             return
-        with self._algorithm.clock.phase("env"):
+        with self._clock.phase("env"):
             outcome = self._stage.receive()
         self.obs = encode_instructions(outcome.obs)
-        if self._through is None:
-            row = self._told(outcome)
-            if self._renew and row.done_n.any():
-                self._through = row
+        if self._before_reset is None:
+            step = self._step(outcome)
+            if self._renew and step.done_n.any():
+                self._before_reset = step
                 self._stage.send_reset(outcome.terminated_n | outcome.truncated_n)
                 return
         else:
-            row, self._through = self._through, None
-        self.rows.append(replace(row, new_obs=self._of(row.slots)))
+            step, self._before_reset = self._before_reset, None
+        self.steps.append(replace(step, next_obs=self._of(step.env_n)))
         self._decide()
 
     def _decide(self) -> None:
-        here = np.flatnonzero(self._stage.running_n)
-        if self._next >= self._end or not len(here):
+        row_n = np.flatnonzero(self._stage.running_n)
+        if self._next >= self._end or not len(row_n):
             return
-        slots = here + self._stage.slots.start
-        obs = self._of(slots)
-        with self._algorithm.clock.phase("policy"):
-            sample = self._algorithm.decide(obs, self._next, slots)
+        env_n = row_n + self._stage.slots.start
+        obs = self._of(env_n)
+        with self._clock.phase("policy"):
+            sample = self._act(obs, self._next, env_n)
             action_nKA = sample.action_BKA.cpu().numpy()
         actions = np.zeros((len(self._stage.running_n), *action_nKA.shape[1:]), dtype=np.float32)
-        actions[here] = action_nKA
+        actions[row_n] = action_nKA
         self._next += 1
-        with self._algorithm.clock.phase("env"):
+        with self._clock.phase("env"):
             self._stage.send_step(actions)
-        nothing = np.zeros(0)
-        self._asked = Row(slots, obs, sample, obs, nothing, nothing, [])
+        self._under_way = _Decision(env_n, obs, sample)
 
-    def _told(self, outcome: Outcome) -> Row:
-        """The decision asked for, with what came of it."""
-        assert self._asked is not None
-        here = self._asked.slots - self._stage.slots.start
-        return replace(
-            self._asked,
-            reward_n=outcome.reward_n[here].astype(np.float32),
-            done_n=(outcome.terminated_n | outcome.truncated_n)[here],
+    def _step(self, outcome: Outcome) -> Step:
+        """The decision under way with its outcome."""
+        assert self._under_way is not None
+        decision = self._under_way
+        row_n = decision.env_n - self._stage.slots.start
+        executed_n = outcome.executed_n[row_n]
+        return Step(
+            env_n=decision.env_n,
+            obs=decision.obs,
+            sample=decision.sample,
+            next_obs=decision.obs,
+            reward_n=outcome.reward_n[row_n].astype(np.float32),
+            terminated_n=outcome.terminated_n[row_n],
+            truncated_n=outcome.truncated_n[row_n] & ~outcome.terminated_n[row_n],
+            executed_n=executed_n,
+            counted_n=executed_n,
+            success_n=outcome.success_n[row_n],
+            lost_n=outcome.lost_n[row_n],
+            task_id_n=outcome.task_id_n[row_n],
+            start_state_n=[outcome.start_state_n[row] for row in row_n],
+            step_reward_nK=outcome.step_reward_nK[row_n],
             infos=self._env.slot_infos(
-                outcome.infos, self.obs, outcome.terminated_n, outcome.truncated_n, here.tolist()
+                outcome.infos, self.obs, outcome.terminated_n, outcome.truncated_n, row_n.tolist()
             ),
         )
 
-    def _of(self, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """The present observation of some of the stage's slots."""
-        if len(slots) == len(self._stage.running_n):
+    def _of(self, env_n: np.ndarray) -> Observation:
+        """The present observation of some of the stage's sub-environments."""
+        if len(env_n) == len(self._stage.running_n):
             return self.obs
-        return {key: value[slots - self._stage.slots.start] for key, value in self.obs.items()}
+        return {key: value[env_n - self._stage.slots.start] for key, value in self.obs.items()}
 
 
-def _side_by_side(rows: Sequence[Row]) -> Row:
-    if len(rows) == 1:
-        return rows[0]
-    return Row(
-        slots=np.concatenate([row.slots for row in rows]),
-        obs=_joined([row.obs for row in rows]),
-        sample=joined_samples([row.sample for row in rows]),
-        new_obs=_joined([row.new_obs for row in rows]),
-        reward_n=np.concatenate([row.reward_n for row in rows]),
-        done_n=np.concatenate([row.done_n for row in rows]),
-        infos=[info for row in rows for info in row.infos],
+def _joined(steps: Sequence[Step]) -> Step:
+    """Steps of several stages as one."""
+    if len(steps) == 1:
+        return steps[0]
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(step, name) for step in steps])
+
+    arrays = (
+        "env_n",
+        "reward_n",
+        "terminated_n",
+        "truncated_n",
+        "executed_n",
+        "counted_n",
+        "success_n",
+        "lost_n",
+    )
+    return Step(
+        **{name: joined(name) for name in (*arrays, "task_id_n", "step_reward_nK")},
+        obs=_joined_obs([step.obs for step in steps]),
+        sample=joined_samples([step.sample for step in steps]),
+        next_obs=_joined_obs([step.next_obs for step in steps]),
+        start_state_n=[state for step in steps for state in step.start_state_n],
+        infos=[info for step in steps for info in step.infos],
     )
 
 
-def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return (
-        parts[0]
-        if len(parts) == 1
-        else {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
-    )
+def _joined_obs(observations: Sequence[Observation]) -> Observation:
+    first = observations[0]
+    if len(observations) == 1:
+        return first
+    return {key: np.concatenate([obs[key] for obs in observations]) for key in first}
 
 
 def joined_samples(samples: Sequence[ActionSample]) -> ActionSample:
     """Decisions for several batches as those for one."""
-    steps = [one.value_BK for one in samples if one.value_BK is not None]
+    step_values = [sample.value_BK for sample in samples if sample.value_BK is not None]
     return ActionSample(
-        action_BKA=torch.cat([one.action_BKA for one in samples]),
-        logprob_BKA=torch.cat([one.logprob_BKA for one in samples]),
-        value_B=torch.cat([one.value_B for one in samples]),
-        record={key: torch.cat([one.record[key] for one in samples]) for key in samples[0].record},
-        value_BK=torch.cat(steps) if steps else None,
+        action_BKA=torch.cat([sample.action_BKA for sample in samples]),
+        logprob_BKA=torch.cat([sample.logprob_BKA for sample in samples]),
+        value_B=torch.cat([sample.value_B for sample in samples]),
+        record={key: torch.cat([sample.record[key] for sample in samples]) for key in samples[0].record},
+        value_BK=torch.cat(step_values) if step_values else None,
     )

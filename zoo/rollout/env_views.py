@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue
@@ -50,3 +50,9 @@ def _slots_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
             f"vla_gym.make_vec('{env.unwrapped.envs.benchmark.id}', num_envs=...) instead"  # type: ignore[attr-defined]
         )
     return env.envs
+
+
+def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
+    """The environment of `vla_gym` beneath whatever wraps it; None when there is none."""
+    base = None if env is None else env.unwrapped
+    return base.envs if isinstance(base, SB3VecEnv) else None

@@ -16,6 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vla_gym.errors import BadValue
+from vla_policies.types import ActionSample, Evaluation
+
 LogprobLevel = Literal["token", "action", "chunk"]
 """What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
 
@@ -96,3 +99,18 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(
         min=1
     )
+
+
+STEP_VALUES_LACKING = (
+    "value_level='action' needs a critic with an output for each step of the chunk, which this policy lacks. "
+    "OpenVLA-OFT has one with policy_kwargs backbone_kwargs value_outputs: <chunk>; else set value_level='chunk'"
+)
+
+
+def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:
+    """Values of every step of the chunk, `[B, K]`; of a chunk of one step that is the state's value."""
+    if result.value_BK is not None:
+        return result.value_BK
+    if chunk == 1:
+        return result.value_B[:, None]
+    raise BadValue(f"{STEP_VALUES_LACKING} (chunk {chunk})")

@@ -1,4 +1,4 @@
-"""In which order an update goes over the decisions of all ranks, and which of them this rank scores.
+"""The order in which an update goes over the decisions of all ranks, and the shard of them this rank scores.
 
 The order follows from the mask of decisions that take part and a random generator, both the same on every
 rank. It is spread evenly: each minibatch takes nearly as many decisions from one column as from another, so
@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Piece:
-    """This rank's part of one minibatch."""
+class MinibatchShard:
+    """The decisions of one minibatch that this rank scores."""
 
     index_B: Tensor
     """Flat indices (row * columns + column) into this rank's buffer, int64; may be empty."""
@@ -28,39 +28,39 @@ class Piece:
     num_ranks: int
     """W."""
 
-    def parts(self, most: int | None) -> list[Tensor]:
-        """Its indices in parts of at most `most` (None: one part): as many parts on every rank, some maybe empty."""
+    def micro_batches(self, most: int | None) -> list[Tensor]:
+        """Its indices in micro-batches of at most `most` (None: one): as many on every rank, some maybe empty."""
         return list(torch.tensor_split(self.index_B, 1 if most is None else -(-self.most // most)))
 
-    def share(self, part_B: Tensor) -> float:
-        """Of one of the `parts`, as `zoo.rollout.types.Part.share` has it."""
-        return len(part_B) / self.size * self.num_ranks
+    def weight(self, index_B: Tensor) -> float:
+        """`MicroBatch.weight` of one of the `micro_batches`."""
+        return len(index_B) / self.size * self.num_ranks
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the buffers' columns (slot, round) of all ranks lie side by side."""
+    """The order of the buffers' columns (round, sub-environment) of all ranks."""
 
     num_ranks: int
     """W."""
     rank: int
     """This rank."""
-    slots: int
-    """Slots of each rank."""
+    num_envs: int
+    """Sub-environments of each rank."""
 
-    def in_slot_order(self, side_by_side_TC: Tensor) -> Tensor:
-        """Columns ordered by (rank, round, slot) to (round, rank, slot), the order that one process would have."""
-        rows = len(side_by_side_TC)
-        by_rank = side_by_side_TC.reshape(rows, self.num_ranks, -1, self.slots)
+    def in_env_order(self, by_rank_TC: Tensor) -> Tensor:
+        """Columns ordered by (rank, round, env) to (round, rank, env), the order that one process would have."""
+        rows = len(by_rank_TC)
+        by_rank = by_rank_TC.reshape(rows, self.num_ranks, -1, self.num_envs)
         return by_rank.transpose(1, 2).reshape(rows, -1)
 
     def rank_of(self, column_B: Tensor) -> Tensor:
-        """Which rank holds each column."""
-        return column_B // self.slots % self.num_ranks
+        """The rank that holds each column."""
+        return column_B // self.num_envs % self.num_ranks
 
     def own_column(self, column_B: Tensor) -> Tensor:
-        """Where in its rank's buffer each column is."""
-        return column_B // (self.slots * self.num_ranks) * self.slots + column_B % self.slots
+        """Place of each column in its rank's buffer."""
+        return column_B // (self.num_envs * self.num_ranks) * self.num_envs + column_B % self.num_envs
 
 
 def even_order(taking_TC: Tensor, rng: np.random.Generator) -> Tensor:
@@ -77,10 +77,12 @@ def even_order(taking_TC: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(chosen[np.argsort(key.ravel()[chosen], kind="stable")])
 
 
-def pieces(taking_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator) -> Iterator[Piece]:
+def minibatch_shards(
+    taking_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator
+) -> Iterator[MinibatchShard]:
     """One pass: minibatches of at most `batch_size` decisions, sizes differing by at most one.
 
-    `taking_TC` is the mask of all ranks in slot order. So no remainder of a few decisions takes a step as large as a
+    `taking_TC` is the mask of all ranks in env order. So no remainder of a few decisions takes a step as large as a
     full minibatch's.
     """
     total_columns = taking_TC.shape[1]
@@ -89,7 +91,7 @@ def pieces(taking_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.
         row_B, column_B = index_B // total_columns, index_B % total_columns
         rank_B = columns.rank_of(column_B)
         own_B = rank_B == columns.rank
-        yield Piece(
+        yield MinibatchShard(
             index_B=row_B[own_B] * own_columns + columns.own_column(column_B[own_B]),
             size=len(index_B),
             most=int(torch.bincount(rank_B).max()),
@@ -100,3 +102,12 @@ def pieces(taking_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.
 def in_parts(index_M: Tensor, batch_size: int) -> list[Tensor]:
     """`ceil(M / batch_size)` parts whose sizes differ by at most one."""
     return list(torch.tensor_split(index_M, -(-len(index_M) // batch_size))) if len(index_M) else []
+
+
+def columns_of(part: range, held: range, rounds: int) -> Tensor:
+    """Columns of `part` in the buffer of a rank that holds `held`, int64 `[rounds * len(part)]`.
+
+    A buffer's columns are (round, sub-environment).
+    """
+    envs = torch.arange(part.start - held.start, part.stop - held.start)
+    return (torch.arange(rounds)[:, None] * len(held) + envs).flatten()

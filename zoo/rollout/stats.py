@@ -1,141 +1,252 @@
-"""What the environments of every rank did: in one rollout, and since the last line of the log."""
+"""Numbers of a rollout: what the environments of every rank did, and the seconds each phase took."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from zoo.algorithms.metrics import PhaseClock, episode_metrics
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.rollout.types import Step
+
+
+class PhaseClock:
+    """Seconds spent in named phases since the last reading."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Context manager that counts the time spent inside under `name`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def read(self, *, decisions: int, sim_steps: int) -> dict[str, float]:
+        """`time/<phase>_seconds` and `_fraction` since the last reading, and speeds; starts anew."""
+        now = time.perf_counter()
+        total = max(now - self._began, 1e-9)
+        values: dict[str, float] = {"time/iteration_seconds": total}
+        for name, seconds in self._seconds.items():
+            values[f"time/{name}_seconds"] = seconds
+            values[f"time/{name}_fraction"] = seconds / total
+        values["time/decisions_per_second"] = decisions / total
+        values["time/sim_steps_per_second"] = sim_steps / total
+        self._seconds = {}
+        self._began = now
+        return values
 
 
 @dataclass(frozen=True)
-class Finished:
-    """An episode that ended in the last rollout, on whichever rank."""
+class TrainingEpisode:
+    """An episode that ended in a rollout, on whichever rank."""
 
     num_timesteps: int
     """Simulator steps of the whole run after the decision it ended with."""
-    info: dict[str, float]
-    """Stable-Baselines3's `r`, `l` and `t`."""
+    info: Mapping[str, float]
+    """Stable-Baselines3's `r`, `l` and `t`, for `ep_info_buffer`."""
     success: bool | None
     """Its `is_success`, where the environment says it."""
-    episode: EpisodeRecord | None
-    """What `vla_gym` says of it; None for other environments, and for episodes lost with a worker."""
-    task_id: int
-    """Index into the benchmark's tasks; -1 where there are none."""
+    record: EpisodeRecord | None
+    """The episode as `vla_gym` reports it; None for other environments, and for episodes lost with a worker."""
 
 
-class News:
-    """Gathers a rollout decision by decision, then puts the ranks' parts together in one order.
+@dataclass(frozen=True)
+class GroupOutcome:
+    """Results of the G episodes of one group."""
 
-    That order is the one a single process would have seen: by decision, then by slot.
-    """
+    start_state: str
+    """Hash of the state they all began in."""
+    successes: int
+    """Episodes that were solved at any step."""
+    size: int
+    """G."""
+    kept: bool = False
+    """Whether the group takes part in the update."""
+
+
+@dataclass
+class GroupStats:
+    """The groups of this rank's rollout, in the buffer's order."""
+
+    outcomes: list[GroupOutcome]
+    """One of each group."""
+    lost_N: Tensor
+    """Bool, one of each column of the buffer: the episode was lost with its simulator."""
+    num_resampled: int = 0
+    """Groups without signal that others took the place of."""
+    extra_rounds: int = 0
+    """Rounds that this took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutStats:
+    """One rollout of all ranks."""
+
+    num_timesteps: int
+    """Simulator steps of the whole run."""
+    num_decisions: int
+    """Decisions of this rollout."""
+    num_sim_steps: int
+    """Simulator steps of this rollout."""
+    num_lost: int
+    """Episodes lost with their simulators."""
+    episodes: tuple[TrainingEpisode, ...]
+    """Episodes that ended, in the order one process would have seen: by decision, then by sub-environment."""
+    tasks: frozenset[int]
+    """Tasks of which at least one step was run."""
+    done_N: np.ndarray | None = None
+    """Bool: the last decision ended an episode; None where rollouts end with their episodes."""
+    last_value_N: Tensor | None = None
+    """Values of the observations after the last decision; None where nothing follows the last decision."""
+    groups: GroupStats | None = None
+    """With groups: their results."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers for the log."""
+
+
+class RolloutRecorder:
+    """Gathers a rollout decision by decision, then puts the ranks' parts together."""
 
     def __init__(self) -> None:
-        self.finished: list[Finished] = []
-        """Episodes that ended in the last rollout."""
-        self.tasks: set[int] = set()
-        """Tasks of which at least one step was trained on."""
-        self._episodes: list[EpisodeRecord] = []
-        self._decisions = self._sim_steps = self._lost = 0
         self.begin()
 
     def begin(self) -> None:
-        """A rollout begins; what an interrupted one has left is forgotten."""
-        self._steps: dict[int, int] = {}
+        """Begin a rollout; the rest of an interrupted one is dropped."""
+        self._sim_steps: dict[int, int] = {}
         self._ended: list[dict[str, Any]] = []
-        self._own = {"decisions": 0, "lost": 0}
-        self._own_tasks: set[int] = set()
+        self._counts = {"decisions": 0, "lost": 0}
+        self._tasks: set[int] = set()
 
-    def add(
-        self,
-        decision: int,
-        first_slot: int,
-        executed: np.ndarray,
-        infos: list[dict[str, Any]],
-        dones: np.ndarray,
-    ) -> None:
-        """Take in decision number `decision` of slots `first_slot`, ...: steps run, infos, and whose episode ended."""
-        self._steps[decision] = self._steps.get(decision, 0) + int(executed.sum())
-        self._own["decisions"] += int((executed > 0).sum())
-        self._own_tasks.update(int(info["task_id"]) for info in infos if info.get("task_id", -1) >= 0)
-        for slot, (info, done) in enumerate(zip(infos, dones, strict=True), first_slot):
-            lost = bool(done and info.get("lost", False))
-            self._own["lost"] += lost
+    def add(self, decision: int, first_env: int, step: Step) -> None:
+        """Take in decision number `decision`; `first_env` is this rank's first sub-environment among all ranks'."""
+        self._sim_steps[decision] = self._sim_steps.get(decision, 0) + int(step.counted_n.sum())
+        self._counts["decisions"] += int((step.counted_n > 0).sum())
+        self._tasks.update(np.unique(step.task_id_n[step.task_id_n >= 0]).tolist())
+        for row in np.flatnonzero(step.done_n).tolist():
+            lost, info = bool(step.lost_n[row]), step.infos[row]
+            self._counts["lost"] += lost
             stats = info.get("episode")
-            if stats is not None:
-                self._ended.append(
-                    {
-                        "decision": decision,
-                        "slot": slot,
-                        "info": {key: float(stats[key]) for key in ("r", "l", "t") if key in stats},
-                        "success": bool(info["is_success"]) if done and "is_success" in info else None,
-                        "stats": _plain(stats) if done and not lost and "success_once" in stats else None,
-                        "task_id": int(info.get("task_id", -1)),
-                    }
-                )
+            if stats is None:
+                continue
+            self._ended.append(
+                {
+                    "decision": decision,
+                    "env": first_env + int(step.env_n[row]),
+                    "info": {key: float(stats[key]) for key in ("r", "l", "t") if key in stats},
+                    "success": bool(info["is_success"]) if "is_success" in info else None,
+                    "outcome": {key: float(stats[key]) for key in _OUTCOME}
+                    if not lost and "success_once" in stats
+                    else None,
+                    "task_id": int(step.task_id_n[row]),
+                }
+            )
 
     def own(self) -> dict[str, Any]:
         """This rank's part of the rollout, JSON values."""
         return {
-            "steps": sorted(self._steps.items()),
+            "sim_steps": sorted(self._sim_steps.items()),
             "ended": self._ended,
-            "tasks": sorted(self._own_tasks),
-            **self._own,
+            "tasks": sorted(self._tasks),
+            **self._counts,
         }
 
-    def take(self, part: Mapping[str, Any]) -> None:
-        """Take in the `own` of a rank that shares nothing itself."""
-        for decision, steps in part["steps"]:
-            self._steps[decision] = self._steps.get(decision, 0) + steps
+    def merge(self, part: Mapping[str, Any]) -> None:
+        """Take in the `own` of a rank outside the process group."""
+        for decision, sim_steps in part["sim_steps"]:
+            self._sim_steps[decision] = self._sim_steps.get(decision, 0) + sim_steps
         self._ended += part["ended"]
-        self._own_tasks.update(part["tasks"])
-        for key in self._own:
-            self._own[key] += part[key]
+        self._tasks.update(part["tasks"])
+        for key in self._counts:
+            self._counts[key] += part[key]
 
-    def share(self, process_group: ProcessGroup, num_timesteps: int) -> int:
-        """Put the ranks' rollouts, begun at `num_timesteps`, together; returns the simulator steps done then."""
+    def finish(self, process_group: ProcessGroup, num_timesteps: int) -> RolloutStats:
+        """Put the parts of all ranks, begun at `num_timesteps`, together. Every rank must call it."""
         parts = process_group.all_gather_object(self.own())
-        decisions = sorted({number for part in parts for number, _ in part["steps"]})
+        began_at = num_timesteps
+        by_decision: dict[int, int] = {}
+        for decision, sim_steps in (pair for part in parts for pair in part["sim_steps"]):
+            by_decision[decision] = by_decision.get(decision, 0) + sim_steps
         after: dict[int, int] = {}
-        for number in decisions:
-            num_timesteps += sum(dict(part["steps"]).get(number, 0) for part in parts)
-            after[number] = num_timesteps
+        for decision in sorted(by_decision):
+            num_timesteps += by_decision[decision]
+            after[decision] = num_timesteps
         ended = sorted(
-            (one for part in parts for one in part["ended"]), key=lambda one: (one["decision"], one["slot"])
+            (episode for part in parts for episode in part["ended"]),
+            key=lambda episode: (episode["decision"], episode["env"]),
         )
-        self.finished = [
-            Finished(
-                num_timesteps=after[one["decision"]],
-                info=one["info"],
-                success=one["success"],
-                episode=None
-                if one["stats"] is None
-                else EpisodeRecord.from_info(one["stats"], task_id=one["task_id"]),
-                task_id=one["task_id"],
-            )
-            for one in ended
-        ]
-        self._episodes += [one.episode for one in self.finished if one.episode is not None]
-        self._decisions += sum(part["decisions"] for part in parts)
-        self._lost += sum(part["lost"] for part in parts)
-        self._sim_steps += sum(steps for part in parts for _, steps in part["steps"])
-        self.tasks.update(task for part in parts for task in part["tasks"])
-        return num_timesteps
+        return RolloutStats(
+            num_timesteps=num_timesteps,
+            num_decisions=sum(part["decisions"] for part in parts),
+            num_sim_steps=num_timesteps - began_at,
+            num_lost=sum(part["lost"] for part in parts),
+            episodes=tuple(
+                TrainingEpisode(
+                    num_timesteps=after[episode["decision"]],
+                    info=episode["info"],
+                    success=episode["success"],
+                    record=None
+                    if episode["outcome"] is None
+                    else EpisodeRecord.from_info(episode["outcome"], task_id=episode["task_id"]),
+                )
+                for episode in ended
+            ),
+            tasks=frozenset(task for part in parts for task in part["tasks"]),
+        )
+
+
+_OUTCOME = ("return", "length", "success_once", "success_at_end")
+
+
+class LogWindow:
+    """Rollouts since the last line of the log."""
+
+    def __init__(self) -> None:
+        self._rollouts: list[RolloutStats] = []
+
+    def add(self, stats: RolloutStats) -> None:
+        """Take in a rollout."""
+        self._rollouts.append(stats)
 
     def read(self, clock: PhaseClock) -> dict[str, float]:
         """`env/*`, `rollout/success_once` and `time/*` since the last reading; starts anew."""
-        values = episode_metrics(self._episodes)
-        values["env/episodes_lost"] = float(self._lost)
-        values |= clock.read(decisions=self._decisions, sim_steps=self._sim_steps)
-        self._episodes = []
-        self._decisions = self._sim_steps = self._lost = 0
-        return values
+        rollouts, self._rollouts = self._rollouts, []
+        episodes = [episode.record for stats in rollouts for episode in stats.episodes]
+        values = episode_metrics([record for record in episodes if record is not None])
+        values["env/episodes_lost"] = float(sum(stats.num_lost for stats in rollouts))
+        return values | clock.read(
+            decisions=sum(stats.num_decisions for stats in rollouts),
+            sim_steps=sum(stats.num_sim_steps for stats in rollouts),
+        )
 
 
-def _plain(stats: dict[str, Any]) -> dict[str, float]:
-    return {key: float(stats[key]) for key in ("return", "length", "success_once", "success_at_end")}
+def episode_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """`env/*` and the headline `rollout/success_once`, over the episodes that ended.
+
+    With automatic resets short (successful) episodes end more often, so during PPO training this is
+    optimistic; `eval/*` has each start state once.
+    """
+    if not episodes:
+        return {}
+    lengths = np.array([episode.length for episode in episodes], dtype=np.float64)
+    returns = np.array([episode.total_reward for episode in episodes], dtype=np.float64)
+    success_once = float(np.mean([episode.success_once for episode in episodes]))
+    return {
+        "rollout/success_once": success_once,
+        "env/success_once": success_once,
+        "env/success_at_end": float(np.mean([episode.success_at_end for episode in episodes])),
+        "env/return": float(returns.mean()),
+        "env/episode_len": float(lengths.mean()),
+        "env/reward": float((returns / np.maximum(lengths, 1)).mean()),
+        "env/num_trajectories": float(len(episodes)),
+    }

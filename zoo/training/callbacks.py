@@ -81,8 +81,8 @@ class CheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """Write a checkpoint of the last update boundary unless this callback wrote it; every rank must call it."""
-        folder = self._run.checkpoint(self.model.boundary.num_timesteps)
-        self._last_step = self.model.boundary.num_timesteps
+        folder = self._run.checkpoint(self.model.train_state.num_timesteps)
+        self._last_step = self.model.train_state.num_timesteps
         if folder == self._saved:
             return
         self._saved = self._write(self.model, self._run.checkpoints)
@@ -208,9 +208,9 @@ class MonitorCallback(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        for finished in self.model.news.finished:
-            if finished.episode is not None:
-                self._file.add(finished.episode, finished.num_timesteps)
+        for episode in self.model.rollout_stats.episodes:
+            if episode.record is not None:
+                self._file.add(episode.record, episode.num_timesteps)
         self._progress.to(self.model.num_timesteps)
         recent = self.model.ep_success_buffer
         if recent:

@@ -16,11 +16,10 @@ goes back to that rollout's start, whose weights are still the present ones. It 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +31,11 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
-from zoo.algorithms.rng import set_rng_state
-from zoo.algorithms.train_state import Boundary, gather_boundary, own_env_state, vla_envs
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.algorithms.train_state import Counters, TrainState
 from zoo.files import damaged, read_json, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
-
-if TYPE_CHECKING:
-    from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 
 FORMAT_VERSION = 1
 _STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
@@ -56,16 +52,16 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
     `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that a checkpoint does
     not keep (`VecNormalize`).
     """
-    boundary = algorithm.boundary
-    if boundary is None:
+    state = algorithm.train_state
+    if state is None:
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
     if algorithm.get_vec_normalize_env() is not None:
         raise BadValue(
             "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
         )
 
-    folder = checkpoints / f"step_{boundary.num_timesteps}"
-    whole = gather_boundary(boundary, algorithm.process_group)
+    folder = checkpoints / f"step_{state.num_timesteps}"
+    whole = state.gather(algorithm.process_group)
     moments = optimizer_tensors(algorithm.policy, keep=algorithm.process_group.is_first)
     if whole is not None:
         write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
@@ -75,24 +71,24 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
 
 
 def _write_checkpoint(
-    algorithm: VLAOnPolicyAlgorithm, boundary: Boundary, moments: Mapping[str, Tensor], folder: Path
+    algorithm: VLAOnPolicyAlgorithm, state: TrainState, moments: Mapping[str, Tensor], folder: Path
 ) -> None:
     save_policy(algorithm.policy, folder)
     save_file(dict(moments), folder / OPTIMIZER_FILE)
     save_arrays(
-        {key: np.ascontiguousarray(one) for key, one in boundary.arrays.items()}, folder / ROLLOUT_FILE
+        {key: np.ascontiguousarray(array) for key, array in state.arrays.items()}, folder / ROLLOUT_FILE
     )
     if algorithm.kl_coef:
         algorithm.reference.save(folder)
     write_state(
         folder,
         type(algorithm).__name__,
-        counters=boundary.counters,
-        episodes=boundary.episodes,
-        successes=boundary.successes,
+        counters=state.counters.to_json(),
+        episodes=state.episodes,
+        successes=state.successes,
         param_groups=optimizer_groups(algorithm.policy.optimizer),
-        env=boundary.env,
-        rng=boundary.rng,
+        env=state.env,
+        rng=state.rng,
     )
 
 
@@ -164,8 +160,8 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
     """
-    state = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
-    if algorithm._learner is not None and algorithm._learner.sharded:
+    saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
+    if algorithm.learns_sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
     backbone = getattr(algorithm.policy, "backbone", None)
     if backbone is None:
@@ -174,22 +170,17 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
         backbone.restore(folder)
     if algorithm.kl_coef:
         algorithm.reference.load(folder)
-    load_moments(algorithm.policy.optimizer, folder, state)
-    arrays = _load_tensors(folder / ROLLOUT_FILE, load_arrays)
-    own = _restore_env(algorithm, state["env"])
-    arrays = {key: one[own] for key, one in arrays.items()}
-    observation = {key.removeprefix("obs/"): one for key, one in arrays.items() if key.startswith("obs/")}
-    # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
-    if state["env"] is not None:
-        algorithm._last_obs = observation or arrays["obs"]
-        algorithm._last_episode_starts = arrays["episode_starts"]
-    for name, value in state["counters"].items():
-        setattr(algorithm, name, value)
-    window = algorithm._stats_window_size
-    algorithm.ep_info_buffer = deque(state["episodes"], maxlen=window)
-    algorithm.ep_success_buffer = deque(state["successes"], maxlen=window)
-    algorithm.boundary = None
-    set_rng_state(state["rng"])
+    load_moments(algorithm.policy.optimizer, folder, saved)
+    whole = TrainState(
+        counters=Counters.from_json(saved["counters"]),
+        episodes=tuple(saved["episodes"]),
+        successes=tuple(saved["successes"]),
+        rng=saved["rng"],
+        env=saved["env"],
+        arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
+    )
+    own = slice(algorithm.first_env, algorithm.first_env + algorithm.n_envs)
+    algorithm.restore_state(whole.scatter(own, algorithm.n_envs * algorithm.process_group.size))
 
 
 def boundary_of(folder: Path) -> Mapping[str, Any]:
@@ -226,22 +217,6 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")
     return state
-
-
-def _restore_env(algorithm: VLAOnPolicyAlgorithm, saved: Mapping[str, Any] | None) -> slice:
-    """Put the environment back; returns this rank's slots among all saved ones."""
-    envs = vla_envs(algorithm.env)
-    if (envs is None) != (saved is None):
-        raise BadValue("the checkpoint is of an environment of another kind than the present one")
-    assert algorithm.env is not None
-    num_envs = algorithm.env.num_envs
-    own = slice(algorithm.first_slot, algorithm.first_slot + num_envs)
-    if envs is None or saved is None:
-        return own
-    envs.load_state_dict(own_env_state(saved, own, num_envs * algorithm.process_group.size))
-    # The constructor asked for a seed at the next reset, which would start the schedule anew.
-    algorithm.env.unwrapped._reset_seeds()
-    return own
 
 
 def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.specs import StartState, Task
 from zoo.config.run_config import RunConfig
-from zoo.distributed.process_group import ProcessGroup
-from zoo.distributed.shares import own_block
+from zoo.distributed.process_group import ProcessGroup, own_block
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped

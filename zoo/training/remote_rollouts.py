@@ -1,134 +1,149 @@
-"""`Delivery`: the actor side of a split placement. It orders rollouts, with the weights to collect them, and puts the
-columns that come into this rank's buffer, as if it had collected them itself."""
+"""`RemoteRollouts`: the actor side of a split placement.
+
+It requests rollouts, with the weights to collect them, and puts the shards that come into this rank's buffer, as if it
+had collected them itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.distributed.channel import Mail
-from zoo.distributed.columns import block, columns_of, overlap
-from zoo.distributed.placement import Placement
-from zoo.distributed.weight_sync import WeightSender, trained, weights_hash
-from zoo.rollout.group_collector import GroupExperience, GroupOutcome
-from zoo.training.rollout_worker import Collector
+from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
+from zoo.distributed.channel import Channel
+from zoo.distributed.placement import Placement, block, overlap
+from zoo.distributed.weight_sync import WeightSender, debug_sync, trained, weights_hash
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.minibatches import columns_of
+from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
+from zoo.rollout.types import Observation, OnStep, RolloutStart
+from zoo.training.rollout_worker import RolloutWorker
 
-if TYPE_CHECKING:
-    from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 
+class RemoteRollouts:
+    """A `RolloutSource` for one actor rank; `own` collects in this very process, where the rank has that role too.
 
-class Delivery:
-    """Rollouts for one actor rank; `own` collects in this very process, where the rank has that role too.
-
-    With `max_staleness` k > 0 rollout n is ordered as soon as the weights of version n - k are there, so it is
+    With `max_staleness` k > 0 rollout n is requested as soon as the weights of version n - k are there, so it is
     collected while k updates are still to be made.
     """
 
     def __init__(
         self,
+        model: VLAOnPolicyAlgorithm,
         placement: Placement,
         rank: int,
-        mail: Mail,
+        channel: Channel,
         num_envs: int,
         *,
-        own: Collector | None = None,
+        own: RolloutWorker | None = None,
         max_staleness: int = 0,
     ) -> None:
+        self.obs: Observation = {}
         self.last_value_N: Tensor | None = None
-        """Values after the last decision of this rank's slots; None for groups."""
+        """Values after the last decision of this rank's sub-environments; None for groups."""
         self.version_N = np.zeros(0, dtype=np.int64)
-        """Version of the weights that collected each of this rank's slots."""
-        self.max_staleness = max_staleness
+        """Version of the weights that collected each of this rank's sub-environments."""
+        self.recorder = RolloutRecorder()
+        self._model = model
         self._placement = placement
         self._rank = rank
-        self._mail = mail
+        self._channel = channel
         self._num_envs = num_envs
         self._own = own
+        self._max_staleness = max_staleness
         self._place = placement.actor.index(rank)
         self._wanted = block(self._place, len(placement.actor), num_envs)
         self._sender: WeightSender | None = None
-        self._ordered = self._delivered = 0
+        self._groups: GroupStats | None = None
+        self._requested = self._received = 0
 
-    def gather(self, algorithm: VLAOnPolicyAlgorithm, callback: BaseCallback) -> bool:
-        """Have the next rollout collected, and take this rank's columns; False when the run is to stop."""
-        version = algorithm._updates_done
-        self._order(algorithm, version)
-        with algorithm.clock.phase("waiting"):
-            self._take_all(algorithm)
-        self._delivered = version + 1
-        staleness = float(version - self.version_N.min())
-        algorithm.record(
-            {"rollout/policy_version": float(self.version_N.min()), "rollout/staleness": staleness}
-        )
-        callback.update_locals({"infos": [], "dones": np.zeros(0, dtype=bool), "env": algorithm.env})
-        return callback.on_step()
+    def collect(self, start: RolloutStart, on_step: OnStep) -> RolloutStats | None:
+        """See `RolloutSource.collect`."""
+        self.obs = start.obs
+        process_group = self._model.process_group
+        weights_mb = self.receive(start.number)
+        if process_group.any(not on_step(None)):
+            return None
+        stats = self.recorder.finish(process_group, start.num_timesteps)
+        oldest = float(self.version_N.min())
+        metrics = {"rollout/policy_version": oldest, "rollout/staleness": start.number - oldest}
+        if self._below():
+            metrics["placement/weights_mb"] = weights_mb
+        return replace(stats, last_value_N=self.last_value_N, groups=self._groups, metrics=metrics)
+
+    def receive(self, version: int) -> float:
+        """Request the rollouts due with weights of `version`, and take this rank's columns of the next one.
+
+        Returns the megabytes of weights that were sent.
+        """
+        self.recorder.begin()
+        weights_mb = self._request(version)
+        with self._model.clock.phase("waiting"):
+            self._take_all()
+        self._received = version + 1
+        return weights_mb
 
     def close(self) -> None:
-        """Tell rollout ranks to stop; what they have collected ahead of that is thrown away."""
-        for _ in range(self._delivered, self._ordered):
+        """Tell rollout ranks to stop; rollouts collected ahead of that are thrown away."""
+        for _ in range(self._received, self._requested):
             for rank in self._senders():
-                self._mail.receive(rank)
+                self._channel.receive(rank)
         for rank in self._below():
-            self._mail.send(rank, {"stop": True})
-        self._mail.wait()
+            self._channel.send(rank, {"stop": True})
+        self._channel.wait()
 
-    def _order(self, algorithm: VLAOnPolicyAlgorithm, version: int) -> None:
-        """Send out the weights of `version` with orders for the rollouts that may be collected with them."""
-        digest = weights_hash(trained(algorithm.policy))
-        if len(set(algorithm.process_group.all_gather_object(digest))) > 1:
-            raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
-        self._ordered = max(self._ordered, version)
-        numbers = range(self._ordered, version + self.max_staleness + 1)
-        self._ordered = numbers.stop
-        if self._below():
-            self._send_orders(algorithm, version, numbers)
+    def _request(self, version: int) -> float:
+        """Send out the weights of `version` with requests for the rollouts that may be collected with them."""
+        if not version or debug_sync():
+            digests = self._model.process_group.all_gather_object(weights_hash(trained(self._model.policy)))
+            if len(set(digests)) > 1:
+                raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
+        self._requested = max(self._requested, version)
+        numbers = range(self._requested, version + self._max_staleness + 1)
+        self._requested = numbers.stop
+        sent = 0
+        for number in numbers if self._below() else ():
+            if self._sender is None:
+                self._sender = WeightSender(self._model.policy)
+            update = self._sender.update(version)
+            sent += update.size
+            request = {"stop": False, "rollout": number, "version": version, "digest": update.digest}
+            for rank in self._below():
+                self._channel.send(rank, request, update.tensors)
         if self._own is not None:
             self._own.version = version
             self._own.collect(version)
+        return sent / 1e6
 
-    def _send_orders(self, algorithm: VLAOnPolicyAlgorithm, version: int, numbers: range) -> None:
-        if self._sender is None:
-            self._sender = WeightSender(algorithm.policy)
-        sent = 0
-        for number in numbers:
-            update = self._sender.update(version)
-            sent += update.size
-            order = {"stop": False, "rollout": number, "version": version, "digest": update.digest}
-            for rank in self._below():
-                self._mail.send(rank, order, update.tensors)
-        algorithm.record({"placement/weights_mb": sent / 1e6})
-
-    def _take_all(self, algorithm: VLAOnPolicyAlgorithm) -> None:
-        self.version_N = np.zeros(len(self._wanted), dtype=np.int64)
-        self.last_value_N = None
-        if isinstance(algorithm.experience, GroupExperience):
-            self._forget_groups(algorithm, algorithm.experience)
+    def _take_all(self) -> None:
+        buffer, wanted = self._model.chunk_buffer, len(self._wanted)
+        self.version_N = np.zeros(wanted, dtype=np.int64)
+        self.last_value_N = self._groups = None
         if self._own is not None:
             # Before waiting for others, who may wait for this rank's.
             for place, actor in enumerate(self._placement.actor):
-                if actor != self._rank and len(overlap(self._own.held, block(place, *self._shares))):
-                    self._mail.send(actor, *self._own.parcel(place))
+                if actor != self._rank and len(overlap(self._own.held, self._block(place))):
+                    self._channel.send(actor, *self._own.shard(place))
             if len(overlap(self._own.held, self._wanted)):
-                self._take(algorithm, *self._own.parcel(self._place))
+                self._take(buffer, *self._own.shard(self._place))
         for rank in self._senders():
-            self._take(algorithm, *self._mail.receive(rank))
+            self._take(buffer, *self._channel.receive(rank))
+
+    def _block(self, place: int) -> range:
+        return block(place, len(self._placement.actor), self._num_envs)
 
     def _below(self) -> tuple[int, ...]:
-        """Ranks that get weights and orders from this one; none unless it is the first actor rank."""
+        """Ranks that get weights and requests from this one; none unless it is the first actor rank."""
         return self._placement.relay(self._rank)[1]
 
-    @property
-    def _shares(self) -> tuple[int, int]:
-        return len(self._placement.actor), self._num_envs
-
     def _senders(self) -> list[int]:
-        """Other ranks that collect slots of this one."""
+        """Other ranks that collect sub-environments of this one."""
         count = len(self._placement.rollout)
         return [
             rank
@@ -137,40 +152,38 @@ class Delivery:
         ]
 
     def _take(
-        self, algorithm: VLAOnPolicyAlgorithm, note: Mapping[str, Any], tensors: dict[str, Tensor]
+        self, buffer: ChunkRolloutBuffer, metadata: Mapping[str, Any], payload: dict[str, Tensor]
     ) -> None:
-        """Put one parcel where it belongs."""
-        part, buffer = range(*note["slots"]), algorithm.chunk_buffer
+        """Put one shard into its columns."""
+        part = range(*metadata["envs"])
         here = slice(part.start - self._wanted.start, part.stop - self._wanted.start)
-        rounds = buffer.columns // len(self._wanted)
-        columns = columns_of(part, self._wanted, rounds)
-        self.version_N[here] = note["version"]
-        if "news" in note:
-            algorithm.news.take(note["news"])
-        if isinstance(algorithm.experience, GroupExperience):
-            self._take_groups(algorithm, note, part, columns, tensors.pop("lost"))
+        columns = columns_of(part, self._wanted, buffer.columns // len(self._wanted))
+        self.version_N[here] = metadata["version"]
+        if "stats" in metadata:
+            self.recorder.merge(metadata["stats"])
+        if "groups" in metadata:
+            self._take_groups(metadata, here.start, columns, payload.pop("lost"), buffer.columns)
         else:
             if self.last_value_N is None:
                 self.last_value_N = torch.zeros(len(self._wanted))
-            self.last_value_N[here] = tensors.pop("last_value")
-        buffer.write_columns(columns, tensors)
-
-    def _forget_groups(self, algorithm: Any, experience: GroupExperience) -> None:
-        columns = algorithm.chunk_buffer.columns
-        experience.outcomes = [GroupOutcome("", 0, algorithm.group_size)] * (columns // algorithm.group_size)
-        experience.lost_N = torch.zeros(columns, dtype=torch.bool)
-        experience.num_resampled = experience.extra_rounds = 0
+            self.last_value_N[here] = payload.pop("last_value")
+        buffer.write_columns(columns, payload)
 
     def _take_groups(
-        self, algorithm: Any, note: Mapping[str, Any], part: range, columns: Tensor, lost_n: Tensor
+        self, metadata: Mapping[str, Any], first_env: int, columns: Tensor, lost_n: Tensor, num_columns: int
     ) -> None:
-        experience, size = algorithm.experience, algorithm.group_size
-        experience.lost_N[columns] = lost_n
-        if "resampled" in note:
-            experience.num_resampled += note["resampled"][0]
-            experience.extra_rounds += note["resampled"][1]
-        of_round = len(self._wanted) // size
-        first = (part.start - self._wanted.start) // size
-        for number, outcomes in enumerate(note["groups"]):
-            for place, outcome in enumerate(outcomes, number * of_round + first):
-                experience.outcomes[place] = GroupOutcome(**outcome)
+        size = int(metadata["groups"][0][0]["size"])
+        if self._groups is None:
+            nobody = GroupOutcome("", 0, size)
+            self._groups = GroupStats(
+                [nobody] * (num_columns // size), torch.zeros(num_columns, dtype=torch.bool)
+            )
+        groups = self._groups
+        groups.lost_N[columns] = lost_n
+        resampled, extra_rounds = metadata.get("resampled", (0, 0))
+        groups.num_resampled += resampled
+        groups.extra_rounds += extra_rounds
+        for number, outcomes in enumerate(metadata["groups"]):
+            first = number * (len(self._wanted) // size) + first_env // size
+            for place, outcome in enumerate(outcomes, first):
+                groups.outcomes[place] = GroupOutcome(**outcome)

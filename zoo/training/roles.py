@@ -17,17 +17,16 @@ from vla_gym.workers.remote_pool import RemotePool
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.batch_plan import BatchPlan
 from zoo.config.run_config import RunConfig
-from zoo.distributed.channel import Mail
+from zoo.distributed.channel import Channel
 from zoo.distributed.env_server import EnvServers, meet_servers
 from zoo.distributed.placement import Placement
-from zoo.distributed.process_group import ProcessGroup
-from zoo.distributed.shares import training_share
+from zoo.distributed.process_group import ProcessGroup, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
-from zoo.training.remote_rollouts import Delivery
-from zoo.training.rollout_worker import Collector
+from zoo.training.remote_rollouts import RemoteRollouts
+from zoo.training.rollout_worker import RolloutWorker
 from zoo.training.run_plan import arithmetic_lines, memory_lines
 from zoo.training.setup import (
     ENV_DEFAULTS,
@@ -82,7 +81,7 @@ class _PlacedRank:
         self._number = process_group.rank
         self._device = device
         self._cleanup = cleanup
-        self._mail = Mail(process_group.host_group)
+        self._channel = Channel(process_group.host_group)
         # Groups are made by all ranks together, whoever is in them.
         self._rollouts, self._actors = (
             process_group.subgroup(placement.rollout),
@@ -90,26 +89,24 @@ class _PlacedRank:
         )
         self.servers: EnvServers = meet_servers(placement, process_group)
         self.learner: VLAOnPolicyAlgorithm | None = None
-        self._collector: Collector | None = None
+        self._worker: RolloutWorker | None = None
 
     def build(self) -> None:
         """Start simulators, and build what this rank's roles need."""
         config, placement = self._config, self._placement
         self.servers.start(self._served_envs)
         if self._actors is not None:
-            with self._actors.as_current():
-                self.learner = self._model(
-                    self._envs(pool=_absent_pool, **training_share(config, self._actors))
-                )
+            envs = self._envs(pool=_absent_pool, **training_share(config, self._actors))
+            self.learner = self._model(envs, self._actors)
         if self._rollouts is not None:
             share: dict[str, Any] = training_share(config, self._rollouts)
             if placement.remote_envs:
                 share["pool"] = self._remote_pool
-            with self._rollouts.as_current():
-                model = self._model(self._envs(pipeline_stages=self._plan.num_stages, **share))
+            envs = self._envs(pipeline_stages=self._plan.num_stages, **share)
+            model = self._model(envs, self._rollouts)
             if self.learner is not None:
                 model.policy = self.learner.policy
-            self._collector = Collector(model, placement, self._number, self._mail, config.num_envs)
+            self._worker = RolloutWorker(model, placement, self._number, self._channel, config.num_envs)
 
     def learn(self) -> RunFolder | None:
         """Train, as an actor rank."""
@@ -118,34 +115,34 @@ class _PlacedRank:
         assert self._actors is not None
         if job.checkpoint is not None:
             load_checkpoint(learner, job.checkpoint)
-        delivery = Delivery(
+        source = learner.rollout_source = RemoteRollouts(
+            learner,
             self._placement,
             self._number,
-            self._mail,
+            self._channel,
             self._config.num_envs,
-            own=self._collector,
+            own=self._worker,
             max_staleness=self._config.max_staleness,
         )
-        # What older weights decided is scored by the present ones before an update moves them.
-        learner.recompute_logprobs |= self._config.max_staleness > 0
-        experience: Any = learner.experience
-        experience.delivery = delivery
+        # Decisions of older weights are scored by the present ones before an update moves them.
+        learner.off_policy = self._config.max_staleness > 0
+        learner.recompute_logprobs |= learner.off_policy
         envs: Any = learner.env
         run = open_run_folder(job, envs.unwrapped.envs, self._actors, self._cleanup)
         try:
             RLTrainer(job, learner, envs.unwrapped.envs, run).learn()
         except KeyboardInterrupt:
-            delivery.close()
+            source.close()
             raise
-        delivery.close()
+        source.close()
         return run if self._actors.is_first else None
 
     def collect(self) -> None:
         """Collect, or serve simulators, until told to stop, as a rank that does not learn."""
         # Signals that ask for the machine reach the actor ranks too; they save, and then tell this one.
         with StopSignals(lambda: None):
-            if self._collector is not None:
-                self._collector.serve(self._config.max_staleness)
+            if self._worker is not None:
+                self._worker.serve(self._config.max_staleness)
                 self._cleanup.close()
             self.servers.join()
 
@@ -170,8 +167,8 @@ class _PlacedRank:
             sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages
         )
 
-    def _model(self, envs: VLAVectorEnv) -> VLAOnPolicyAlgorithm:
-        return make_model(self._config, envs, self._device, weights=self._job.checkpoint)
+    def _model(self, envs: VLAVectorEnv, process_group: ProcessGroup) -> VLAOnPolicyAlgorithm:
+        return make_model(self._config, envs, self._device, process_group, weights=self._job.checkpoint)
 
 
 def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:

@@ -37,12 +37,12 @@ def check_startable(config: RunConfig) -> None:
     if rank in placement.env or (config.eval_episodes and rank in placement.actor):
         check_installed(benchmark_of(config))
 
-    from zoo.distributed.devices import check_device
+    from zoo.distributed.process_group import check_device
 
     check_device(config.device)
     settings = config.algorithm
     if isinstance(settings, PPOConfig):
-        from zoo.algorithms.credit import check_levels
+        from zoo.algorithms.advantages import check_levels
 
         check_levels(settings.reward_level, settings.value_level, settings.logprob_level)
 

@@ -33,7 +33,12 @@ ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 
 
 def make_model(
-    config: RunConfig, envs: VLAVectorEnv, device: torch.device, *, weights: Path | None = None
+    config: RunConfig,
+    envs: VLAVectorEnv,
+    device: torch.device,
+    process_group: ProcessGroup,
+    *,
+    weights: Path | None = None,
 ) -> VLAOnPolicyAlgorithm:
     """The algorithm with its policy, seeded; `weights` is a checkpoint that stands in for `config.policy`.
 
@@ -51,6 +56,7 @@ def make_model(
         seed=config.seed,
         device=device,
         policy_kwargs=policy_arguments(config, envs, weights),
+        process_group=process_group,
         **settings,
     )
     if config.offload_idle and sharding_asked():

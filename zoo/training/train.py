@@ -9,10 +9,8 @@ from dataclasses import replace
 import torch
 
 from vla_gym import make_vec
-from zoo.distributed.devices import check_device
 from zoo.distributed.placement import parse_placement
-from zoo.distributed.process_group import join
-from zoo.distributed.shares import training_share
+from zoo.distributed.process_group import check_device, join, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.checkpoint import load_checkpoint
@@ -52,7 +50,7 @@ def train(job: TrainJob) -> RunFolder | None:
             **{**ENV_DEFAULTS, **config.env_options, **training_share(config, process_group)},
         )
         cleanup.callback(envs.close)
-        model = make_model(config, envs, device, weights=job.checkpoint)
+        model = make_model(config, envs, device, process_group, weights=job.checkpoint)
         if job.checkpoint is not None:
             load_checkpoint(model, job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)

@@ -68,7 +68,7 @@ class TrainJob:
         return None if self.resume is None else self.resume.checkpoint
 
 
-class Boundary(Protocol):
+class StateAtBoundary(Protocol):
     """A model's state between two updates."""
 
     @property
@@ -84,7 +84,7 @@ class Trainable(Protocol):
     num_timesteps: int
 
     @property
-    def boundary(self) -> Boundary | None:
+    def train_state(self) -> StateAtBoundary | None:
         """The last update boundary; None within an update."""
 
     def set_logger(self, logger: Logger) -> None:
@@ -219,9 +219,9 @@ class Trainer:
             self.checkpoints.save()
             return True
         except (KeyboardInterrupt, VLAZooError):
-            boundary = self.model.boundary
+            state = self.model.train_state
             alone = self.process_group.size == 1
-            if alone and boundary is not None and boundary.num_timesteps > self.done:
+            if alone and state is not None and state.num_timesteps > self.done:
                 self.checkpoints.save()
                 _logger.info(f"saved; {self._go_on}")
             raise
@@ -317,15 +317,15 @@ class RLTrainer(Trainer):
         return [MonitorCallback(file, progress)]
 
     def is_work_left(self) -> bool:
-        boundary = self.model.boundary
-        assert boundary is not None, "it was saved"
-        return bool(self.config.eval_episodes) or boundary.num_timesteps < self.config.n_timesteps
+        state = self.model.train_state
+        assert state is not None, "it was saved"
+        return bool(self.config.eval_episodes) or state.num_timesteps < self.config.n_timesteps
 
     def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
         tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
         # A run that only made up for its last evaluation has seen no task.
         if steps > self.done:
-            seen = len(self.model.news.tasks)
+            seen = len(self.model.tasks_seen)
             _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
         video = None
         if evaluator is not None and episodes is not None:

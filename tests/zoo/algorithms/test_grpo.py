@@ -17,7 +17,7 @@ from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.algorithms.advantages import group_advantage
 from zoo.algorithms.training_warnings import NothingToLearn
-from zoo.rollout.group_collector import GroupOutcome
+from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -43,14 +43,28 @@ def two_groups(**kwargs: Any) -> GRPO:
     buffer.executed_TN.fill_(3)
     buffer.reward_TN[0, 1] = 1.0
     buffer.executed_TN[:, 1] = torch.tensor([2, 0, 0, 0])
-    model.experience_of_groups.lost_N = torch.zeros(8, dtype=torch.bool)
-    model.experience_of_groups.outcomes = [GroupOutcome("a" * 32, 1, 4), GroupOutcome("b" * 32, 0, 4)]
     return model
+
+
+def collected(*lost: int) -> RolloutStats:
+    """Its numbers, with the episodes of the sub-environments `lost` lost."""
+    lost_N = torch.zeros(8, dtype=torch.bool)
+    lost_N[list(lost)] = True
+    groups = GroupStats([GroupOutcome("a" * 32, 1, 4), GroupOutcome("b" * 32, 0, 4)], lost_N)
+    return RolloutStats(
+        num_timesteps=0,
+        num_decisions=0,
+        num_sim_steps=0,
+        num_lost=len(lost),
+        episodes=(),
+        tasks=frozenset(),
+        groups=groups,
+    )
 
 
 def test_every_executed_decision_carries_its_episodes_group_advantage():
     model = two_groups()
-    model.credit(None)
+    model.compute_returns_and_advantages(collected())
     expected_N = group_advantage(torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0] * 4])).flatten()
     advantage_TN = model.chunk_buffer.advantage_TN
     assert advantage_TN[0].tolist() == expected_N.tolist()
@@ -60,7 +74,7 @@ def test_every_executed_decision_carries_its_episodes_group_advantage():
 @pytest.mark.parametrize(("level", "elements"), [("token", 6), ("action", 3), ("chunk", 1)])
 def test_each_kept_episode_weighs_the_same_and_dead_groups_nothing(level: str, elements: int):
     model = two_groups(logprob_level=level)
-    model.credit(None)
+    model.compute_returns_and_advantages(collected())
     buffer = model.chunk_buffer
     weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0)
     # 13 decisions take part: four of each loser, one of the winner. A quarter of them for each of the 4 episodes.
@@ -71,7 +85,7 @@ def test_each_kept_episode_weighs_the_same_and_dead_groups_nothing(level: str, e
 
 def test_what_is_logged_of_the_groups():
     model = two_groups()
-    model.credit(None)
+    model.compute_returns_and_advantages(collected())
     logged = model.logger.name_to_value
     assert logged["rollout/groups"] == 2
     assert logged["rollout/groups_dead"] == 1
@@ -81,15 +95,14 @@ def test_what_is_logged_of_the_groups():
 
 def test_score_bounds_drop_live_groups_too():
     model = two_groups(score_bounds=(0.3, 0.9))
-    model.credit(None)
+    model.compute_returns_and_advantages(collected())
     assert model.logger.name_to_value["rollout/groups_kept"] == 0.0
     assert len(model.chunk_buffer.chosen()) == 0
 
 
 def test_a_lost_episode_takes_its_group_with_it():
     model = two_groups()
-    model.experience_of_groups.lost_N[2] = True
-    model.credit(None)
+    model.compute_returns_and_advantages(collected(2))
     assert len(model.chunk_buffer.chosen()) == 0
 
 
@@ -112,7 +125,7 @@ def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
 def test_a_rollout_of_several_rounds_sees_other_start_states_in_each():
     model = toy(rollouts_per_update=2)
     model.learn(1)
-    starts = [one.start_state for one in model.experience_of_groups.outcomes]
+    starts = [group.start_state for group in model.rollout_stats.groups.outcomes]
     assert len(starts) == 4
     assert len(set(starts)) > 2
     assert len(model.ep_info_buffer) == 16
@@ -168,7 +181,7 @@ def test_the_fifth_update_running_without_a_success_brings_advice():
     with pytest.warns(UserWarning, match=r"NoSuccessAtAll.*demonstrations"):
         model.learn(1, reset_num_timesteps=False)
     assert model._barren_updates == 5
-    assert "_barren_updates" in model.boundary_counters
+    assert model.counters().barren_updates == model._barren_updates
 
 
 @pytest.mark.filterwarnings("ignore:AllGroupsDead")
@@ -182,7 +195,7 @@ def test_a_run_without_a_single_success_is_refused_with_advice():
         NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"
     ):
         model.learn(1, reset_num_timesteps=False)
-    assert "_barren_episodes" in model.boundary_counters
+    assert model.counters().barren_episodes == model._barren_episodes
 
 
 def test_a_success_begins_the_count_of_barren_episodes_anew():

@@ -71,9 +71,9 @@ def test_a_loss_scale_that_was_too_large_shrinks_and_training_goes_on(monkeypatc
 
 def test_a_loss_in_parts_steps_as_a_whole_does():
     learner, weight = make()
-    learner.begin()
+    learner.zero_grad()
     for number, last in ((3.0, False), (1.0, True)):
-        with learner.part(last=last):
+        with learner.accumulate(last=last):
             learner.backward(weight[0] * number)
     learner.apply()
     assert weight.tolist() == pytest.approx([1 - 0.4, 2.0])

@@ -107,7 +107,7 @@ def test_an_environment_that_does_not_say_how_much_it_ran_has_run_whole_chunks()
 def test_only_executed_steps_carry_loss_and_each_element_counts_the_same(level: str, elements: int):
     model = scripted(logprob_level=level)
     model.learn(1)
-    parts = [part for minibatch in model.experience.minibatches(model) for part in minibatch]
+    parts = [part for minibatch in model.rollout_data().minibatches(0) for part in minibatch]
     weight = torch.cat([part.batch.weight_BL.flatten() for part in parts])
     assert (weight > 0).sum() == elements
     assert weight[weight > 0].tolist() == pytest.approx([6 / elements] * elements)

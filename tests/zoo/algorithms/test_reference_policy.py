@@ -11,14 +11,13 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 import vla_gym
-from tests.zoo.algorithms.test_objective import SETTINGS, batch, scored
+from tests.zoo.algorithms.test_losses import SETTINGS, batch, scored
 from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies.modules.lora import switched_off
 from zoo import GRPO, PPO
-from zoo.algorithms.losses import reference_kl
-from zoo.algorithms.objective import Objective
+from zoo.algorithms.losses import PPOLoss, reference_kl
 from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
 
@@ -50,7 +49,7 @@ def test_its_weight_in_the_loss_is_per_token():
     minibatch = replace(batch(weight_BL), ref_logprob_BW=reference_BW * mask_BW, token_mask_BW=mask_BW)
     new = replace(new, token_logprob_BW=new.logprob_BL * mask_BW)
     without, with_kl = (
-        Objective(**{**SETTINGS, "kl_coef": coef})(new, minibatch).loss.item() for coef in (0.0, 0.1)
+        PPOLoss(**{**SETTINGS, "kl_coef": coef})(new, minibatch).loss.item() for coef in (0.0, 0.1)
     )
     kl = ((1 - math.log(2)) + (0.0 + math.log(2) - 0.5) / 2) / 2
     assert with_kl - without == pytest.approx(0.1 * kl, abs=1e-6)
@@ -104,7 +103,7 @@ def test_grpo_logs_it_too():
         if len(rows(model)):
             break
     assert rows(model)[0] >= 0.0
-    assert model.objective().kl_coef == 0.1
+    assert model.loss().kl_coef == 0.1
 
 
 def test_the_reference_is_the_policy_before_training():

@@ -18,16 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warning
 
 def test_live_groups_of_a_further_round_take_the_places_of_dead_ones():
     model = toy(resample_dead_groups=3)
-    experience = model.experience_of_groups
     # Group 1 is dead; of the further round group 0 is alive, so it moves into slots 4 .. 7; then all are alive.
     answers = iter([[True, False], [True, False], [True, True], [True, True]])
     seen = []
 
-    def groups_that_count(buffer: Any, lost_N: Any) -> torch.Tensor:
-        seen.append(([one.start_state for one in experience.outcomes], buffer.obs["image"].clone()))
+    def has_signal(buffer: Any, lost_N: Any) -> torch.Tensor:
+        outcomes = model.collector().groups.outcomes
+        seen.append(([group.start_state for group in outcomes], buffer.obs["image"].clone()))
         return torch.tensor(next(answers))
 
-    model.groups_that_count = groups_that_count
+    model.has_signal = has_signal
     model.learn(1)
     (first, before), (_, spare), (after, now), _ = seen
     assert torch.equal(now[0, :4], before[0, :4])
@@ -77,7 +77,7 @@ def test_a_stopped_further_round_is_given_up_with_its_rollout():
 def test_off_by_default_it_costs_and_says_nothing():
     model = toy()
     model.learn(1)
-    assert model.experience_of_groups._spare is None
+    assert model.rollout_stats.groups.extra_rounds == 0
     assert "rollout/resample_rounds" not in model.logger.output_formats[0].rows[-1]
 
 

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from vla_policies.registry import FAMILIES, family_class
 from zoo.algorithms.training_warnings import (
-    Alarms,
     TrainingWarning,
+    TrainingWarnings,
     UpdateHealth,
     entropy_to_judge,
     faults,
@@ -65,7 +65,7 @@ def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, k
 
 
 def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
-    alarms, sick = Alarms(), UpdateHealth(kl=1.0)
+    alarms, sick = TrainingWarnings(), UpdateHealth(kl=1.0)
     told = []
     for occurrence in range(1, 11):
         with warnings.catch_warnings(record=True) as caught:

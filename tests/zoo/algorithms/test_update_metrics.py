@@ -8,12 +8,18 @@ import math
 import pytest
 import torch
 
-from zoo.algorithms.objective import Objective
-from zoo.algorithms.update_metrics import Tally, explained_variance
+from zoo.algorithms.losses import PPOLoss
+from zoo.algorithms.update_metrics import (
+    UpdateMetrics,
+    advantage_range,
+    explained_variance,
+    learning_rates,
+    rank_means,
+)
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.types import Minibatch, Part, Scored
+from zoo.rollout.types import MicroBatch, Minibatch, Scores
 
-OBJECTIVE = Objective(
+OBJECTIVE = PPOLoss(
     clip_low=0.2,
     clip_high=0.4,
     dual_clip=3.0,
@@ -25,9 +31,9 @@ OBJECTIVE = Objective(
 )
 
 
-def tally(objective: Objective = OBJECTIVE) -> Tally:
+def tally(objective: PPOLoss = OBJECTIVE) -> UpdateMetrics:
     """Ratios 1, 2 (advantage 1), then 4 and a masked one (advantage -1)."""
-    result = Tally(objective)
+    result = UpdateMetrics(objective)
     parts = (
         ([[1.0, 2.0]], [1.0], [[True, True]], [1.0], [0.0], [1.0]),
         ([[4.0, 99.0]], [-1.0], [[True, False]], [0.1], [0.0], [0.0]),
@@ -45,10 +51,10 @@ def tally(objective: Objective = OBJECTIVE) -> Tally:
             mask_BL=mask_BL,
             weight_BL=mask_BL / mask_BL.sum(),
         )
-        scored = Scored(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value)[:, None])
+        scored = Scores(torch.tensor(ratio).log(), torch.tensor([[1.0, 3.0]]), torch.tensor(value)[:, None])
         result.begin_epoch()
         result.begin_minibatch()
-        result.add(objective(scored, batch), scored, Part(batch, share=1.0, last=True))
+        result.add(objective(scored, batch), scored, MicroBatch(batch, weight=1.0, last=True))
         result.add_step(torch.tensor(2.0), stepped=True)
     return result
 
@@ -116,8 +122,8 @@ def test_a_stand_in_counts_for_nothing():
         mask_BL=one.bool(),
         weight_BL=one,
     )
-    scored = Scored(one, one, one[:, :1])
-    result.add(OBJECTIVE(scored, batch), scored, Part(batch, share=0.0, last=True))
+    scored = Scores(one, one, one[:, :1])
+    result.add(OBJECTIVE(scored, batch), scored, MicroBatch(batch, weight=0.0, last=True))
     assert result.actor() == before
 
 
@@ -126,3 +132,20 @@ def test_explained_variance_by_hand_and_without_any():
     value, target = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0])
     assert explained_variance(value, target, ProcessGroup()) == pytest.approx(0.75)
     assert math.isnan(explained_variance(value, torch.ones(2), ProcessGroup()))
+
+
+def test_learning_rates_of_named_groups():
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    groups = [{"params": [a], "name": "backbone"}, {"params": [b], "name": "value_head", "lr_scale": 10.0}]
+    assert learning_rates(torch.optim.SGD(groups, lr=0.1)) == {"train/actor/lr": 0.1, "train/critic/lr": 1.0}
+    assert learning_rates(torch.optim.SGD([a], lr=0.1)) == {"train/actor/lr": 0.1, "train/critic/lr": 0.1}
+
+
+def test_means_and_ranges_leave_out_what_has_no_entry():
+    values = {"some": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "none": torch.zeros(0)}
+    assert rank_means(values, ProcessGroup()) == {"some": 3.0}
+    assert advantage_range(torch.tensor([-1.0, 3.0]), ProcessGroup()) == {
+        "rollout/advantages_max": 3.0,
+        "rollout/advantages_min": -1.0,
+    }
+    assert advantage_range(torch.zeros(0), ProcessGroup()) == {}

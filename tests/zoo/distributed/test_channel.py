@@ -12,24 +12,24 @@ import pytest
 ROOT = Path(__file__).parents[3]
 TALK = textwrap.dedent("""
     import sys, torch, torch.distributed as dist
-    from zoo.distributed.channel import Mail
+    from zoo.distributed.channel import Channel
     rank, file = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    mail = Mail()
+    channel = Channel()
     if rank == 0:
         growing = torch.arange(3)
         for number in range(3):
-            mail.send(1, {"number": number, "words": "höher"}, {"a": growing, "b": torch.zeros(0, 2)})
+            channel.send(1, {"number": number, "words": "höher"}, {"a": growing, "b": torch.zeros(0, 2)})
             growing += 10
-        print(mail.receive(1))
+        print(channel.receive(1))
     else:
         for number in range(3):
-            note, tensors = mail.receive(0)
-            assert note == {"number": number, "words": "höher"}, note
+            metadata, tensors = channel.receive(0)
+            assert metadata == {"number": number, "words": "höher"}, metadata
             assert tensors["a"].tolist() == [10 * number + one for one in range(3)], tensors
             assert tensors["b"].shape == (0, 2)
-        mail.send(0, ["done"])
-    mail.wait()
+        channel.send(0, ["done"])
+    channel.wait()
     dist.destroy_process_group()
 """)
 

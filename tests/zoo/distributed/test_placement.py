@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
+from tests.zoo.rollout.steps import step
 from vla_gym import BadValue, UnknownName
-from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
+from zoo.config.run_config import RunConfig
+from zoo.distributed.placement import (
+    Placement,
+    block,
+    check_shares,
+    check_staleness,
+    overlap,
+    parse_placement,
+)
+from zoo.distributed.process_group import ProcessGroup, own_block, training_share
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.minibatches import columns_of
 
 
 def test_all_is_every_role_on_every_rank():
@@ -92,3 +107,98 @@ def test_staleness_needs_ranks_that_only_decide():
         check_staleness(parse_placement("env=0-1,rollout=2,actor=3", 4), 1, "grpo")
     with pytest.raises(BadValue, match="rank 2 doing both"):
         check_staleness(parse_placement("env=0-1,rollout=2-3,actor=0-3", 4), 1, "ppo")
+
+
+def test_blocks_and_overlaps():
+    assert [block(place, 3, 12) for place in range(3)] == [range(4), range(4, 8), range(8, 12)]
+    # Two collectors of six slots, three learners of four.
+    assert overlap(block(0, 2, 12), block(1, 3, 12)) == range(4, 6)
+    assert overlap(block(1, 2, 12), block(1, 3, 12)) == range(6, 8)
+    assert len(overlap(block(0, 2, 12), block(2, 3, 12))) == 0
+
+
+def test_columns_follow_rounds():
+    # Of slots 4..7, two rounds: slots 5 and 6 are columns 1, 2 of the first and 5, 6 of the second.
+    assert columns_of(range(5, 7), range(4, 8), 2).tolist() == [1, 2, 5, 6]
+
+
+def buffer(slots: int, rounds: int) -> ChunkRolloutBuffer:
+    space = spaces.Dict({"image": spaces.Box(0, 255, (1,), np.uint8)})
+    return ChunkRolloutBuffer(2, space, spaces.Box(-1, 1, (1, 1)), "cpu", n_envs=slots, rollouts=rounds)
+
+
+def filled(held: range, rounds: int) -> ChunkRolloutBuffer:
+    """Row t of slot s in round r: 100 r + 10 t + s everywhere."""
+    one = buffer(len(held), rounds)
+    for row in range(2):
+        for number in range(rounds):
+            value_n = np.array([100 * number + 10 * row + slot for slot in held])
+            tensor_n = torch.from_numpy(value_n)
+            cut_off = value_n % 3 == 0
+            one.write(
+                row,
+                number * len(held) + np.arange(len(held)),
+                step(
+                    range(len(held)),
+                    image=value_n[:, None].astype(np.uint8),
+                    token=tensor_n[:, None, None],
+                    logprob=-tensor_n[:, None, None].float(),
+                    value=tensor_n.float(),
+                    reward=value_n,
+                    executed=np.ones(len(held), dtype=int),
+                    terminated=value_n % 2 == 0,
+                    truncated=cut_off,
+                ),
+                bootstrapped_n=cut_off,
+                final_value_n=tensor_n.float(),
+                step_reward_nK=value_n[:, None].astype(np.float32),
+            )
+    return one
+
+
+@pytest.mark.parametrize(("collectors", "learners"), [(1, 2), (2, 3), (4, 1), (3, 3)])
+def test_dealing_twice_is_as_if_the_learner_had_collected(collectors: int, learners: int):
+    num_envs, rounds = 12, 2
+    for learner in range(learners):
+        wanted = block(learner, learners, num_envs)
+        got = buffer(len(wanted), rounds)
+        for collector in range(collectors):
+            held = block(collector, collectors, num_envs)
+            part = overlap(held, wanted)
+            columns = columns_of(part, held, rounds)
+            sent = {name: one[:, columns] for name, one in filled(held, rounds).collected().items()}
+            got.write_columns(columns_of(part, wanted, rounds), sent)
+        own = filled(wanted, rounds).collected()
+        assert own.keys() == got.collected().keys()
+        for name, one in got.collected().items():
+            assert torch.equal(one, own[name]), name
+
+
+def config(num_envs: int, group_size: int = 1) -> RunConfig:
+    return RunConfig(
+        algo="grpo",
+        env="Toy-Reach",
+        policy="nano",
+        n_timesteps=1,
+        num_envs=num_envs,
+        seed=0,
+        env_options={"group_size": group_size},
+    )
+
+
+def test_groups_are_shared_out_in_order():
+    shares = [training_share(config(24, 4), ProcessGroup(rank, 3)) for rank in range(3)]
+    assert shares == [{"num_envs": 8, "group_offset": 2 * rank, "num_groups": 6} for rank in range(3)]
+
+
+def test_a_group_is_never_cut():
+    with pytest.raises(BadValue, match="Nearest allowed: --num-envs 8 or 16"):
+        training_share(config(12, 4), ProcessGroup(0, 2))
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4)])
+def test_every_start_state_is_evaluated_once(count: int, size: int):
+    cells = [
+        cell for rank in range(size) for cell in range(count)[own_block(count, ProcessGroup(rank, size))]
+    ]
+    assert cells == list(range(count))

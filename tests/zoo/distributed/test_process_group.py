@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vla_gym.errors import BadValue
-from zoo.distributed.process_group import ProcessGroup, launched_processes
+from zoo.distributed.process_group import ProcessGroup, check_device, launched_processes
 
 
 def test_moments_are_mean_and_unbiased_deviation():
@@ -35,7 +35,7 @@ def test_one_rank_hears_itself():
 
 def test_the_given_tensor_is_left_alone():
     values = torch.ones(2, dtype=torch.float64)
-    assert ProcessGroup().total(values) is not values
+    assert ProcessGroup().all_reduce_sum(values) is not values
 
 
 def test_a_launcher_that_starts_one_process_for_many_is_found_out():
@@ -46,3 +46,16 @@ def test_a_launcher_that_starts_one_process_for_many_is_found_out():
         launched_processes({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"})
     with pytest.raises(BadValue, match="DeepSpeed is not supported"):
         launched_processes({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"})
+
+
+def test_cpu_and_auto_are_always_here() -> None:
+    assert check_device("cpu") == torch.device("cpu")
+    assert check_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("gpu", "no device 'gpu'"), ("meta", "not supported"), ("cuda:77", "is not here")]
+)
+def test_a_device_that_is_not_here_is_named(name: str, message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        check_device(name)

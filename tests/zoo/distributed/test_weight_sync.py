@@ -30,7 +30,8 @@ def test_first_everything_trained_then_what_changed():
     assert sorted(second.tensors) == ["1.bias"]
     receive_weights(theirs, first, wanted=0)
     receive_weights(theirs, second, wanted=1)
-    assert weights_hash(trained(theirs)) == weights_hash(trained(ours)) == second.digest
+    assert weights_hash(trained(theirs)) == weights_hash(trained(ours))
+    assert second.digest is None, "a hash of all weights at every version is a debugging aid"
     assert sender.update(2).tensors == {}
 
 

@@ -7,27 +7,26 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from zoo.rollout.buffer import ChunkRolloutBuffer, Decision
-from zoo.rollout.types import Part
+from tests.zoo.rollout.steps import step
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.types import MicroBatch, Step
 
 CPU = torch.device("cpu")
 CHUNK, DIMS = 2, 3
 
 
-def decision(slots: list[int], row: int) -> Decision:
+def decision(slots: list[int], row: int) -> Step:
     """Numbers that name their slot and row: value = 10 * row + slot, image filled with it."""
     name = torch.tensor([10.0 * row + slot for slot in slots])
     token_nKA = name.long()[:, None, None].expand(-1, CHUNK, DIMS) + torch.arange(DIMS)
-    return Decision(
-        obs={"image": np.stack([np.full((4, 4, 3), 10 * row + slot, dtype=np.uint8) for slot in slots])},
-        record={"token": token_nKA},
-        logprob_nKA=-name[:, None, None].expand(-1, CHUNK, DIMS),
-        value_n=name,
-        reward_n=np.ones(len(slots)),
-        executed_n=np.array([1 + slot % 2 for slot in slots]),
-        terminated_n=np.zeros(len(slots), dtype=bool),
-        truncated_n=np.zeros(len(slots), dtype=bool),
-        final_value_n=torch.zeros(len(slots)),
+    return step(
+        slots,
+        image=np.stack([np.full((4, 4, 3), 10 * row + slot, dtype=np.uint8) for slot in slots]),
+        token=token_nKA,
+        logprob=-name[:, None, None].expand(-1, CHUNK, DIMS),
+        value=name,
+        reward=np.ones(len(slots)),
+        executed=[1 + slot % 2 for slot in slots],
     )
 
 
@@ -129,14 +128,14 @@ def test_columns_of_another_buffer_come_over_with_everything():
     assert ours.executed_TN[0].tolist() == [1, 2, 1, 2]
 
 
-def test_parts_of_a_minibatch_share_it_out():
+def test_micro_batches_share_a_minibatch_out():
     buffer = filled()
     buffer.element_scale_TN.fill_(1.0)
     whole = buffer.minibatch(buffer.chosen(), "action", CPU)
-    parts = list(whole.parts(5))
+    parts = list(whole.micro_batches(5))
     assert [len(part.batch) for part in parts] == [4, 4, 4]
-    assert [part.share for part in parts] == pytest.approx([1 / 3] * 3)
+    assert [part.weight for part in parts] == pytest.approx([1 / 3] * 3)
     assert [part.last for part in parts] == [False, False, True]
     assert torch.cat([part.batch.old_value_BU for part in parts]).equal(whole.old_value_BU)
     assert torch.cat([part.batch.obs["image"] for part in parts]).equal(whole.obs["image"])
-    assert list(whole.parts(None)) == [Part(whole, share=1.0, last=True)]
+    assert list(whole.micro_batches(None)) == [MicroBatch(whole, weight=1.0, last=True)]

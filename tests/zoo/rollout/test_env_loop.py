@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_policies.types import ActionSample
 from zoo import GRPO, PPO
-from zoo.rollout.env_loop import joined_samples, staged_rows
+from zoo.rollout.env_loop import PlainEnvLoop, StagedEnvLoop, env_loop, joined_samples
+from zoo.rollout.stats import PhaseClock
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
@@ -42,15 +44,15 @@ def grpo(envs: VLAVectorEnv) -> GRPO:
 
 
 def assert_same_rollout(one: Any, other: Any) -> None:
-    ours, theirs = one.chunk_buffer, other.chunk_buffer
-    for key in ours.obs:
-        assert torch.equal(ours.obs[key], theirs.obs[key]), key
-    assert torch.equal(ours.record["token"], theirs.record["token"])
+    one_buffer, other_buffer = one.chunk_buffer, other.chunk_buffer
+    for key in one_buffer.obs:
+        assert torch.equal(one_buffer.obs[key], other_buffer.obs[key]), key
+    assert torch.equal(one_buffer.record["token"], other_buffer.record["token"])
     for name in ("reward_TN", "executed_TN", "terminated_TN", "truncated_TN"):
-        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-    torch.testing.assert_close(ours.logprob_TNKA, theirs.logprob_TNKA, rtol=0, atol=1e-5)
+        assert torch.equal(getattr(one_buffer, name), getattr(other_buffer, name)), name
+    torch.testing.assert_close(one_buffer.logprob_TNKA, other_buffer.logprob_TNKA, rtol=0, atol=1e-5)
     for name in ("value_TN", "final_value_TN", "advantage_TN"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=1e-4)
+        torch.testing.assert_close(getattr(one_buffer, name), getattr(other_buffer, name), rtol=0, atol=1e-4)
     assert one.num_timesteps == other.num_timesteps
     assert list(one.ep_info_buffer) or one.num_timesteps
     for key, value in one._last_obs.items():
@@ -73,7 +75,9 @@ def test_grpo_collects_the_same_rounds_in_stages(toy: Callable[..., VLAVectorEnv
     for model in (whole, staged):
         model.learn(1)
     assert_same_rollout(whole, staged)
-    assert whole.experience_of_groups.outcomes == staged.experience_of_groups.outcomes
+    assert whole.rollout_stats is not None
+    assert staged.rollout_stats is not None
+    assert whole.rollout_stats.groups.outcomes == staged.rollout_stats.groups.outcomes
 
 
 class StopAt(BaseCallback):
@@ -90,29 +94,58 @@ def test_a_rollout_that_is_stopped_leaves_nothing_under_way(toy: Callable[..., V
     model = ppo(envs)
     model.learn(1000, callback=StopAt(5))
     assert not any(stage.under_way for stage in envs.stages)
-    assert envs._runner.num_under_way == 0
+    assert envs._runner.num_pending == 0
     images = model._last_obs["image"]
     assert np.array_equal(images, np.stack(envs.render()))
     model.learn(1000, reset_num_timesteps=False, callback=StopAt(3))
 
 
 def test_stages_take_turns(toy: Callable[..., VLAVectorEnv]):
-    model = ppo(toy(pipeline_stages=2))
-    model._last_obs = model.env.reset()
+    policy, env = ppo(toy()).policy, toy(pipeline_stages=2).as_sb3()
     asked: list[tuple[int, list[int]]] = []
-    decide = model.decide
 
-    def noted(obs: Any, decision: int, slots: np.ndarray) -> ActionSample:
-        asked.append((decision, slots.tolist()))
-        return decide(obs, decision, slots)
+    def act(obs: Any, decision: int, env_n: np.ndarray) -> ActionSample:
+        asked.append((decision, env_n.tolist()))
+        return policy.act(obs)
 
-    model.decide = noted  # type: ignore[method-assign]
-    rows = list(staged_rows(model, model.env, 2, first_decision=7, renew=True))
+    loop = StagedEnvLoop(env, env.reset(), act, PhaseClock())
+    steps = list(loop.steps(2, first_decision=7))
     first, second = [0, 1, 2, 3], [4, 5, 6, 7]
     # (A stage in which an episode ended spends a turn on beginning the next.)
     assert asked[:2] == [(7, first), (7, second)]
     assert sorted(asked) == [(7, first), (7, second), (8, first), (8, second)]
-    assert [row.slots.tolist() for row in rows] == [first + second] * 2
+    assert [step.env_n.tolist() for step in steps] == [first + second] * 2
+
+
+class Passing(VecEnvWrapper):
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        return self.venv.step_wait()
+
+
+def test_any_vector_environment_can_be_looped(toy: Callable[..., VLAVectorEnv]):
+    """A wrapped environment is stepped through its wrapper, and says the same."""
+    policy = ppo(toy()).policy
+    loops = [
+        env_loop(env, env.reset(), lambda obs, *_: policy.act(obs, deterministic=True), PhaseClock())
+        for env in (toy().as_sb3(), Passing(toy().as_sb3()))
+    ]
+    assert [type(loop) for loop in loops] == [StagedEnvLoop, PlainEnvLoop]
+    for staged, plain in zip(*(loop.steps(4) for loop in loops), strict=True):
+        for name in (
+            "reward_n",
+            "terminated_n",
+            "truncated_n",
+            "executed_n",
+            "counted_n",
+            "task_id_n",
+            "lost_n",
+        ):
+            assert np.array_equal(getattr(staged, name), getattr(plain, name)), name
+        assert list(staged.start_state_n) == list(plain.start_state_n)
+        assert np.array_equal(staged.next_obs["image"], plain.next_obs["image"])
 
 
 def test_samples_are_joined_in_order():

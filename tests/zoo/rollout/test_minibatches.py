@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.rollout.minibatches import Columns, even_order, in_parts, pieces
+from zoo.rollout.minibatches import Columns, even_order, in_parts, minibatch_shards
 
 ROWS, COLUMNS = 6, 8
 
@@ -41,7 +41,7 @@ def test_a_stretch_of_the_order_holds_every_columns_share():
 
 
 def test_nothing_to_do_is_no_minibatch():
-    assert not list(pieces(torch.zeros(2, 4, dtype=torch.bool), Columns(1, 0, 4), 3, rng()))
+    assert not list(minibatch_shards(torch.zeros(2, 4, dtype=torch.bool), Columns(1, 0, 4), 3, rng()))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
@@ -53,23 +53,23 @@ def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
     own = [  # what each rank's buffer would hold
         name_TC.reshape(ROWS, 2, num_ranks, slots)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
     ]
-    expected = [set(one.index_B.tolist()) for one in pieces(whole_TC, Columns(1, 0, 4), 7, rng(3))]
+    expected = [set(one.index_B.tolist()) for one in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))]
     found: list[set[int]] = [set() for _ in expected]
     for rank in range(num_ranks):
         columns = Columns(num_ranks, rank, slots)
-        assert columns.in_slot_order(torch.cat(own, dim=1)).equal(name_TC)
-        for names, piece in zip(found, pieces(whole_TC, columns, 7, rng(3)), strict=True):
+        assert columns.in_env_order(torch.cat(own, dim=1)).equal(name_TC)
+        for names, piece in zip(found, minibatch_shards(whole_TC, columns, 7, rng(3)), strict=True):
             names.update(own[rank].flatten()[piece.index_B].tolist())
             assert len(piece.index_B) <= piece.most
     assert found == expected
 
 
 def test_ranks_have_as_many_parts_and_their_shares_add_up():
-    found = [list(pieces(taking(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
+    found = [list(minibatch_shards(taking(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
     for one, other in zip(*found, strict=True):
-        parts = [*one.parts(2), *other.parts(2)]
-        assert len(one.parts(2)) == len(other.parts(2)) == -(-one.most // 2)
+        parts = [*one.micro_batches(2), *other.micro_batches(2)]
+        assert len(one.micro_batches(2)) == len(other.micro_batches(2)) == -(-one.most // 2)
         assert max(len(part) for part in parts) <= 2
         # The mean over the two ranks of their shares is the whole minibatch.
-        assert sum(one.share(part) for part in parts) / 2 == pytest.approx(1.0)
-        assert len(one.parts(None)) == 1
+        assert sum(one.weight(part) for part in parts) / 2 == pytest.approx(1.0)
+        assert len(one.micro_batches(None)) == 1

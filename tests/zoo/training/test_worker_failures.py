@@ -17,8 +17,8 @@ from vla_gym import VLAVectorEnv, WorkerRestarted, make_vec
 from vla_gym.errors import WorkerFailed
 from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.train_state import vla_envs
 from zoo.evaluation.evaluator import choose_start_states, evaluate
+from zoo.rollout.env_views import vla_envs
 
 
 def train(folder: Path, algo: str, *flags: str) -> Path:

@@ -1,15 +1,13 @@
-"""Logged numbers by hand."""
+"""Numbers of rollouts by hand."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-import torch
 
-from zoo.algorithms.metrics import PhaseClock, advantage_range, episode_metrics, learning_rates, rank_means
-from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.rollout.stats import PhaseClock, episode_metrics
 
 
 def test_episode_numbers():
@@ -41,20 +39,3 @@ def test_phases_add_up_and_start_anew():
     )
     assert numbers["time/sim_steps_per_second"] == pytest.approx(4 * numbers["time/decisions_per_second"])
     assert "time/env_seconds" not in clock.read(decisions=0, sim_steps=0)
-
-
-def test_learning_rates_of_named_groups():
-    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-    groups = [{"params": [a], "name": "backbone"}, {"params": [b], "name": "value_head", "lr_scale": 10.0}]
-    assert learning_rates(torch.optim.SGD(groups, lr=0.1)) == {"train/actor/lr": 0.1, "train/critic/lr": 1.0}
-    assert learning_rates(torch.optim.SGD([a], lr=0.1)) == {"train/actor/lr": 0.1, "train/critic/lr": 0.1}
-
-
-def test_means_and_ranges_leave_out_what_has_no_entry():
-    values = {"some": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "none": torch.zeros(0)}
-    assert rank_means(values, ProcessGroup()) == {"some": 3.0}
-    assert advantage_range(torch.tensor([-1.0, 3.0]), ProcessGroup()) == {
-        "rollout/advantages_max": 3.0,
-        "rollout/advantages_min": -1.0,
-    }
-    assert advantage_range(torch.zeros(0), ProcessGroup()) == {}

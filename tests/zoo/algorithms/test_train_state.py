@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.algorithms.rng import rng_state, set_rng_state
+from zoo.algorithms.train_state import rng_state, set_rng_state
 
 
 def draw() -> tuple[list[float], list[float], list[float]]:

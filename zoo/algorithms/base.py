@@ -1,0 +1,421 @@
+"""Settings, parts and state of PPO and GRPO, and Stable-Baselines3's contract; the loop is in `on_policy`."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import (
+    ActorCriticCnnPolicy,
+    ActorCriticPolicy,
+    BasePolicy,
+    MultiInputActorCriticPolicy,
+)
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_gym.vector.sb3 import SB3VecEnv
+from vla_gym.vector.vector_env import VLAVectorEnv
+from vla_policies import VLAPolicy
+from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
+from zoo.algorithms.reference_policy import (
+    KL_REFERENCES,
+    KLReference,
+    Reference,
+    check_reference,
+    make_reference,
+)
+from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
+from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
+from zoo.algorithms.training_warnings import TrainingWarnings
+from zoo.distributed.process_group import ProcessGroup, current_process_group
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.collector import (
+    CollectorConfig,
+    RolloutCollector,
+    RolloutSource,
+    first_env,
+    is_chunk_policy,
+)
+from zoo.rollout.env_views import chunk_view, plain_view, vector_view, vla_envs
+from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
+from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
+from zoo.rollout.types import RolloutStart
+
+LEVELS = ("token", "action", "chunk")
+PLAIN_REFUSES = {
+    "recompute_logprobs": False,
+    "kl_coef": 0.0,
+    "reward_level": "chunk",
+    "value_level": "chunk",
+    "bootstrap_time_limit": True,
+}
+"""Settings that a plain policy has no use for -> the value that leaves them off."""
+_OF_THIS_PROCESS = (
+    *(
+        "process_group",
+        "rollout_source",
+        "rollout_stats",
+        "train_state",
+        "tasks_seen",
+        "clock",
+        "training_warnings",
+    ),
+    *("_collector", "_learner", "_reference", "_log_window"),
+)
+"""Attributes that `save` leaves out."""
+
+
+class AlgorithmBase(OnPolicyAlgorithm):
+    """Settings, parts and state of an algorithm.
+
+    Policies with `act` and `evaluate` (`VLAPolicy`) are trained on whole chunks, kept token by token; any
+    other policy goes through SB3's own rollout loop and buffer.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorCriticPolicy,
+        "CnnPolicy": ActorCriticCnnPolicy,
+        "MultiInputPolicy": MultiInputActorCriticPolicy,
+        "VLAPolicy": VLAPolicy,
+    }
+    reward_level: CreditLevel = "chunk"
+    """Unit of one reward and advantage."""
+    value_level: CreditLevel = "chunk"
+    """Unit of one value."""
+    bootstrap_time_limit: bool = True
+    """Whether an episode that its time limit cut off is worth the value of its last observation."""
+    offload_idle: bool = False
+    """Whether the optimiser's state rests in main memory while the policy decides."""
+    off_policy: bool = False
+    """Whether rollouts may be of older weights than the update's."""
+    noise_seed: int = 0
+    """Seed of the noise that decisions are drawn from and of the order in which an update goes over them."""
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | VLAVectorEnv | str | None,
+        *,
+        batch_size: int,
+        n_epochs: int,
+        clip_range: float | Schedule,
+        normalize_advantage: bool,
+        target_kl: float | None,
+        clip_range_high: float | None,
+        dual_clip: float | None,
+        logprob_level: LogprobLevel,
+        recompute_logprobs: bool,
+        kl_coef: float,
+        kl_reference: KLReference,
+        micro_batch_size: int | None,
+        process_group: ProcessGroup | None,
+        **sb3: Any,
+    ) -> None:
+        _check_update_settings(
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            dual_clip=dual_clip,
+            logprob_level=logprob_level,
+            kl_coef=kl_coef,
+            kl_reference=kl_reference,
+            micro_batch_size=micro_batch_size,
+        )
+        self.process_group = current_process_group() if process_group is None else process_group
+        self.rollout_source: RolloutSource | None = None
+        """Source of rollouts that other processes collect; None = this process collects its own."""
+        self.rollout_stats: RolloutStats | None = None
+        """The last rollout of all ranks; None for plain policies."""
+        self.train_state: TrainState | None = None
+        """The run at the last update boundary; None inside an update, whose weights belong to neither side."""
+        self.tasks_seen: set[int] = set()
+        """Tasks of which at least one step was trained on."""
+        self.clock = PhaseClock()
+        self.training_warnings = TrainingWarnings()
+        self._collector: RolloutCollector | None = None
+        self._learner: Learner | None = None
+        self._reference: Reference | None = None
+        self._log_window = LogWindow()
+        self._updates_done = 0
+        super().__init__(
+            policy,
+            chunk_view(env) if self._is_chunk(policy) else plain_view(env),
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            **sb3,
+        )
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range: Any = clip_range
+        self.clip_range_high = clip_range_high
+        self.dual_clip = dual_clip
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.logprob_level: LogprobLevel = logprob_level
+        self.recompute_logprobs = recompute_logprobs
+        self.kl_coef = kl_coef
+        self.kl_reference: KLReference = kl_reference
+        self.micro_batch_size = micro_batch_size
+
+    # Parts ------------------------------------------------------------------------------------------
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the policy acts in chunks (`VLAPolicy`), and so trains on a `ChunkRolloutBuffer`."""
+        return self._is_chunk(self.policy_class)
+
+    @property
+    def chunk_buffer(self) -> ChunkRolloutBuffer:
+        """The rollout buffer of chunk policies."""
+        buffer: Any = self.rollout_buffer
+        assert isinstance(buffer, ChunkRolloutBuffer)
+        return buffer
+
+    @property
+    def first_env(self) -> int:
+        """Place of this rank's first sub-environment among those of all ranks."""
+        assert self.env is not None
+        return first_env(self.env, self.process_group)
+
+    def collector(self) -> RolloutCollector:
+        """The collector of this process; made anew when environment, policy, buffer or seed are others."""
+        made = self._collector
+        if (
+            made is None
+            or made.env is not self.env
+            or made.policy is not self.policy
+            or made.buffer is not self.chunk_buffer
+            or made.seed != self.noise_seed
+        ):
+            made = self._collector = self.make_collector()
+        return made
+
+    def make_collector(self) -> RolloutCollector:
+        """Return a collector for the present environment, policy and buffer."""
+        assert self.env is not None
+        return RolloutCollector(
+            self.env,
+            self.policy,
+            self.chunk_buffer,
+            self.process_group,
+            self.noise_seed,
+            self.collector_config(),
+            self.clock,
+        )
+
+    def rollout_start(self) -> RolloutStart:
+        """Return where the coming rollout begins."""
+        obs: Any = self._last_obs
+        return RolloutStart(number=self._updates_done, num_timesteps=self.num_timesteps, obs=obs)
+
+    def collector_config(self) -> CollectorConfig:
+        """Settings of this process's collector."""
+        return CollectorConfig(
+            num_decisions=self.n_steps,
+            reward_level=self.reward_level,
+            value_level=self.value_level,
+            bootstrap_time_limit=self.bootstrap_time_limit,
+        )
+
+    def rollout_data(self) -> RolloutData:
+        """The rollout in the buffer, as the update goes over it."""
+        if not self.chunked:
+            return PlainRolloutData(
+                buffer=self.rollout_buffer,
+                action_space=self.action_space,
+                batch_size=self.batch_size,
+                micro_batch_size=self.micro_batch_size,
+                normalize_advantage=self.normalize_advantage,
+            )
+        return ChunkRolloutData(
+            buffer=self.chunk_buffer,
+            process_group=self.process_group,
+            num_envs=self.n_envs,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            level=self.logprob_level,
+            seed=self.noise_seed,
+            device=self.device,
+            off_policy=self.off_policy,
+        )
+
+    @property
+    def learner(self) -> Learner:
+        """Takes the optimiser steps of the present policy."""
+        if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
+            scorer = (
+                ChunkScorer(self.policy, self.logprob_level, self.value_level)
+                if self.chunked
+                else PlainScorer(self.policy)
+            )
+            self._learner = Learner(
+                scorer, self.policy.optimizer, self.max_grad_norm, group=self.process_group.gradient_group
+            )
+        return self._learner
+
+    @property
+    def learns_sharded(self) -> bool:
+        """Whether a sharded copy of the policy has begun to learn."""
+        return self._learner is not None and self._learner.sharded
+
+    @property
+    def reference(self) -> Reference:
+        """The reference policy of the KL term: the policy as it was when this was first asked for.
+
+        That is before the first update; a checkpoint keeps it, a model that was saved and loaded does not.
+        """
+        if self._reference is None:
+            self._reference = make_reference(self.policy, self.kl_reference)
+        return self._reference
+
+    def record(self, values: dict[str, float]) -> None:
+        """Hand numbers to the logger."""
+        for key, value in values.items():
+            self.logger.record(key, value)
+
+    # State ------------------------------------------------------------------------------------------
+
+    def capture_state(self) -> TrainState:
+        """Return the present state; draws nothing and asks nothing of a simulator."""
+        envs = vla_envs(self.env)
+        return TrainState(
+            counters=self.counters(),
+            episodes=tuple(
+                {key: float(info[key]) for key in ("r", "l", "t") if key in info}
+                for info in self.ep_info_buffer or ()
+            ),
+            successes=tuple(float(success) for success in self.ep_success_buffer or ()),
+            rng=rng_state(),
+            env=None if envs is None else envs.state_dict(),
+            arrays=observation_arrays(self._last_obs, self._last_episode_starts),
+        )
+
+    def counters(self) -> Counters:
+        """Return the present counts and seeds."""
+        return Counters(
+            num_timesteps=self.num_timesteps,
+            total_timesteps=self._total_timesteps,
+            num_timesteps_at_start=self._num_timesteps_at_start,
+            episode_num=self._episode_num,
+            n_updates=self._n_updates,
+            updates_done=self._updates_done,
+            progress_remaining=self._current_progress_remaining,
+            noise_seed=self.noise_seed,
+        )
+
+    def restore_state(self, state: TrainState) -> None:
+        """Go back to `state`, of this rank's sub-environments; raises `BadValue` for an environment of another kind."""
+        envs = vla_envs(self.env)
+        if (envs is None) != (state.env is None):
+            raise BadValue("the checkpoint is of an environment of another kind than the present one")
+        assert self.env is not None
+        # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
+        if envs is not None and state.env is not None:
+            envs.load_state_dict(state.env)
+            # The constructor asked for a seed at the next reset, which would start the schedule anew.
+            self.env.unwrapped._reset_seeds()
+            self._last_obs = state.last_obs
+            self._last_episode_starts = state.arrays["episode_starts"]
+        self.restore_counters(state.counters)
+        self.ep_info_buffer = deque(state.episodes, maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(state.successes, maxlen=self._stats_window_size)
+        self.train_state = None
+        set_rng_state(state.rng)
+
+    def restore_counters(self, counters: Counters) -> None:
+        """Take over counts and seeds."""
+        self.num_timesteps = counters.num_timesteps
+        self._total_timesteps = counters.total_timesteps
+        self._num_timesteps_at_start = counters.num_timesteps_at_start
+        self._episode_num = counters.episode_num
+        self._n_updates = counters.n_updates
+        self._updates_done = counters.updates_done
+        self._current_progress_remaining = counters.progress_remaining
+        self.noise_seed = counters.noise_seed
+
+    # Inside -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def _is_chunk(cls, policy: str | type) -> bool:
+        found = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
+        return found is not None and is_chunk_policy(found)
+
+    def _setup_model(self) -> None:
+        if self.chunked:
+            self._check_chunk_settings()
+            # Without a seed of its own a run draws one; all ranks have rank 0's, and so the same weights.
+            drawn = int(np.random.randint(2**31)) if self.seed is None else self.seed
+            self.noise_seed = self.process_group.broadcast_object(drawn)
+            if self.process_group.size > 1:
+                self.seed = self.noise_seed
+            if self.rollout_buffer_class is None:
+                self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
+        else:
+            self._check_plain_settings()
+        super()._setup_model()
+        self.clip_range = FloatSchedule(self.clip_range)
+        if self.kl_coef:
+            check_reference(self.policy, self.kl_reference)
+
+    def _check_chunk_settings(self) -> None:
+        if self.use_sde:
+            raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
+        wanted = self.rollout_buffer_class
+        if wanted is not None and not issubclass(wanted, ChunkRolloutBuffer):
+            raise BadValue(
+                f"rollout_buffer_class of a chunk policy must derive from ChunkRolloutBuffer, got {wanted.__name__}"
+            )
+
+    def _check_plain_settings(self) -> None:
+        if self.process_group.size > 1:
+            raise BadValue(
+                f"{self.policy_class.__name__} is trained in one process; several are for policies with `act` and "
+                "`evaluate`, such as 'VLAPolicy'"
+            )
+        for name, off in PLAIN_REFUSES.items():
+            if getattr(self, name) != off:
+                raise BadValue(
+                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {off!r}"
+                )
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """SB3's wrapping; environments of `vla_gym` become `as_sb3()` and keep images as [H, W, 3]."""
+        env = vector_view(env)
+        if isinstance(env, VecEnv) and isinstance(env.unwrapped, SB3VecEnv):
+            return env
+        return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), *_OF_THIS_PROCESS]
+
+
+def _check_update_settings(
+    *,
+    batch_size: int,
+    n_epochs: int,
+    dual_clip: float | None,
+    logprob_level: str,
+    kl_coef: float,
+    kl_reference: str,
+    micro_batch_size: int | None,
+) -> None:
+    """Raise `UnknownName` or `BadValue` for settings that no update can have."""
+    if logprob_level not in LEVELS:
+        raise unknown_name("logprob_level", str(logprob_level), LEVELS)
+    if dual_clip is not None and dual_clip <= 1:
+        raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
+    if batch_size < 1 or n_epochs < 1:
+        raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
+    if kl_coef < 0:
+        raise BadValue(f"kl_coef must be 0 (off) or more, got {kl_coef}")
+    if kl_reference not in KL_REFERENCES:
+        raise unknown_name("kl_reference", str(kl_reference), KL_REFERENCES)
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise BadValue(f"micro_batch_size must be at least 1, or None, got {micro_batch_size}")
