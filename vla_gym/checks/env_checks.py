@@ -170,11 +170,8 @@ def check_repeatable(envs: VLAVectorEnv, num_decisions: int) -> None:
     for _ in range(2):
         obs, infos = envs.reset(seed=3)
         rng = np.random.default_rng(1)
-        trace: list[Any] = [as_bytes(obs), infos["start_state"].tolist()]
-        for _ in range(num_decisions):
-            obs, reward_N, terminated_N, truncated_N, _ = envs.step(_actions(envs, rng))
-            trace += [as_bytes(obs), reward_N.tolist(), terminated_N.tolist(), truncated_N.tolist()]
-        runs.append(trace)
+        begin = [as_bytes(obs), infos["start_state"].tolist()]
+        runs.append([*begin, *(_outcome(envs, _actions(envs, rng)) for _ in range(num_decisions))])
     require(runs[0] == runs[1], "the same seed and actions give the same observations, rewards and flags")
 
 

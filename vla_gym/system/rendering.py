@@ -9,7 +9,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from vla_gym.errors import MissingDependency
@@ -20,28 +20,17 @@ OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 EGL_LIBRARIES = ("libEGL.so.1", "libEGL.so")
 
 
-def rendering_environment(
-    environ: Mapping[str, str],
-    *,
-    worker: int = 0,
-    loadable: Callable[[str], bool] | None = None,
-    has_nvidia: Callable[[], bool] | None = None,
-) -> dict[str, str]:
-    """Return the variables of a worker that renders with MuJoCo.
+def rendering_environment(environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:
+    """Return the variables of a worker that renders with MuJoCo, given the user's environment.
 
-    Args:
-        environ: the user's environment.
-        worker: number of the worker; spreads workers over the GPUs of CUDA_VISIBLE_DEVICES.
-        loadable: whether a shared library can be loaded (replaced in tests).
-        has_nvidia: whether there is an NVIDIA GPU (replaced in tests).
-
-    Raises `MissingDependency` when no GL library is there.
+    The number of the worker spreads workers over the GPUs of CUDA_VISIBLE_DEVICES. Raises `MissingDependency` when
+    there is no GL library.
     """
     asked = environ.get("MUJOCO_GL", "").strip().lower()
     if asked and asked not in ("egl", "osmesa"):
         return {"MUJOCO_GL": environ["MUJOCO_GL"]}
-    on_nvidia = (has_nvidia or nvidia_present)()
-    backend = asked or _choose(loadable or library_loads, on_nvidia=on_nvidia)
+    on_nvidia = nvidia_present()
+    backend = asked or _choose(on_nvidia=on_nvidia)
     variables = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
     if backend == "egl" and on_nvidia:
         device = environ.get("MUJOCO_EGL_DEVICE_ID") or _device(environ.get("CUDA_VISIBLE_DEVICES"), worker)
@@ -50,13 +39,11 @@ def rendering_environment(
     return variables
 
 
-def _choose(loadable: Callable[[str], bool], *, on_nvidia: bool) -> str:
-    if on_nvidia and any(map(loadable, EGL_LIBRARIES)):
-        return "egl"
-    if any(map(loadable, OSMESA_LIBRARIES)):
-        return "osmesa"
-    if any(map(loadable, EGL_LIBRARIES)):
-        return "egl"
+def _choose(*, on_nvidia: bool) -> str:
+    choices = (("osmesa", OSMESA_LIBRARIES), ("egl", EGL_LIBRARIES))
+    for backend, libraries in choices[::-1] if on_nvidia else choices:
+        if any(map(library_loads, libraries)):
+            return backend
     raise MissingDependency(
         f"no library to render with: tried {', '.join((*OSMESA_LIBRARIES, *EGL_LIBRARIES))}. "
         f"Install one with: {APT_LINE}"

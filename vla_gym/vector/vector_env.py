@@ -130,7 +130,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         ended_N = running_N & table.finished
         obs, infos = self._runner.observe(), self._runner.infos(decision)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
-            obs, infos = self._begin_same_step(ended_N, obs, infos, decision)
+            obs, infos = self._begin_same_step(ended_N, obs, decision)
         return obs, decision.reward_N, terminated_N, truncated_N, infos
 
     def render(self) -> tuple[np.ndarray, ...]:
@@ -228,7 +228,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             raise
 
     def _begin_same_step(
-        self, ended_N: np.ndarray, obs: Observation, infos: dict[str, Any], decision: Decision
+        self, ended_N: np.ndarray, obs: Observation, decision: Decision
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset where an episode ended; its last observation and info move to `final_obs` and `final_info`."""
         final_obs = np.full(self.num_envs, None, dtype=object)
