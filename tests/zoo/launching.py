@@ -20,9 +20,9 @@ TOY = ("--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu")
 
 def free_port() -> int:
     """A port nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def start(
@@ -59,7 +59,7 @@ def finish(run: subprocess.Popen[str], timeout: float = 240.0) -> str:
 
 
 def updates(run: Path) -> list[dict[str, Any]]:
-    """What `metrics.jsonl` says of each update, times left out."""
+    """The rows of `metrics.jsonl` that are updates, times left out."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {key: value for key, value in line.items() if not key.startswith("time/")}
@@ -74,11 +74,11 @@ def only_run(folder: Path) -> Path:
     return found
 
 
-def same_tensors(one: Path, other: Path, file: str, tolerance: float) -> None:
+def same_tensors(folder: Path, expected: Path, file: str, tolerance: float) -> None:
     """Assert that two folders hold the same tensors in `file`."""
-    ours, theirs = load_file(one / file), load_file(other / file)
-    assert ours.keys() == theirs.keys()
-    worst = max(float(np.abs(ours[key] - theirs[key].astype(float)).max(initial=0.0)) for key in ours)
+    tensors, others = load_file(folder / file), load_file(expected / file)
+    assert tensors.keys() == others.keys()
+    worst = max(float(np.abs(tensors[key] - others[key].astype(float)).max(initial=0.0)) for key in tensors)
     assert worst < tolerance
 
 

@@ -8,30 +8,30 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import sft
+from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
-from zoo.imitation.sft import SFT
 
 
-def during_update(number: int, act: Callable[[], None]) -> Callable[..., None]:
-    """`SFT._update` that lets `act` happen in the update of that number, from 1."""
-    update, made = SFT._update, 0
+def during_update(number: int, act: Callable[[], None]) -> Callable[[Learner], Any]:
+    """`Learner.apply` that calls `act` in the update of that number, from 1."""
+    apply, updates = Learner.apply, 0
 
-    def counted(self: SFT, *args: Any) -> float:
-        nonlocal made
-        made += 1
-        if made == number:
+    def counted(self: Learner) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == number:
             act()
-        return update(self, *args)
+        return apply(self)
 
     return counted
 
 
 def send(which: signal.Signals) -> Callable[[], None]:
-    """Send this process a signal."""
+    """A function that sends this process a signal."""
     return lambda: os.kill(os.getpid(), which)
 
 
 if __name__ == "__main__":
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        SFT._update = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
+        Learner.apply = during_update(2, send(signal.SIGTERM))  # type: ignore[method-assign]
     raise SystemExit(guarded(sft.run))

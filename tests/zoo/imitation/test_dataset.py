@@ -14,6 +14,7 @@ import yaml
 from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.imitation.test_families import collect_demos
 from tests.zoo.imitation.test_objective import shown as demonstration
+from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
@@ -25,26 +26,8 @@ from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.imitation.dataset import batches, check_alike, check_rate, chunk_targets, frames_of
 
 pytest.importorskip("pyarrow")
-ASKED = [
-    "--env",
-    "Toy-Reach",
-    "--device",
-    "cpu",
-    "--seed",
-    "0",
-    "--batch-size",
-    "8",
-    "-n",
-    "1",
-    "--eval-episodes",
-    "0",
-]
+ASKED = [*TOY, "--seed", "0", "--batch-size", "8", "-n", "1", "--eval-episodes", "0"]
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
-
-
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
 
 
 def frames_learned(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, int]:
@@ -59,9 +42,9 @@ def test_several_datasets_are_learned_together(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     others = collect_demos(tmp_path / "others")
-    one, two = (frames_learned(capsys, "--dataset", str(folder)) for folder in (demos, others))
+    first, second = (frames_learned(capsys, "--dataset", str(folder)) for folder in (demos, others))
     both = frames_learned(capsys, "--dataset", str(demos), str(others))
-    assert both == (one[0] + two[0], one[1] + two[1])
+    assert both == (first[0] + second[0], first[1] + second[1])
     first_of_each = frames_learned(capsys, "--dataset", str(demos), str(others), "--episodes", "1")
     assert first_of_each[0] == 2
     stored = [

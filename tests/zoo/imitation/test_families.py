@@ -23,11 +23,6 @@ LORA = {"lora": {"rank": 4}}
 FAMILIES = [("openvla", LORA), ("openvla-oft", LORA), ("pi0", {}), ("pi05", {"train_expert_only": False})]
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
-
-
 def collect_demos(folder: Path) -> Path:
     """Three episodes of a policy that knows nothing."""
     flags = ["--env", "Toy-Reach", "--policy", "nano", "--stochastic", "--device", "cpu", "--keep-failures"]
@@ -87,9 +82,9 @@ def test_parts_of_an_update_add_up_to_it(
         [json.loads(line) for line in Path(f"logs/sft/Toy-Reach_{k}/metrics.jsonl").read_text().splitlines()]
         for k in (1, 2)
     )
-    for one, other in zip(whole, parts, strict=True):
-        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
-        assert one["train/actor/grad_norm"] == pytest.approx(other["train/actor/grad_norm"], rel=1e-3)
+    for row, in_parts in zip(whole, parts, strict=True):
+        assert row["train/loss"] == pytest.approx(in_parts["train/loss"], rel=1e-4)
+        assert row["train/actor/grad_norm"] == pytest.approx(in_parts["train/actor/grad_norm"], rel=1e-3)
 
 
 def test_demonstrations_of_another_arm_are_refused(

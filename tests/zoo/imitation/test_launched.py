@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.zoo.imitation.test_families import base, collect_demos
+from tests.zoo.imitation.test_families import base
 from tests.zoo.launching import TOY, finish, only_run, same_tensors, start
 from tests.zoo.training.test_rank_failures import end_of, ranks_of
 from zoo import sft
@@ -25,13 +25,13 @@ SIZE = ("-n", "4", "--eval-freq", "2", "--eval-episodes", "5", "--micro-batch-si
 LORA = "policy_kwargs:{backbone_kwargs: {lora: {rank: 4}}}"
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_close(run: Path, expected: Path) -> None:
+    for row, expected_row in zip(metrics(run), metrics(expected), strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-5, abs=1e-5)
 
 
 def same_runs(folder: Path, asked: list[str], processes: int, weights: str, config: str = "cpu.yaml") -> str:
@@ -40,11 +40,9 @@ def same_runs(folder: Path, asked: list[str], processes: int, weights: str, conf
     several = start(processes, [*asked, "-f", str(folder / "several")], config=config, module="zoo.sft")
     said = finish(several)
     alone, shared = only_run(folder / "alone"), only_run(folder / "several")
-    ours, theirs = metrics(alone), metrics(shared)
     # Four updates, two evaluations.
-    assert len(ours) == len(theirs) == 6
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    assert len(metrics(alone)) == 6
+    assert_close(alone, shared)
     same_tensors(alone / "best", shared / "best", weights, 1e-5)
     assert _outcomes(alone) == _outcomes(shared)
     return said
@@ -53,7 +51,7 @@ def same_runs(folder: Path, asked: list[str], processes: int, weights: str, conf
 def _outcomes(run: Path) -> list[tuple[Any, ...]]:
     record = json.loads((run / "evaluation.json").read_text())
     keys = ("task_id", "trial_id", "success_once", "length", "start_state")
-    return [tuple(one[key] for key in keys) for one in record["episodes"]]
+    return [tuple(episode[key] for key in keys) for episode in record["episodes"]]
 
 
 @pytest.mark.slow
@@ -86,14 +84,8 @@ def test_an_adapter_is_the_same_on_two_processes(demos: Path, tmp_path: Path) ->
 @pytest.mark.thorough
 @pytest.mark.parametrize("config", ["cpu.yaml", "one_node_fsdp2.yaml"])
 def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_path: Path) -> None:
-    asked = [
-        *SEEDED,
-        *SIZE,
-        "--dataset",
-        str(demos),
-        "-params",
-        "policy_kwargs:{backbone_kwargs: {size: tiny}}",
-    ]
+    tiny = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
+    asked = [*SEEDED, *SIZE, "--dataset", str(demos), *tiny]
     assert sft.run([*asked, "-f", str(tmp_path / "whole")]) == 0
     flags = [*asked, "-f", str(tmp_path / "stopped")]
     said = finish(start(2, flags, config=config, module="tests.zoo.stopped_sft"))
@@ -101,8 +93,7 @@ def test_what_two_processes_leave_goes_on_on_one(config: str, demos: Path, tmp_p
     whole, run = only_run(tmp_path / "whole"), only_run(tmp_path / "stopped")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_2"]
     assert sft.run(["-i", str(run), "--num-threads", "1"]) == 0
-    for one, other in zip(metrics(run), metrics(whole), strict=True):
-        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    assert_close(run, whole)
     same_tensors(run / "best", whole / "best", "model.safetensors", 1e-5)
     assert _outcomes(run) == _outcomes(whole)
 

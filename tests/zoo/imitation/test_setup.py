@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode
-from tests.zoo.imitation.test_families import collect_demos
 from zoo import sft
 from zoo.runs.evaluations import find_evaluation
 from zoo.runs.folder import RunFolder
@@ -23,11 +22,6 @@ RUN = Path("logs/sft/Toy-Reach_1")
 
 
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
-
-
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
 
 
 def fine_tune(demos: Path, *flags: str) -> None:

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode
-from tests.zoo.imitation.test_families import LORA, base, collect_demos
+from tests.zoo.imitation.test_families import LORA, base
 from tests.zoo.launching import TOY, only_run
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import WorkerFailed
 from zoo import sft
+from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
 from zoo.imitation import objective
-from zoo.imitation.sft import SFT
 from zoo.runs.folder import RunFolder
 from zoo.training import evaluation
 
@@ -46,11 +46,6 @@ SIZE = (
 )
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
-
-
 def fine_tune(demos: Path, folder: Path, *flags: str) -> int:
     return guarded(sft.run, [*TOY, "--dataset", str(demos), "-f", str(folder), *SIZE, *(flags or TINY)])
 
@@ -70,15 +65,15 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def assert_same(run: Path, whole: Path) -> None:
     """Numbers, evaluations and policies are equal to the byte, and neither has a checkpoint left."""
     assert metrics(run) == metrics(whole)
-    with np.load(run / "evaluations.npz") as ours, np.load(whole / "evaluations.npz") as theirs:
-        assert {name: ours[name].tolist() for name in ours} == {
-            name: theirs[name].tolist() for name in theirs
+    with np.load(run / "evaluations.npz") as got, np.load(whole / "evaluations.npz") as expected:
+        assert {name: got[name].tolist() for name in got} == {
+            name: expected[name].tolist() for name in expected
         }
     weights = sorted(file.name for file in (whole / "best").glob("*.safetensors"))
     assert weights
     for name in (*weights, "score.json"):
         assert (run / "best" / name).read_bytes() == (whole / "best" / name).read_bytes()
-    updates = [json.loads((one / "evaluation.json").read_text())["updates"] for one in (run, whole)]
+    updates = [json.loads((path / "evaluation.json").read_text())["updates"] for path in (run, whole)]
     assert updates[0] == updates[1]
     assert not (run / "checkpoints").exists()
     assert not (whole / "checkpoints").exists()
@@ -102,7 +97,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(SFT, "_update", during_update(5, send(which)))
+        patch.setattr(Learner, "apply", during_update(5, send(which)))
         assert fine_tune(demos, tmp_path) == (130 if which is signal.SIGINT else 0)
     run = only_run(tmp_path)
     assert f"stopped and saved; go on with: python -m zoo.sft -i {run}\n" in capsys.readouterr().out
@@ -146,7 +141,7 @@ def test_noise_and_adapters_go_on_too(
         flags = ["--policy", str(base(family, tmp_path / "base")), "-params", kwargs]
     assert fine_tune(demos, tmp_path / "whole", *flags) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(SFT, "_update", during_update(5, send(signal.SIGTERM)))
+        patch.setattr(Learner, "apply", during_update(5, send(signal.SIGTERM)))
         assert fine_tune(demos, tmp_path / "stopped", *flags) == 0
     run = only_run(tmp_path / "stopped")
     assert (run / "checkpoints/step_5/adapter_config.json").is_file() == (options is not None)
@@ -174,7 +169,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint_and_keeps_a_better_poli
     flags = ("--save-freq", "2", "--eval-freq", "1", *TINY)
     with monkeypatch.context() as patch:
         scripted(patch, [no, (True, False), no, no, yes])
-        patch.setattr(SFT, "_update", during_update(6, die))
+        patch.setattr(Learner, "apply", during_update(6, die))
         with pytest.raises(RuntimeError, match="killed"):
             fine_tune(demos, tmp_path, *flags)
     run = only_run(tmp_path)
@@ -217,7 +212,7 @@ def stopped(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint after 5 of 7 updates."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SFT, "_update", during_update(5, send(signal.SIGTERM)))
+        patch.setattr(Learner, "apply", during_update(5, send(signal.SIGTERM)))
         assert fine_tune(demos, folder) == 0
     return only_run(folder)
 

@@ -280,8 +280,8 @@ def test_plain_policies_are_checkpointed_too(tmp_path: Path):
     other = make(1)
     load_checkpoint(other, folder)
     assert other.num_timesteps == 64
-    for ours, theirs in zip(other.policy.parameters(), model.policy.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for loaded, expected in zip(other.policy.parameters(), model.policy.parameters(), strict=True):
+        assert torch.equal(loaded, expected)
     first = next(iter(model.policy.optimizer.state.values()))["exp_avg"]
     assert torch.equal(next(iter(other.policy.optimizer.state.values()))["exp_avg"], first)
     learn(other, 96, resumed=True)

@@ -40,11 +40,10 @@ def train(processes: int, folder: Path, settings: tuple[str, ...]) -> Path:
     return only_run(folder)
 
 
-def same_numbers(one: Path, other: Path) -> None:
-    ours, theirs = updates(one), updates(other)
-    assert len(ours) == len(theirs) >= 3
-    for left, right in zip(ours, theirs, strict=True):
-        assert left == pytest.approx(right, abs=1e-5, nan_ok=True)
+def same_numbers(run: Path, expected: Path) -> None:
+    assert len(updates(run)) >= 3
+    for row, expected_row in zip(updates(run), updates(expected), strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-5, nan_ok=True)
 
 
 @pytest.fixture(scope="module", params=[PPO, GRPO], ids=["ppo", "grpo"])
@@ -62,18 +61,16 @@ def test_the_number_of_processes_changes_nothing(
     processes: int, alone: Path, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = train(processes, tmp_path, settings)
-    same_numbers(alone, run)
-    ours, theirs = first_checkpoint(alone), first_checkpoint(run)
+    same_numbers(run, alone)
+    checkpoints = first_checkpoint(alone), first_checkpoint(run)
     for file in ("model.safetensors", "optimizer.safetensors", "rollout.safetensors"):
-        same_tensors(ours, theirs, file, 1e-5)
-    states = [json.loads((folder / "training_state.json").read_text()) for folder in (ours, theirs)]
+        same_tensors(*checkpoints, file, 1e-5)
+    states = [json.loads((folder / "training_state.json").read_text()) for folder in checkpoints]
     for key in ("counters", "env", "rng", "successes", "param_groups"):
         assert states[0][key] == states[1][key]
     assert (alone / "monitor.csv").read_text().count("\n") == (run / "monitor.csv").read_text().count("\n")
-    for one, other in zip(
-        *(np.load(each / "evaluations.npz").values() for each in (alone, run)), strict=True
-    ):
-        assert np.array_equal(one, other)
+    with np.load(alone / "evaluations.npz") as expected, np.load(run / "evaluations.npz") as got:
+        assert all(np.array_equal(got[name], expected[name]) for name in expected)
 
 
 def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path) -> None:

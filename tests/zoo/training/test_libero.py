@@ -1,8 +1,9 @@
-"""The main job in small: a run on the real LIBERO simulator, through worker processes."""
+"""Runs on the real LIBERO simulator: the main job in small, and two updates of each published layout."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,14 @@ from zoo import train as train_command
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 SMALL = "num_envs:2 chunk:8 n_steps:2 batch_size:4 image_size:64 num_workers:2"
+TWO_UPDATES = ("num_envs:2", "n_steps:2", "batch_size:4", "n_epochs:1")
 
 
 def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = f"--algo ppo --env LIBERO-Spatial --seed 0 -n 64 --eval-episodes 2 --num-threads 1 -f {tmp_path}"
     assert train_command.run([*flags.split(), "-params", *SMALL.split()]) == 0
     run = tmp_path / "ppo" / "LIBERO-Spatial_1"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/loss" in line] == [32, 64]
+    assert update_steps(run) == [32, 64]
     stored = json.loads((run / "evaluation.json").read_text())
     # Nobody solves a task by chance in its first steps, so both episodes run to the horizon.
     assert [(e["task_id"], e["trial_id"], e["length"]) for e in stored["episodes"]] == [
@@ -33,3 +34,43 @@ def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "trained for 64 simulator steps on" in printed
     assert "run folder" in printed
+
+
+def fixture(name: str) -> Path:
+    root = Path(__file__).resolve().parents[4] / "shared" / "fixtures"
+    folder = Path(os.environ.get("VLA_ZOO_FIXTURES", root)) / name
+    if not folder.is_dir():
+        pytest.skip(f"no golden fixtures at {folder}")
+    return folder
+
+
+def update_steps(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "train/loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "params"),
+    [
+        ("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]),
+        ("openvla_oft_tiny", 8, []),
+        ("pi0_tiny", 5, []),
+        ("pi05_tiny", 5, []),
+    ],
+)
+def test_two_updates_of_a_published_layout(tmp_path: Path, name: str, chunk: int, params: list[str]) -> None:
+    steps = 2 * 2 * chunk
+    flags = f"--env LIBERO-Spatial/0 --policy {fixture(name)} --seed 0 -n {2 * steps} --eval-episodes 0"
+    argv = [*flags.split(), "--num-threads", "1", "-f", str(tmp_path), "-params", *TWO_UPDATES, *params]
+    assert train_command.run(argv) == 0
+    run = tmp_path / "ppo" / "LIBERO-Spatial-0_1"
+    assert update_steps(run) == [steps, 2 * steps]
+    checkpoint = run / "checkpoints" / f"step_{2 * steps}"
+    # OpenVLA's recipes train adapters, pi0's the action expert.
+    adapter = name.startswith("openvla")
+    assert (checkpoint / "adapter_model.safetensors").is_file() == adapter
+    assert (checkpoint / "model.safetensors").is_file() != adapter
+    if name != "openvla_oft_tiny":
+        return
+    assert train_command.run(["-i", str(run), "-n", str(3 * steps), "--num-threads", "1"]) == 0
+    assert update_steps(run) == [steps, 2 * steps, 3 * steps]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.launching import TOY, finish, only_run, start, updates
+from zoo.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,9 @@ def ranks_of(run: subprocess.Popen[str]) -> dict[int, int]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _parent(entry) == run.pid:
-            rank = [one for one in (entry / "environ").read_bytes().split(b"\0") if one.startswith(b"RANK=")]
+            rank = [
+                word for word in (entry / "environ").read_bytes().split(b"\0") if word.startswith(b"RANK=")
+            ]
             if rank:
                 found[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
     return found
@@ -74,7 +77,7 @@ def test_a_killed_rank_takes_the_run_down_and_is_named_last(victim: int, tmp_pat
     assert seconds < 60
     assert "Signal 9 (SIGKILL)" in last_line(output)
     assert f"rank      : {victim}" in output.partition("Root Cause")[2]
-    saved = max(int(one.name.split("_")[1]) for one in (only_run(tmp_path) / "checkpoints").glob("step_*"))
+    saved = max(RunFolder(only_run(tmp_path)).saved_steps())
     finish(start(2, ["-i", str(only_run(tmp_path)), "-n", str(saved + 300)]))
     assert updates(only_run(tmp_path))[-1]["step"] >= saved + 300
 

@@ -42,11 +42,11 @@ def test_a_placement_changes_nothing(
     for place, placement in enumerate(placements):
         rows = train(4, tmp_path / str(place), "--placement", placement, *settings)
         assert len(rows) == len(alone) >= 3
-        for number, (ours, theirs) in enumerate(zip(rows, alone, strict=True)):
+        for number, (row, expected) in enumerate(zip(rows, alone, strict=True)):
             # Every update learns from decisions of the newest weights, whose hash the rollout ranks have checked.
-            assert ours["rollout/policy_version"] == number
-            assert ours["rollout/staleness"] == 0
-            assert compared(ours) == pytest.approx(compared(theirs), abs=1e-5, nan_ok=True)
+            assert row["rollout/policy_version"] == number
+            assert row["rollout/staleness"] == 0
+            assert compared(row) == pytest.approx(compared(expected), abs=1e-5, nan_ok=True)
 
 
 def test_collecting_may_run_ahead_by_a_stated_number_of_updates(tmp_path: Path) -> None:
