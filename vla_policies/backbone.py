@@ -30,16 +30,16 @@ from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How a checkpoint is to be opened, beyond its folder."""
+    """Options for opening a checkpoint, beside its folder."""
 
     family: str | None = None
-    """Name in `registry.FAMILIES`, where the folder leaves a choice."""
+    """Name in `registry.FAMILIES`, where several families read the folder."""
     unnorm_key: str | None = None
     """Data set whose statistics turn the network's numbers into actions."""
     suite: str | None = None
     """Suite of the environment's tasks: chooses the statistics of that name where no `unnorm_key` does."""
     action_spec: ActionSpec | None = None
-    """How the environment reads actions; None = as the checkpoint says."""
+    """The environment's action convention; None = the checkpoint's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings, from the user's `backbone_kwargs`."""
     wanted: Conventions | None = None
@@ -58,7 +58,7 @@ class Header:
     conventions: Conventions
     """Observations and actions of the policy."""
     sampling: Sampling
-    """How it draws its tokens."""
+    """Settings of token sampling."""
     model: Mapping[str, Any]
     """The family's own settings, as `Backbone.from_config` takes them."""
 
@@ -105,7 +105,7 @@ class Backbone(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
-        """The network that `config` (from a checkpoint's file `where`) describes, weights unset."""
+        """The network of `config` (from a checkpoint's file `where`), weights unset."""
 
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
@@ -186,7 +186,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def config_json(self) -> dict[str, Any]:
-        """Plain JSON values from which `from_config` builds this very network."""
+        """Plain JSON values from which `from_config` builds this network."""
 
     @abstractmethod
     def value_parameters(self) -> Iterator[nn.Parameter]:
@@ -220,7 +220,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
-        """Score decisions made earlier by the present weights, with gradients."""
+        """Score earlier decisions by the present weights, with gradients."""
 
     @abstractmethod
     def value(self, inputs: PolicyInputs) -> Tensor:
@@ -238,7 +238,7 @@ class Backbone(nn.Module, ABC):
 
 
 class TokenBackbone(Backbone):
-    """Discrete action tokens, the whole chunk in one pass: subclasses give `forward`."""
+    """Discrete action tokens, the whole chunk in one pass: subclasses implement `forward`."""
 
     def __init__(self, conventions: Conventions, codec: ActionCodec) -> None:
         super().__init__(conventions)

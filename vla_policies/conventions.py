@@ -12,7 +12,7 @@ from gymnasium import spaces
 from vla_gym.errors import BadValue
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
 from vla_gym.specs import ActionSpec
-from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.json_records import to_json
 
 CAMERA_KEYS = ("image", "wrist_image")
 """Observation keys that are images, main camera first."""
@@ -61,11 +61,6 @@ class Conventions:
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
-
-
-def conventions_from_json(values: Mapping[str, Any], where: str) -> Conventions:
-    """Inverse of `Conventions.to_json`; unknown or absent keys raise."""
-    return from_json(Conventions, values, where)
 
 
 def conventions_of(

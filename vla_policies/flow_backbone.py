@@ -1,11 +1,11 @@
 """Flow policies as actors: a chain of denoising steps is a decision with a log-probability.
 
-FlowBackbone   act, evaluate and value for any family that gives a velocity
+FlowBackbone   act, evaluate and value for any family with a velocity network
 ├── Pi0Backbone, Pi05Backbone
 └── NanoFlowBackbone
 
 `act` stores the whole chain x_0 (noise) ... x_J (action) and, where one step was random, which; `evaluate`
-runs the very same network calls on what is stored, so the ratio before the first update is exactly 1.
+runs the same network calls on the stored chain, so the ratio before the first update is exactly 1.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Denoised:
 
 
 class FlowBackbone(Backbone):
-    """Continuous chunks by denoising: subclasses give `encode`, `denoise`, `learned_std`, `value_of`, `to_env`.
+    """Continuous chunks by denoising: subclasses implement `encode`, `denoise`, `learned_std`, `value_of`, `to_env`.
 
     `horizon` is H, the actions predicted at once (at least K), and `flow_width` D, the numbers per action
-    that the network knows (at least A). Log-probabilities are those of the first K actions and A dims.
+    of the network (at least A). Log-probabilities are those of the first K actions and A dims.
     """
 
     continuous: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class FlowBackbone(Backbone):
             x_BHD = noise.normal(*shape, device=device)
         chosen_B = torch.zeros(num_samples, dtype=torch.int64, device=device)
         if not deterministic and self.flow.scheme != "flow_noise":
-            # Which step is random, each sample its own.
+            # Each sample has its own random step.
             chosen_B = (noise.uniform(num_samples, device=device) * self.flow.num_random_steps).long()
         chain, logprobs = [x_BHD], []
         for step, time in enumerate(flow_times(self.flow.num_steps)[:-1].tolist()):

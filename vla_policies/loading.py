@@ -19,13 +19,7 @@ from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
 from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG, ADAPTER_SETTINGS, CONFIG_FILE, read_config
-from vla_policies.conventions import (
-    Conventions,
-    check_compatible,
-    check_spaces,
-    conventions_from_json,
-    conventions_of,
-)
+from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.processing.norm_stats import STATISTICS_FILE
 from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
 
@@ -47,7 +41,7 @@ class Adapter:
     revision: str | None
     """Commit of the Hub id that it was trained on, where that is known."""
     base: Path
-    """That model's folder."""
+    """Folder of that model."""
     config: Mapping[str, Any]
     """The model's `config.json` with the adapter's own settings and statistics over it."""
 
@@ -59,7 +53,7 @@ class Pretrained:
     backbone: Backbone
     """Network with its weights and conventions."""
     sampling: Sampling
-    """How it drew its tokens when it was saved."""
+    """Token sampling at the time of saving."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class ResolvedPolicy:
     conventions: Conventions
     """Those of the checkpoint, or the family's defaults where weights are fresh."""
     request: Request
-    """How it is to be opened."""
+    """The user's request, completed."""
 
 
 # Names ------------------------------------------------------------------------------------------------
@@ -108,7 +102,7 @@ def find_checkpoint(
             if revision is not None:
                 raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' means fresh weights here")
             return None
-        return _download(family.published, revision)
+        return fetch(HubId(family.published, revision), allow=POLICY_FILES, ignore=(CHECKPOINTS,))
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
@@ -116,16 +110,13 @@ def find_checkpoint(
         return path
     hub = parse_hub_id(name)
     if hub is not None:
-        return _download(hub.repo, revision or hub.revision)
+        hub = HubId(hub.repo, revision or hub.revision)
+        return fetch(hub, allow=POLICY_FILES, ignore=(CHECKPOINTS,))
     if "/" in name or path.exists():
         raise BadValue(
             f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
         )
     raise unknown_name("policy", name, FAMILIES)
-
-
-def _download(repo: str, revision: str | None) -> Path:
-    return fetch(HubId(repo, revision), allow=POLICY_FILES, ignore=(CHECKPOINTS,))
 
 
 def _with_named_family(request: Request, name: str) -> Request:
@@ -221,7 +212,7 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
         )
     return Header(
         family=family,
-        conventions=conventions_from_json(config["conventions"], f"conventions of {where}"),
+        conventions=from_json(Conventions, config["conventions"], f"conventions of {where}"),
         sampling=from_json(Sampling, config["sampling"], f"sampling of {where}"),
         model=family_class(family).with_options(config["model"], request.options, str(folder)),
     )

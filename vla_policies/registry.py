@@ -1,4 +1,4 @@
-"""Which class builds which model family. Adding a family is one folder and one line here."""
+"""The table of model families. Adding a family is one folder and one line here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vla_gym.errors import unknown_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the class brings torch, which names are checked without
     from vla_policies.backbone import Backbone
 
 FAMILIES: dict[str, str] = {
@@ -27,7 +27,7 @@ PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
     "openpi": ("pi0", "pi05"),
 }
 """`model_type` (or `type`) in the `config.json` of published checkpoints -> families that read such folders.
-Unless the user says which, it is the first whose class recognises the folder."""
+The default is the first whose class recognises the folder."""
 
 
 def family_class(family: str) -> type[Backbone]:

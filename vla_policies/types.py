@@ -1,4 +1,4 @@
-"""Records that cross files between a policy and whoever calls it. Shape letters: see `vla_gym.specs`."""
+"""Records between a policy and its callers. Shape letters: see `vla_gym.specs`."""
 
 from __future__ import annotations
 

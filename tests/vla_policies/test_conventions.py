@@ -7,12 +7,12 @@ from gymnasium import spaces
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.specs import ActionSpec
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.conventions import (
     Conventions,
     check_compatible,
     check_spaces,
     chunk_shape,
-    conventions_from_json,
     conventions_of,
 )
 
@@ -33,19 +33,19 @@ def test_channel_first_images_say_the_same(conventions: Conventions) -> None:
 @pytest.mark.parametrize("spec", [None, ARM])
 def test_json_and_back(conventions: Conventions, spec: ActionSpec | None) -> None:
     specified = replace(conventions, action_spec=spec)
-    assert conventions_from_json(json.loads(json.dumps(specified.to_json())), "here") == specified
+    assert from_json(Conventions, json.loads(json.dumps(specified.to_json())), "here") == specified
 
 
 def test_a_strange_key_is_named(conventions: Conventions) -> None:
     with pytest.raises(UnknownName, match=r"no setting in here 'imagesize'.*Did you mean 'image_size'"):
-        conventions_from_json({**conventions.to_json(), "imagesize": 3}, "here")
+        from_json(Conventions, {**conventions.to_json(), "imagesize": 3}, "here")
 
 
 def test_a_lacking_key_is_named(conventions: Conventions) -> None:
     values = conventions.to_json()
     del values["chunk"]
     with pytest.raises(BadValue, match="here lacks 'chunk'"):
-        conventions_from_json(values, "here")
+        from_json(Conventions, values, "here")
 
 
 @pytest.mark.parametrize(

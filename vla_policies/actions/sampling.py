@@ -25,7 +25,7 @@ Greedy = Literal["likeliest", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Settings of token sampling."""
 
     temperature: float = 1.0
     """Logits are divided by this, > 0."""
@@ -33,9 +33,9 @@ class Sampling:
     """Only the k likeliest tokens may be drawn; 0 allows all. A token that has left the top k since it
     was drawn scores -inf, so keep 0 for training unless the policy hardly moves between updates."""
     greedy: Greedy = "likeliest"
-    """What deterministic actions are: the "likeliest" token, or the one nearest the "mean". Sampled movements add up
-    to what they are on average, which the likeliest of a skewed distribution may be far from; a gripper that only
-    knows open and closed has no use for a mean."""
+    """Deterministic actions: the "likeliest" token, or the one nearest the "mean". Sampled movements add up to their
+    average, which the likeliest of a skewed distribution may be far from; a gripper that is only open or closed has
+    no use for a mean."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -27,7 +27,7 @@ DISK = "disk"
 def place(
     network: nn.Module, layers: str, device_map: DeviceMap, offload_folder: str | Path | None = None
 ) -> None:
-    """Put `network` where `device_map` says, in place; `layers` is the name of its list of Llama layers.
+    """Move `network` as in `device_map`, in place; `layers` is the name of its list of Llama layers.
 
     The last layer stays on the first device, where its parts are called separately. Layers on "disk" are written to
     `offload_folder` and frozen. Parameters may be other objects afterwards: create optimisers after this.

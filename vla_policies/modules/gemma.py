@@ -89,7 +89,7 @@ class GemmaLayer(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """The layer's output, and keys and values of these tokens alone.
 
-        `mask_B1QL` is True where query may see key, the keys being those of `earlier` followed by these.
+        `mask_B1QL` is True where a query attends to a key; keys are those of `earlier` followed by these.
         """
         normed, gate = apply_norm(self.input_layernorm, x_BQD, condition_BD)
         query, own = self._project(normed, rotary)
@@ -149,7 +149,7 @@ def rotary_embedding(position_BQ: Tensor, head_dim: int, dtype: torch.dtype) -> 
 
 
 def suffix_mask(prefix_mask_BL: Tensor, num_actions: int, *, state_token: bool) -> Tensor:
-    """Bool `[B, 1, Q, L + Q]`: all see the prefix; the state token sees itself, actions see all of the suffix."""
+    """Bool `[B, 1, Q, L + Q]`: all attend to the prefix, the state token to itself, actions to all of the suffix."""
     num_samples, length = prefix_mask_BL.shape
     num_queries = num_actions + state_token
     mask = torch.ones(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
-from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     check_tensors,
@@ -39,7 +38,7 @@ from vla_policies.modules.mixed_precision import autocast_type, without_autocast
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 _PREFIX = "base_model.model."
-"""What peft puts before every key."""
+"""peft's prefix of every key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +68,18 @@ class LoraSettings:
         return min(self.rank, 16) if self.alpha is None else self.alpha
 
 
-def lora_settings(values: Mapping[str, Any], where: str) -> LoraSettings:
-    """Return the settings of a mapping; unknown keys raise."""
-    return from_json(LoraSettings, values, where)
-
-
 def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) -> None:
     """Put an adapter beside every target layer of `module`, in place, and freeze everything else.
 
     An adapter starts as no change (B = 0) and is float32 for any dtype of the weights.
     """
+    chosen = settings.targets or targets
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.scale_alpha,
         lora_dropout=0.0,
         init_lora_weights="gaussian",
-        target_modules=_target_modules(settings.targets or targets),
+        target_modules=chosen if isinstance(chosen, str) else list(chosen),
     )
     _inject(module, config)
 
@@ -228,10 +223,6 @@ def _inject(module: nn.Module, config: LoraConfig) -> None:
         if ".lora_" in name:
             parameter.data = parameter.data.float()
     fuse(module)
-
-
-def _target_modules(targets: tuple[str, ...] | str) -> list[str] | str:
-    return targets if isinstance(targets, str) else list(targets)
 
 
 def _plain(value: Any) -> Any:

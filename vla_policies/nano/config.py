@@ -1,4 +1,4 @@
-"""Shape of a nano model, as it stands in a checkpoint's `config.json`."""
+"""Config of a nano model, part of a checkpoint's `config.json`."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ SIZES: dict[str, dict[str, int]] = {
 """Presets of about 0.5, 2.5 and 9.3 million parameters."""
 
 Critic = Literal["shared", "own"]
-"""Where the critic gets its features."""
+"""Source of the critic's features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NanoConfig:
-    """Everything about the network that the conventions (cameras, chunk, ...) do not already say."""
+    """Settings of the network beside the conventions (cameras, chunk, ...)."""
 
     width: int
     """Features of every token."""
     heads: int
     """Attention heads; divides `width`."""
     depth: int
-    """Blocks over picture, sentence and state."""
+    """Blocks over image, sentence and state."""
     readers: int
-    """Blocks in which the action and value queries read what those made."""
+    """Blocks in which the action and value queries attend to that context."""
     grid: int
-    """A picture becomes grid x grid tokens whatever its size; the image side is a multiple of 4 * grid."""
+    """An image of any size becomes grid x grid tokens; its side is a multiple of 4 * grid."""
     mlp_ratio: int = 3
     """Hidden features of a block's MLP, over `width`."""
     points: int = 32
-    """Places in each picture that are read out as coordinates and given to every query."""
+    """Points of each image whose coordinates are added to every query."""
     bin_features: int = 48
-    """Features in which an action head and the bins meet; even."""
+    """Length of the vectors whose dot product is a bin's logit; even."""
     bin_smoothness: float = 0.6
-    """Reach, in action units, over which neighbouring bins share what is learned at the start."""
+    """Initial reach, in action units, over which neighbouring bins share gradients."""
     initial_std: float = 1.0
     """Spread of the first actions: a Gaussian of this standard deviation around 0, cut at -1 and 1."""
     critic: Critic = "shared"
-    """"shared": the value's query is read beside the action queries, so values shape the trunk, which helps from
-    fresh weights. "own": it has a reader of its own and its gradient stops at the trunk, so that learning values
-    cannot spoil a policy that demonstrations have taught."""
+    """"shared": the value query goes through the action queries' blocks, so values shape the trunk, which helps from
+    fresh weights. "own": it has a block of its own and its gradient stops at the trunk, so that learning values
+    cannot spoil a policy trained on demonstrations."""
 
     def __post_init__(self) -> None:
         if self.critic not in get_args(Critic):
@@ -82,6 +82,6 @@ def config_from_options(options: Mapping[str, Any], image_size: int) -> NanoConf
 
 
 def fit_image_size(image_size: int, grid: int) -> int:
-    """The side nano sees for images of `image_size`: the next smaller multiple of 4 * grid."""
+    """Side of nano's images for those of `image_size`: the next smaller multiple of 4 * grid."""
     multiple = 4 * grid
     return max(multiple, image_size // multiple * multiple)

@@ -1,4 +1,4 @@
-"""`nano-flow`: nano's trunk under the flow head of pi0, small enough to train on a CPU."""
+"""`nano-flow`: nano's trunk with pi0's flow head, small enough to train on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_policies.types import PolicyInputs
 
 @dataclass(frozen=True, kw_only=True)
 class NanoFlowConfig:
-    """Shape of a nano-flow model, as it stands in a checkpoint's `config.json`."""
+    """Config of a nano-flow model, part of a checkpoint's `config.json`."""
 
     trunk: NanoConfig
     """Encoders and blocks; `readers` is the number of the expert's layers, `initial_std` the spread of the

@@ -201,7 +201,7 @@ def _centres(side: int, like: Tensor) -> Tensor:
 def state_codes(state_BS: Tensor, octaves: int = 4) -> Tensor:
     """Proprioception with sines and cosines of its doublings, `[B, S * (1 + 2 * octaves)]`.
 
-    A linear layer over bare numbers tells near states apart only after its weights have grown.
+    A linear layer over bare numbers separates near states only after its weights have grown.
     """
     angle = torch.pi * state_BS[..., None] * (2.0 ** torch.arange(octaves, device=state_BS.device)) * 0.5
     return torch.cat([state_BS[..., None], angle.sin(), angle.cos()], dim=-1).flatten(1)

@@ -109,7 +109,7 @@ def saved_spec(config: Mapping[str, Any]) -> ActionSpec | None:
 
 
 def saved_sampling(config: Mapping[str, Any]) -> Sampling:
-    """How a folder of this project drew its tokens; the default for others."""
+    """Token sampling of a folder of this project; the default for others."""
     return from_json(Sampling, config.get(OWN_KEY, {}).get("sampling", {}), f"{OWN_KEY}.sampling")
 
 

@@ -26,7 +26,7 @@ NUM_BINS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a checkpoint is used; in the original these are flags of the scripts. All but `lora` may be given
+    """Use of a checkpoint; in the original these are flags of the scripts. All but `lora` may be given
     as `backbone_kwargs`; defaults follow from the data set the checkpoint was trained on."""
 
     cameras: tuple[str, ...] = ("image",)
@@ -94,7 +94,7 @@ class OpenVLAConfig:
 
     @property
     def image_size(self) -> int:
-        """Side of the square image the towers see."""
+        """Side of the towers' square image, pixels."""
         return int(self.official["image_sizes"][0])
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
     check_tensors,
@@ -25,11 +26,11 @@ from vla_policies.conventions import Conventions
 from vla_policies.modules.device_map import place
 from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.modules.lora import (
+    LoraSettings,
     attach,
     copy_adapter,
     is_attached,
     load_adapter,
-    lora_settings,
     merge,
     save_adapter,
     switched_off,
@@ -197,7 +198,7 @@ class OpenVLAFamily(Backbone):
     def finish(self) -> None:
         """After loading: attach adapters where set, and freeze unused weights."""
         if self.config.settings.lora is not None:
-            settings = lora_settings(self.config.settings.lora, f"lora of {self.family}")
+            settings = from_json(LoraSettings, self.config.settings.lora, f"lora of {self.family}")
             attach(self.network, settings, LORA_TARGETS)
         self.network.freeze_unused()
 

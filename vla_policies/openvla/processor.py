@@ -81,15 +81,17 @@ class OpenVLAProcessor:
         image_BHWC = self.camera_image(channels_last(image, key))
         size = self.config.image_size
         stacked = []
-        for tones in self.pixel_statistics:
-            seen = image_BHWC if tones.fill is None else pad_to_square(image_BHWC, tones.fill)
-            unit = resize_bicubic(seen, size, size).permute(0, 3, 1, 2).float() / 255.0
-            mean, std = (torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (tones.mean, tones.std))
+        for statistics in self.pixel_statistics:
+            image = image_BHWC if statistics.fill is None else pad_to_square(image_BHWC, statistics.fill)
+            unit = resize_bicubic(image, size, size).permute(0, 3, 1, 2).float() / 255.0
+            mean, std = (
+                torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (statistics.mean, statistics.std)
+            )
             stacked.append((unit - mean) / std)
         return torch.cat(stacked, dim=1)
 
     def camera_image(self, image_BHWC: Tensor) -> Tensor:
-        """What the evaluation scripts do to a camera image before the model's own processor, uint8."""
+        """The evaluation scripts' steps before the model's own processor, uint8."""
         settings, size = self.config.settings, self.config.image_size
         if settings.camera_resize != "bicubic" and tuple(image_BHWC.shape[1:3]) != (size, size):
             if settings.camera_resize == "jpeg_lanczos3":

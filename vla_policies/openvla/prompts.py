@@ -52,7 +52,7 @@ class PromptTokenizer:
         if self._tokenizer is None:
             ids = [byte + _FIRST_BYTE for byte in prompt.encode("utf-8")]
         else:
-            # BOS is not left to the file: transformers puts it there whether `tokenizer.json` says so or not.
+            # transformers adds BOS whatever the post-processor of `tokenizer.json` is.
             ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         return (BOS, *ids) if ids[-1] == SPACE else (BOS, *ids, SPACE)
 

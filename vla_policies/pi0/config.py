@@ -1,6 +1,6 @@
 """The config of a pi0 or pi0.5 checkpoint: sizes, preprocessing, reinforcement learning. Plain data.
 
-The two families share all code; how they differ stands in `TRAITS`.
+The two families share all code; their differences are in `TRAITS`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Traits:
     max_tokens: int
     """Length of the text, tokens; longer texts are cut, as in the originals."""
     normalization: Literal["mean_std", "quantiles"]
-    """How states and actions were normalised."""
+    """Normalisation of states and actions."""
     value_feature: Literal["expert", "prefix"]
     """Input of the published critic."""
 
@@ -101,7 +101,7 @@ class Preprocessing:
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
     normalization: Literal["mean_std", "quantiles"] = "mean_std"
-    """Which statistics are used, for state and action alike."""
+    """Statistics in use, for state and action alike."""
     epsilon: float = 0.0
     """Added to the divisor when normalising and, with `epsilon_back`, when going back (openpi 1e-6, lerobot 1e-8)."""
     epsilon_back: bool = False

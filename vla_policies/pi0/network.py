@@ -34,7 +34,7 @@ class Prefix:
     mask_BL: Tensor
     """True where a token is real."""
     hidden_BLW: Tensor | None
-    """Hidden states after the last norm; None unless asked for. Rows of padding mean nothing."""
+    """Hidden states after the last norm, arbitrary where padded; None unless requested."""
 
 
 class VisionLanguageModel(nn.Module):
