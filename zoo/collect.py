@@ -10,7 +10,7 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero
+from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
 from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
 from zoo.cli.main import guarded
 from zoo.config.gym_packages import import_gym_packages, packages_flag
@@ -33,7 +33,7 @@ def parser() -> OneLineParser:
     )
     p.add_argument(
         "--noise",
-        type=_deviation,
+        type=number(lambda std: 0.0 <= std < 2.0, "a standard deviation in 0 .. 2"),
         default=0.0,
         metavar="STD",
         help="deviation added to an expert's executed actions (default: 0)",
@@ -42,7 +42,7 @@ def parser() -> OneLineParser:
     for name, default, what in (("gamma", GAMMA, "discount"), ("gae-lambda", GAE_LAMBDA, "lambda")):
         p.add_argument(
             f"--{name}",
-            type=_share,
+            type=number(lambda share: 0.0 <= share <= 1.0, "a number in 0 .. 1"),
             metavar="X",
             help=f"{what} of a policy's advantages, over decisions (default: {default})",
         )
@@ -135,30 +135,10 @@ def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells
         print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}")
 
 
-def _deviation(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 2.0:
-        raise argparse.ArgumentTypeError(f"must be a standard deviation in 0 .. 2, got '{text}'")
-    return value
-
-
 def _crf(text: str) -> int:
     value = count_or_zero(text)
     if value > 51:
         raise argparse.ArgumentTypeError(f"must be in 0 .. 51, x264's scale, got {text}")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"must be a number in 0 .. 1, got '{text}'")
     return value
 
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.arguments import OneLineParser, add_gym_packages_argument, count, key_values
+from zoo.cli.arguments import (
+    OneLineParser,
+    add_gym_packages_argument,
+    add_params_argument,
+    add_progress_argument,
+    count,
+    key_values,
+)
 from zoo.cli.main import guarded
 from zoo.config.gym_packages import import_gym_packages
 
@@ -31,16 +38,9 @@ def parser() -> OneLineParser:
         metavar="N",
         help=f"of the expert, spread over tasks (default: {_DEFAULT_EPISODES})",
     )
-    p.add_argument(
-        "-params",
-        "--params",
-        nargs="+",
-        default=[],
-        metavar="KEY:VALUE",
-        help="options of the benchmark for the expert, e.g. protocol:lerobot",
-    )
+    add_params_argument(p, "options of the benchmark for the expert, e.g. protocol:lerobot")
     add_gym_packages_argument(p)
-    p.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+    add_progress_argument(p)
     return p
 
 

@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
-    sentences = [tasks[cell.task_id].instruction for cell in plan.cells]
+    sentences = [tasks[start.task_id].instruction for start in plan.start_states]
     window = None if args.no_render else open_window(title, fps=fps)
     film = None if args.no_render or (window and not args.output) else _film(args, plan)
     show = _Show(sentences, window, filmed=film is not None)
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         episodes = evaluate(
             policy,
             envs,
-            plan.cells,
+            plan.start_states,
             deterministic=not args.stochastic,
             on_frame=show.add,
             on_episode=lambda episode: show.tell(episode, tasks[episode.task_id].instruction),

@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
-    progress = Progress(len(plan.cells), on=args.progress, unit="episode")
+    progress = Progress(len(plan.start_states), on=args.progress, unit="episode")
     finished: list[EpisodeRecord] = []
 
     def on_episode(episode: EpisodeRecord) -> None:
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
     try:
         episodes = evaluate(
-            policy, envs, plan.cells, deterministic=not args.stochastic, on_episode=on_episode
+            policy, envs, plan.start_states, deterministic=not args.stochastic, on_episode=on_episode
         )
         protocol = envs.protocol()
     finally:
@@ -106,8 +106,8 @@ def results_file(plan: RolloutPlan, weights: str | None) -> Path:
     """
     folder, stem = plan.output_folder or Path(), plan.named("results")
     file = folder / f"{stem}.json"
-    if plan.output_folder is not None and _episodes_in(file, weights) > len(plan.cells):
-        return folder / f"{stem}_{len(plan.cells)}-episodes.json"
+    if plan.output_folder is not None and _episodes_in(file, weights) > len(plan.start_states):
+        return folder / f"{stem}_{len(plan.start_states)}-episodes.json"
     return file
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue, MissingDependency, check_integer
-from zoo.cli.arguments import OneLineParser, as_pairs, count, seed
+from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
 from zoo.config.algorithm_configs import check_algorithm
@@ -34,7 +34,6 @@ from zoo.training.run_plan import check_startable, plan_of
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
-    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
 STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
@@ -116,8 +115,7 @@ class Search:
         own = train_parser().parse(self.flags)
         for name, instead in _NOT_TRAINS.items():
             if getattr(own, name) != train_parser().get_default(name):
-                flag = f"--{name.replace('_', '-')}"
-                raise BadValue(f"{flag} after -- is not for trials: {instead}")
+                raise BadValue(f"{flag_of(name)} after -- is not for trials: {instead}")
         import_gym_packages(own.gym_packages)
         check_integer("the last run's seed", self.seeds[-1], 0, LARGEST_SEED)
         args = train_parser().parse(self.argv(self.seeds[0], self.folder, {}))
@@ -139,11 +137,8 @@ class Search:
         """Return the settings that all trials of a study share, in YAML; `config` is of one of its runs."""
         flat: dict[str, Any] = {}
         for name, value in to_plain(config).items():
-            flat |= (
-                {f"{name}.{key}": item for key, item in value.items()}
-                if isinstance(value, dict)
-                else {name: value}
-            )
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            flat |= {f"{name}.{key}".rstrip("."): part for key, part in parts}
         shared = {name: yaml_line(value) for name, value in flat.items() if name not in _MAY_CHANGE}
         drawn = {f"space of {name}": kind for name, kind in described(self.space).items()}
         return {**shared, "seeds": yaml_line(list(self.seeds)), **drawn}
@@ -181,11 +176,9 @@ def run(argv: Sequence[str]) -> int:
         flags=tuple(args.train),
     )
     settings = search.settings(search.check())
-    study = _open_study(search)
+    study = _open_study(search, args.seed)
     _check_settings(search, study, settings)
     done = len(_completed(study))
-    # A sampler that went on from the same seed would draw the first trials again.
-    study.sampler = _sampler(args.seed + len(study.trials))
     if done:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
     study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial])
@@ -211,24 +204,21 @@ def _completed(study: Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
 
 
-def _sampler(seed: int) -> BaseSampler:
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed)
-
-
-def _open_study(search: Search) -> Study:
+def _open_study(search: Search, seed: int) -> Study:
     import optuna
 
     # Its warning of a trial that failed is a traceback; `guarded` prints the error in one line.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     search.folder.mkdir(parents=True, exist_ok=True)
-    return optuna.create_study(
+    study = optuna.create_study(
         storage=f"sqlite:///{search.folder / STUDY_FILE}",
         study_name=f"{search.algo} {search.env} {search.n_timesteps}",
         direction="maximize",
         load_if_exists=True,
     )
+    # A sampler that went on from the same seed would draw the first trials again.
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    return study
 
 
 def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -> None:
@@ -251,7 +241,10 @@ def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -
 
 
 def _print_trial(study: Study, trial: Any) -> None:
-    settings = " ".join(f"{name}:{_short(value)}" for name, value in trial.params.items())
+    shown = {
+        name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()
+    }
+    settings = " ".join(f"{name}:{value}" for name, value in shown.items())
     print(
         f"trial {trial.number:>3}   success {trial.value:6.1%}   best {study.best_value:6.1%}   {settings}",
         flush=True,
@@ -274,10 +267,6 @@ def _write_best(search: Search, study: Study) -> None:
     argv = search.argv(search.seeds[0], search.log_folder, drawn)
     print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
     print(f"next:\n  python -m zoo.train {shlex.join(argv)}")
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

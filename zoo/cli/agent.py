@@ -135,8 +135,8 @@ class RolloutPlan:
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
     """N, environments side by side."""
-    cells: tuple[StartState, ...]
-    """Start states, task-major."""
+    start_states: tuple[StartState, ...]
+    """Where its episodes begin, task-major."""
     output_folder: Path | None
     """Run folder the policy comes from, if it comes from one here; results belong there."""
     departures: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ def plan_rollout(
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
-    cells = choose_start_states(benchmark.tasks, episodes)
+    start_states = choose_start_states(benchmark.tasks, episodes)
     changes = [] if args.run is None else _changes(trained, options, args)
     return RolloutPlan(
         env=agent.env,
@@ -178,8 +178,8 @@ def plan_rollout(
         suite=suite_of(agent.env),
         unnorm_key=args.unnorm_key,
         env_options=options,
-        num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(cells)),
-        cells=tuple(cells),
+        num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states)),
+        start_states=tuple(start_states),
         output_folder=agent.output_folder,
         departures=(*agent.departures, *changes),
     )
@@ -228,10 +228,10 @@ def _family_or_folder(args: argparse.Namespace) -> _Agent:
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the environment in `--split` and `--instructions`."""
-    options = {} if args.split is None else {"split": args.split}
-    return options | (
-        {} if args.instructions is None else {"instructions": _read_instructions(Path(args.instructions))}
-    )
+    options: dict[str, Any] = {} if args.split is None else {"split": args.split}
+    if args.instructions is not None:
+        options["instructions"] = _read_instructions(Path(args.instructions))
+    return options
 
 
 def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: bool) -> None:

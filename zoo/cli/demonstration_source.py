@@ -62,7 +62,7 @@ def expert_source(args: argparse.Namespace) -> Source:
         from zoo.demonstrations.recorder import demonstrate
 
         envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)
-        return envs, lambda cells, _: demonstrate(envs, make_expert, cells, noise=args.noise, seed=args.seed)
+        return envs, lambda tries, _: demonstrate(envs, make_expert, tries, noise=args.noise, seed=args.seed)
 
     settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
     return Source(
@@ -97,7 +97,7 @@ def policy_source(args: argparse.Namespace) -> Source:
         policy, envs = open_rollout(
             plan, device=args.device, num_threads=args.num_threads, seed=args.seed, every_step=True
         )
-        return envs, lambda cells, first: roll_out(envs, policy, cells, first, rules)
+        return envs, lambda tries, first: roll_out(envs, policy, tries, first, rules)
 
     settings = {
         "env": plan.env,

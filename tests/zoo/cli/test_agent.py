@@ -95,9 +95,9 @@ def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.Capture
     argv = ["--env", "LIBERO-Object", "--policy", "nano", "--split", "test", "-params"]
     drawn = plan_rollout(evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 7}"]), episodes=None)
     assert drawn.env_options["sampled_starts"] == 7
-    assert len(drawn.cells) == 10 * 7
+    assert len(drawn.start_states) == 10 * 7
     published = evaluate.parser().parse([*argv, "env_kwargs:{sampled_starts: 0}"])
-    assert len(plan_rollout(published, episodes=None).cells) == 10 * 50
+    assert len(plan_rollout(published, episodes=None).start_states) == 10 * 50
     for params, says in (
         (
             "image_size:64",
@@ -225,7 +225,7 @@ def test_simulator_steps_stand_for_episodes_of_the_horizon(steps: int, episodes:
     for command in (enjoy, record_video):
         args = command.parser().parse(["--env", "Toy-Reach", "--policy", "nano", "-n", str(steps)])
         plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-        assert len(plan.cells) == episodes
+        assert len(plan.start_states) == episodes
 
 
 def test_two_wishes_at_once_are_refused() -> None:
