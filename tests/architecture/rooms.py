@@ -14,9 +14,8 @@ ROOMS = {
         *("adapters", "registry", "vector", "make", "single_env", "checks", "video"),
     ),
     "vla_policies": (
-        *("types", "checkpoint_io", "conventions", "actions", "processing", "modules"),
-        *("backbone", "flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "loading"),
-        "policy",
+        *("types", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
+        *("flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "loading", "policy"),
     ),
     "zoo": (
         *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),
