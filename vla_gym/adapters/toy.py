@@ -45,7 +45,7 @@ _GRIPPER_COLOUR = (20, 20, 20)
 
 
 def toy_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
-    """Benchmark `Toy-Reach`: one task per colour; split "test" has start states never seen in "train"."""
+    """Describe `Toy-Reach`: one task per colour; split "test" has start states never seen in "train"."""
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     tasks = tuple(
@@ -75,7 +75,7 @@ def toy_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
 
 
 class ToyReach:
-    """One slot of Toy-Reach; see `vla_gym.simulator.Simulator`."""
+    """One sub-environment of Toy-Reach; see `vla_gym.simulator.Simulator`."""
 
     def __init__(
         self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, split: str = "train"
@@ -89,7 +89,6 @@ class ToyReach:
         self._x = self._y = 0.5
 
     def reset(self, start: StartState) -> str:
-        """See `Simulator.reset`."""
         self._target = self._targets[start.task_id]
         rng = np.random.default_rng([self._split, self._target, start.trial_id])
         gripper = 0.5 + rng.uniform(-0.06, 0.06, size=2)
@@ -104,7 +103,6 @@ class ToyReach:
         return hashlib.sha256(state.tobytes()).hexdigest()[:32]
 
     def step(self, action_A: np.ndarray) -> SimStep:
-        """See `Simulator.step`."""
         dx, dy = action_A.tolist()
         self._x = min(1.0, max(0.0, self._x + STEP * dx))
         self._y = min(1.0, max(0.0, self._y + STEP * dy))
@@ -117,7 +115,7 @@ class ToyReach:
         return SimStep(reward=float(success), success=success, terminated=bool(touched))
 
     def observe(self) -> Mapping[str, np.ndarray]:
-        """See `Simulator.observe`; `state` is the gripper's place, scaled to [-1, 1]."""
+        """Draw now; `state` is the gripper's place, scaled to [-1, 1]."""
         out: dict[str, np.ndarray] = {}
         if "image" in self._cameras:
             out["image"] = self._draw(0.0, 0.0, 1.0)
@@ -128,7 +126,7 @@ class ToyReach:
         return out
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
     def _draw(self, left: float, top: float, side: float) -> np.ndarray:
         """Picture of the square of `side` at (`left`, `top`)."""

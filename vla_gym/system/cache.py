@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vla_gym.errors import BadValue
 
@@ -55,6 +57,20 @@ def write_atomic(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a cached JSON file, lists as tuples; raise `FileNotFoundError` where it is cut short."""
+    try:
+        return _tuples(json.loads(file.read_bytes()))
+    except ValueError as error:
+        raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:

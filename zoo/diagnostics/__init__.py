@@ -1,1 +1,1 @@
-"""Is this machine, this environment sound?"""
+"""Checks of a machine, and of an environment by its expert."""

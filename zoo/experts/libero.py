@@ -21,9 +21,9 @@ from zoo.experts.motion import downward, funnel, nearest_yaw, yaw_of
 WIDEST = 0.035
 """Half the width that fits between the open fingers with some play; they open by 0.038 each."""
 BELOW_TOP = 0.018
-"""How far below the top of a thing its grip lies: the palm is 0.026 from the grip site."""
+"""Distance of a grip below the top of a thing: the palm is 0.026 from the grip site."""
 ABOVE_BOTTOM = 0.008
-"""Least height of a grip over what the thing stands on: the finger pads reach 0.004 below the grip site."""
+"""Least height of a grip over the thing's bottom: the finger pads reach 0.004 below the grip site."""
 WALL = 0.003
 """From the outside of a rim to the middle of its wall."""
 RIM_AZIMUTH = math.radians(150.0)

@@ -38,7 +38,7 @@ from vla_gym.adapters.libero.upstream import (
 )
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.errors import BadValue
-from vla_gym.system.cache import cache_dir, locked, write_atomic
+from vla_gym.system.cache import cache_dir, locked, read_json, write_atomic
 from vla_gym.system.child import end_with_parent, run_child
 
 FORMAT = 2
@@ -79,7 +79,7 @@ def compiled_task(suite: str, task: str) -> CompiledTask:
 
 def start_regions(suite: str, task: str) -> StartRegions:
     """Return the ranges of start states, from the cache as `compiled_task`; raise `BadValue` for a task without any."""
-    record = _from_cache(REGIONS, suite, task, lambda folder: model_store.read_json(folder / REGIONS))
+    record = _from_cache(REGIONS, suite, task, lambda folder: read_json(folder / REGIONS))
     if "refused" in record:
         raise BadValue(
             f"{record['refused']}: {suite}/{task} has published start states only (sampled_starts: 0)"
@@ -135,15 +135,15 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
 
 
 def _read(folder: Path) -> CompiledTask:
-    record = model_store.read_json(folder / SCENE)
+    record = read_json(folder / SCENE)
     model, textures = model_store.load_unpainted(folder, _blobs())
     return CompiledTask(
         model=model,
         textures=textures,
         reset_state=np.array(record["reset_state"]),
         home=np.array(record["home"]),
-        arm=ArmIndex.from_json(record["arm"]),
-        goal=tuple(Condition.from_json(condition) for condition in record["goal"]),
+        arm=ArmIndex(**record["arm"]),
+        goal=tuple(Condition(**condition) for condition in record["goal"]),
         lamps=tuple(Lamp(**lamp) for lamp in record["lamps"]),
         key=folder.name,
     )

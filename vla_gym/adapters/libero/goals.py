@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -56,11 +55,6 @@ class Condition:
     threshold: float = 0.0
     every: bool = False
     """Whether all joints must satisfy it (close, turn off) or any (open, turn on)."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Condition:
-        """Rebuild from `dataclasses.asdict` after a trip through JSON (lists become tuples again)."""
-        return cls(**{key: _tuples(value) for key, value in data.items()})
 
 
 def as_comparison(predicate: Callable[[float], bool], candidates: list[float]) -> tuple[str, float]:
@@ -169,7 +163,3 @@ CHECKS: dict[str, Callable[[Condition, mujoco.MjModel, mujoco.MjData], bool]] = 
     "in_region": _in_region,
     "joint": _joint,
 }
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -9,9 +9,8 @@ robots/single_arm.py, models/grippers/panda_gripper.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -47,12 +46,6 @@ class ArmIndex:
     actuators: tuple[int, ...]
     gripper_qpos: tuple[int, ...]
     gripper_actuators: tuple[int, ...]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ArmIndex:
-        """Rebuild from the output of `dataclasses.asdict` after a trip through JSON."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**fields)
 
 
 class ArmState(NamedTuple):

@@ -95,14 +95,13 @@ class StartRegions:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StartRegions:
-        """Rebuild from `dataclasses.asdict` after a trip through JSON (lists become tuples again)."""
-        return cls(
-            qpos=tuple(data["qpos"]),
-            num_velocities=data["num_velocities"],
-            arm=tuple(data["arm"]),
-            spans=tuple(JointSpan(**{**span, "qpos": tuple(span["qpos"])}) for span in data["spans"]),
-            placings=tuple(_placing(placing) for placing in data["placings"]),
+        """Rebuild from `dataclasses.asdict` after a trip through a cached file."""
+        placings = (
+            Placing(**{**placing, "ride": placing["ride"] and Ride(**placing["ride"])})
+            for placing in data["placings"]
         )
+        spans = tuple(JointSpan(**span) for span in data["spans"])
+        return cls(**{**data, "spans": spans, "placings": tuple(placings)})
 
 
 def start_generator(suite: str, task: str, split: str, trial: int) -> np.random.Generator:
@@ -197,10 +196,3 @@ def _draw_quat(placing: Placing, rng: Uniform) -> np.ndarray:
 
 def _between(ends: tuple[float, float], share: float) -> float:
     return ends[0] + (ends[1] - ends[0]) * share
-
-
-def _placing(data: dict[str, Any]) -> Placing:
-    lists = {key: tuple(data[key]) for key in ("base_3", "x_range", "y_range")}
-    ride = data["ride"] and Ride(span=data["ride"]["span"], way_3=tuple(data["ride"]["way_3"]))
-    turns = tuple((axis, low, high) for axis, low, high in data["turns"])
-    return Placing(**{**data, **lists, "ride": ride, "turns": turns})

@@ -30,36 +30,32 @@ NUM_TASKS = 10
 INSTRUCTIONS = ("bddl", "file")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Perturbation:
-    """What one kind of suite changes; every kind has 50 start states of its own per task."""
+    """One kind of change to a suite, with 50 start states of its own per task."""
 
     changes: str
-    """In words."""
+    """Description for `protocol.json`."""
     file_name_fits: bool
-    """Does the file name's sentence still say what the goal is?"""
+    """Whether the file name's sentence still fits the goal."""
 
 
 PERTURBATIONS: Mapping[str, Perturbation] = {
-    "lan": Perturbation(
-        changes="the sentence alone; objects, layout and goal are the suite's", file_name_fits=False
-    ),
+    "lan": Perturbation("the sentence alone; objects, layout and goal are the suite's", file_name_fits=False),
     "object": Perturbation(
-        changes="looks and sizes of the objects and fixtures the goal is about; the sentence is the suite's",
+        "looks and sizes of the objects and fixtures the goal is about; the sentence is the suite's",
         file_name_fits=True,
     ),
     "swap": Perturbation(
-        changes="places of two or more objects or fixtures are exchanged; sentence and goal are the suite's",
+        "places of two or more objects or fixtures are exchanged; sentence and goal are the suite's",
         file_name_fits=True,
     ),
-    "task": Perturbation(
-        changes="goal and sentence; objects and layout are the suite's", file_name_fits=False
-    ),
+    "task": Perturbation("goal and sentence; objects and layout are the suite's", file_name_fits=False),
 }
 
 
 def pro_suites() -> dict[str, tuple[str, str]]:
-    """Public id -> (unchanged suite's id, perturbation), sixteen."""
+    """Return public id -> (unchanged suite's id, perturbation), sixteen."""
     return {f"{base}-PRO-{kind}": (base, kind) for base in BASES for kind in PERTURBATIONS}
 
 
@@ -72,8 +68,8 @@ def libero_pro_benchmark(
         env_id: a key of `pro_suites()`.
         protocol: as of LIBERO; horizons and settling are those of the unchanged suite.
         split: "train" or "test"; both hold all 50 start states of each task.
-        instruction: "bddl" tells the task file's own sentence. "file" tells the sentence of the file name, which
-            policies trained on LIBERO know, where the perturbation leaves the sentence alone (object, swap).
+        instruction: "bddl" is the task file's own sentence. "file" is the sentence of the file name, which policies
+            trained on LIBERO know; only for perturbations that leave the sentence alone (object, swap).
 
     Raises:
         UnknownName: no such suite, protocol, split or kind of instruction.
@@ -110,7 +106,7 @@ def libero_pro_benchmark(
 
 @cache
 def bddl_sentence(suite: str, task: str) -> str:
-    """The `(:language ...)` of a task file, in lower case and single spaces as upstream's environment tells it."""
+    """Return the `(:language ...)` of a task file, in lower case and single spaces as upstream's environment."""
     require_libero()
     file = importlib.resources.files("libero.libero") / "bddl_files" / suite / f"{task}.bddl"
     found = re.findall(r"\(:language\s+([^()]*)\)", file.read_text(encoding="utf-8"))
@@ -120,5 +116,5 @@ def bddl_sentence(suite: str, task: str) -> str:
 
 
 def _changed(task: Task, suite: str, instruction: str) -> Task:
-    told = bddl_sentence(suite, task.name) if instruction == "bddl" else sentence(task.name)
-    return dataclasses.replace(task, suite=suite, instruction=told)
+    words = bddl_sentence(suite, task.name) if instruction == "bddl" else sentence(task.name)
+    return dataclasses.replace(task, suite=suite, instruction=words)

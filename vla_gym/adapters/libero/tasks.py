@@ -32,13 +32,13 @@ because the installed package lists 82 suites."""
 TRIALS = 50
 """Start states per task: every LIBERO init file has exactly 50 rows."""
 PUBLISHED = "published"
-"""Where start states are from that are not drawn here."""
+"""Origin of start states that are not drawn here."""
 MOST_STARTS = 1_000_000
 """Start states per task that may be asked for."""
 LAYOUT_SEED = 0
 """NumPy seed before the one reset that samples fixture poses; openvla-oft's `env.seed(0)`."""
 SINGLE_PLACING = ("libero_spatial", "libero_object")
-"""Suites whose every goal is one object in one place, which `libero_scene` describes whole."""
+"""Suites whose every goal is one object in one place, which a `Scene` describes whole."""
 ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
 """Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
 SPLITS = ("train", "test")
@@ -48,7 +48,7 @@ differ."""
 
 @dataclass(frozen=True, kw_only=True)
 class LiberoProtocol:
-    """What decides whether two LIBERO success rates may be compared."""
+    """Rules of an evaluation: success rates of different rules do not compare."""
 
     horizons: dict[str, int]
     """Policy steps per episode, by upstream suite; settle steps come on top."""
@@ -57,55 +57,44 @@ class LiberoProtocol:
     settle_gripper: float
     """Last dim of the settle action; its other dims are zero. -1 opens, 0 holds."""
     source: str
-    """Where the numbers are published."""
+    """Publication of the numbers."""
 
 
-def _horizons(spatial: int, object_: int, goal: int, libero_90: int, libero_10: int) -> dict[str, int]:
-    return {
-        "libero_spatial": spatial,
-        "libero_object": object_,
-        "libero_goal": goal,
-        "libero_90": libero_90,
-        "libero_10": libero_10,
-    }
+def _protocol(
+    steps: tuple[int, ...], source: str, *, settle_steps: int = 10, settle_gripper: float = -1.0
+) -> LiberoProtocol:
+    return LiberoProtocol(
+        horizons=dict(zip(SUITES["LIBERO-130"], steps, strict=True)),
+        settle_steps=settle_steps,
+        settle_gripper=settle_gripper,
+        source=source,
+    )
 
 
 PROTOCOLS = {
-    "openvla-oft": LiberoProtocol(
-        horizons=_horizons(220, 280, 300, 400, 520),
-        settle_steps=10,
-        settle_gripper=-1.0,
-        source="moojink/openvla-oft 213c5ff8 experiments/robot/libero/run_libero_eval.py",
+    "openvla-oft": _protocol(
+        (220, 280, 300, 400, 520),
+        "moojink/openvla-oft 213c5ff8 experiments/robot/libero/run_libero_eval.py",
     ),
-    "simplevla-rl": LiberoProtocol(
-        horizons=_horizons(512, 512, 512, 512, 512),
-        settle_steps=10,
-        settle_gripper=-1.0,
-        source="PRIME-RL/SimpleVLA-RL 7c51662d",
-    ),
-    "rlinf": LiberoProtocol(
-        horizons=_horizons(512, 512, 512, 512, 512),
+    "simplevla-rl": _protocol((512,) * 5, "PRIME-RL/SimpleVLA-RL 7c51662d"),
+    "rlinf": _protocol(
+        (512,) * 5,
+        "RLinf a3816b59 OFT recipes (max_episode_steps 512, reset_gripper_open False)",
         settle_steps=15,
         settle_gripper=0.0,
-        source="RLinf a3816b59 OFT recipes (max_episode_steps 512, reset_gripper_open False)",
     ),
-    "lerobot": LiberoProtocol(
-        horizons=_horizons(280, 280, 300, 400, 520),
-        settle_steps=10,
-        settle_gripper=-1.0,
-        source="lerobot 0.4.4 envs/libero.py",
-    ),
-    "libero": LiberoProtocol(
-        horizons=_horizons(600, 600, 600, 600, 600),
+    "lerobot": _protocol((280, 280, 300, 400, 520), "lerobot 0.4.4 envs/libero.py"),
+    "libero": _protocol(
+        (600,) * 5,
+        "Lifelong-Robot-Learning/LIBERO 8f1084e3 libero/lifelong/metric.py",
         settle_steps=5,
         settle_gripper=0.0,
-        source="Lifelong-Robot-Learning/LIBERO 8f1084e3 libero/lifelong/metric.py",
     ),
 }
 
 
 def libero_ids() -> tuple[str, ...]:
-    """Suite ids of this family; single tasks are `<suite>/<index>`."""
+    """Return the suite ids of this family; single tasks are `<suite>/<index>`."""
     return tuple(SUITES)
 
 
@@ -118,7 +107,7 @@ def libero_benchmark(
         env_id: a key of `SUITES`, optionally with `/<task index>`.
         protocol: a key of `PROTOCOLS`; sets horizons and settling.
         split: "train" or "test"; both hold all 50 published start states of each task, but share no drawn one.
-        sampled_starts: start states per task that are drawn from the regions of its task file (`libero_placements`);
+        sampled_starts: start states per task that are drawn from the regions of its task file (`placements`);
             0 takes the published ones. Trial k is the same whatever the number.
 
     Raises:
@@ -180,7 +169,7 @@ def libero_benchmark(
 
 
 def sentence(task_name: str) -> str:
-    """The instruction published results use: the file name without its scene prefix."""
+    """Return the instruction of published results: the file name without its scene prefix."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
 
 

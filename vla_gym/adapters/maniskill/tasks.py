@@ -1,7 +1,7 @@
 """ManiSkill3's twelve tabletop tasks that need no download, as data; loads no simulator.
 
 Names, robots, horizons, rewards and cameras: ManiSkill 3.0.1 (`mani_skill/envs/tasks/tabletop`). It has no
-sentences for these tasks; ours are written here, from what its scenes look like and what it counts as success.
+sentences for these tasks; these here describe its scenes and its success.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TaskReward = Literal["success", "dense"]
 Physics = Literal["cpu", "gpu"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TableTask:
     """One of the tasks."""
 
@@ -33,49 +33,32 @@ class TableTask:
 
 TASKS: dict[str, TableTask] = {
     "PickCube": TableTask(
-        instruction="pick up the red cube and hold it at the green ball",
-        horizon=50,
-        things=("cube", "goal_site"),
+        "pick up the red cube and hold it at the green ball", 50, things=("cube", "goal_site")
     ),
     "PushCube": TableTask(
-        instruction="push the blue cube onto the red and white target",
-        horizon=50,
-        things=("obj", "goal_region"),
+        "push the blue cube onto the red and white target", 50, things=("obj", "goal_region")
     ),
     "PullCube": TableTask(
-        instruction="pull the blue cube onto the red and white target",
-        horizon=50,
-        things=("obj", "goal_region"),
+        "pull the blue cube onto the red and white target", 50, things=("obj", "goal_region")
     ),
     "StackCube": TableTask(
-        instruction="stack the red cube on the green cube",
-        horizon=50,
-        wrist_camera=True,
-        things=("cubeA", "cubeB"),
+        "stack the red cube on the green cube", 50, wrist_camera=True, things=("cubeA", "cubeB")
     ),
-    "PlaceSphere": TableTask(instruction="put the blue ball into the bin", horizon=50, things=("obj", "bin")),
-    "LiftPegUpright": TableTask(instruction="stand the red and blue peg upright on the table", horizon=50),
+    "PlaceSphere": TableTask("put the blue ball into the bin", 50, things=("obj", "bin")),
+    "LiftPegUpright": TableTask("stand the red and blue peg upright on the table", 50),
     "PegInsertionSide": TableTask(
-        instruction="insert the orange end of the peg into the hole of the box",
-        horizon=100,
-        wrist_camera=True,
+        "insert the orange end of the peg into the hole of the box", 100, wrist_camera=True
     ),
-    "PullCubeTool": TableTask(
-        instruction="pull the blue cube closer with the red L-shaped tool", horizon=100
-    ),
+    "PullCubeTool": TableTask("pull the blue cube closer with the red L-shaped tool", 100),
     "StackPyramid": TableTask(
-        instruction="put the red cube next to the green cube and stack the blue cube on top of both",
-        horizon=250,
+        "put the red cube next to the green cube and stack the blue cube on top of both",
+        250,
         wrist_camera=True,
         dense=False,
     ),
-    "PlugCharger": TableTask(
-        instruction="plug the charger into the receptacle", horizon=200, wrist_camera=True, dense=False
-    ),
-    "PokeCube": TableTask(
-        instruction="poke the red cube onto the red and white target with the blue peg", horizon=50
-    ),
-    "RollBall": TableTask(instruction="roll the blue ball onto the red and white target", horizon=80),
+    "PlugCharger": TableTask("plug the charger into the receptacle", 200, wrist_camera=True, dense=False),
+    "PokeCube": TableTask("poke the red cube onto the red and white target with the blue peg", 50),
+    "RollBall": TableTask("roll the blue ball onto the red and white target", 80),
 }
 """Upstream's id without "-v1" -> task."""
 

@@ -111,7 +111,7 @@ class MetaWorldSimulator:
         if key not in START_VECTORS:
             START_VECTORS[key] = start_vectors(self._env, self._task_seed, trials)
         self._env.freeze(START_VECTORS[key][start.trial_id])
-        self._env.reset()  # type: ignore[attr-defined]
+        self._env.reset()
         for _ in range(self._settle_steps):
             self._env.advance(SETTLE_ACTION)
         digest = hashlib.blake2b(task.encode(), digest_size=8)

@@ -1,4 +1,4 @@
-"""Meta-World's own task classes, stepped without what nobody reads: bit for bit the same physics and rewards.
+"""Meta-World's own task classes, stepped without unread numbers: bit for bit the same physics and rewards.
 
 Upstream's `step` spends four fifths of its time in Python: quaternions that no reward reads, contact lists
 searched object by object, named lookups. `LeanEnv` goes in front of a task class and replaces those; resets,
@@ -9,6 +9,8 @@ success and rewards stay upstream's code. `tests/vla_gym/adapters/metaworld/test
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import mujoco
@@ -29,67 +31,76 @@ INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 class LeanEnv:
-    """Mixin before a `SawyerXYZEnv` subclass; made by `make_env`."""
+    """Mixin before a `SawyerXYZEnv` subclass, whose attributes it reads; made by `make_env`."""
 
     model: mujoco.MjModel
     data: mujoco.MjData
+    fullpath: str
+    reset: Callable[[], Any]
+    action_scale: float
+    mocap_low: np.ndarray
+    mocap_high: np.ndarray
+    evaluate_state: Callable[[np.ndarray, np.ndarray], tuple[float, dict[str, Any]]]
+    _target_pos: np.ndarray
+    _HAND_SPACE: Any
+    _get_curr_obs_combined_no_goal: Callable[[], np.ndarray]
+    _get_pos_goal: Callable[[], np.ndarray]
+    _get_pos_objects: Callable[[], np.ndarray]
+    _get_quat_objects: Callable[[], np.ndarray]
+
     lean_task: str
-    """Name in `metaworld_tasks.TASKS`."""
+    """Name in `tasks.TASKS`."""
 
     def freeze(self, goal: np.ndarray) -> None:
         """Let every reset from now on begin with the start state of `goal`; `set_task` without its pickle."""
-        env: Any = self
-        env._set_task_called = True
-        env._freeze_rand_vec = True
-        env._last_rand_vec = goal
-        env._partially_observable = False
+        self._set_task_called = True
+        self._freeze_rand_vec = True
+        self._last_rand_vec = goal
+        self._partially_observable = False
 
     def advance(self, action_A: np.ndarray) -> tuple[float, bool]:
-        """One policy step with float32 `[4]`; returns Meta-World's dense reward and success.
+        """Advance one policy step with float32 `[4]`; return Meta-World's dense reward and success.
 
         Left out of upstream's `step` without effect: contact forces on bodies (nothing reads them) and
         moving the target's site, which the forward pass overwrites.
         """
-        env: Any = self
         model, data = self.model, self.data
-        delta = np.minimum(np.maximum(action_A[:3], -1), 1) * env.action_scale
-        target = np.minimum(np.maximum(data.mocap_pos[0] + delta, env.mocap_low), env.mocap_high)
+        delta = np.minimum(np.maximum(action_A[:3], -1), 1) * self.action_scale
+        target = np.minimum(np.maximum(data.mocap_pos[0] + delta, self.mocap_low), self.mocap_high)
         data.mocap_pos[:] = target
         data.mocap_quat[:] = (1.0, 0.0, 1.0, 0.0)
         data.ctrl[0], data.ctrl[1] = action_A[3], -action_A[3]
         mujoco.mj_step(model, data, nstep=FRAME_SKIP)
         mujoco.mj_forward(model, data)
-        reward, info = env.evaluate_state(self._frame(), action_A)
+        reward, info = self.evaluate_state(self._frame(), action_A)
         return float(reward), bool(info["success"])
 
     def proprio(self) -> np.ndarray:
-        """Float64 `[4]`: hand position and gripper opening, the head of upstream's observation."""
-        low, high = self._hand_bounds
+        """Return float64 `[4]`: hand position and gripper opening, the head of upstream's observation."""
+        right, left = self._claws
         state = np.empty(4)
         state[:3] = self._hand.xpos
-        state[3] = self._opening()
-        return np.clip(state, low, high)
+        state[3] = min(max(float(np.linalg.norm(right - left)) / 0.1, 0.0), 1.0)
+        return np.clip(state, *self._hand_bounds)
 
     def full_observation(self) -> np.ndarray:
-        """Float64 `[39]` as upstream's scripted experts read it, the goal included.
+        """Return float64 `[39]` as upstream's scripted experts read it, the goal included.
 
         The 18 numbers of the previous step, which they do not read, repeat the present ones.
         """
-        env: Any = self
-        frame = env._get_curr_obs_combined_no_goal()
+        frame = self._get_curr_obs_combined_no_goal()
         frame[:4] = self.proprio()
-        return np.concatenate([frame, frame, env._get_pos_goal()])
+        return np.concatenate([frame, frame, self._get_pos_goal()])
 
     def moving_state(self) -> bytes:
-        """Everything a reset sets: the simulation state, the bodies and sites it moves, and the goal."""
-        env: Any = self
+        """Return everything that a reset sets: the simulation state, the bodies and sites it moves, and the goal."""
         state = np.empty(mujoco.mj_stateSize(self.model, INTEGRATION))
         mujoco.mj_getState(self.model, self.data, state, INTEGRATION)
-        moved = (state, self.model.body_pos, self.model.body_quat, self.model.site_pos, env._target_pos)
+        moved = (state, self.model.body_pos, self.model.body_quat, self.model.site_pos, self._target_pos)
         return b"".join(np.ascontiguousarray(part, dtype=np.float64).tobytes() for part in moved)
 
     def touching_object(self, object_geom_id: int) -> bool:
-        """Do both pads press on the object? As upstream, with the contacts read in one go."""
+        """Whether both pads press on the object: upstream's method with the contacts read in one go."""
         contact, force = self.data.contact, self.data.efc_force
         pairs = contact.geom
         on_object = (pairs == object_geom_id).any(axis=1)
@@ -99,10 +110,8 @@ class LeanEnv:
                 return False
         return True
 
-    # -- Inside ------------------------------------------------------------------------------------
-
     def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        model = compiled_model(self.lean_task, self.fullpath)  # type: ignore[attr-defined]
+        model = compiled_model(self.lean_task, self.fullpath)
         return model, mujoco.MjData(model)
 
     @functools.cached_property
@@ -119,22 +128,16 @@ class LeanEnv:
 
     @functools.cached_property
     def _hand_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        space = self._HAND_SPACE  # type: ignore[attr-defined]
-        return np.append(space.low, -1.0), np.append(space.high, 1.0)
-
-    def _opening(self) -> float:
-        right, left = self._claws
-        return min(max(float(np.linalg.norm(right - left)) / 0.1, 0.0), 1.0)
+        return np.append(self._HAND_SPACE.low, -1.0), np.append(self._HAND_SPACE.high, 1.0)
 
     def _frame(self) -> np.ndarray:
         """The present frame `[18]` as `evaluate_state` reads it; see `READS_QUATERNIONS`."""
-        env: Any = self
         frame = np.zeros(FRAME)
         frame[:4] = self.proprio()
-        objects = np.reshape(env._get_pos_objects(), (-1, 3))
+        objects = np.reshape(self._get_pos_objects(), (-1, 3))
         quats = None
         if self.lean_task in READS_QUATERNIONS:
-            quats = np.reshape(env._get_quat_objects(), (-1, 4))
+            quats = np.reshape(self._get_quat_objects(), (-1, 4))
         for index, position in enumerate(objects):
             start = 4 + OBJECT * index
             frame[start : start + 3] = position
@@ -144,14 +147,14 @@ class LeanEnv:
 
 
 def make_env(task: str) -> LeanEnv:
-    """A Meta-World environment of `task`, not reset yet; the scene comes from our cache."""
+    """Return a Meta-World environment of `task`, not reset yet; the scene comes from our cache."""
     upstream = ALL_V3_ENVIRONMENTS[f"{task}-v3"]
     env: LeanEnv = type(f"Lean{upstream.__name__}", (LeanEnv, upstream), {"lean_task": task})()
     return env
 
 
 def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:
-    """The vectors of the first `number` start states of `env`'s task, float64 `[number, 3 or 6]`.
+    """Return the vectors of the first `number` start states of `env`'s task, float64 `[number, 3 or 6]`.
 
     The first 50 are those of `metaworld.MT1(task, seed).train_tasks`; more are drawn on from the same stream.
 
@@ -177,9 +180,7 @@ def start_vectors(env: LeanEnv, seed: int, number: int) -> np.ndarray:
 
 
 def compiled_model(task: str, xml: str) -> mujoco.MjModel:
-    """The scene of `task`, compiled from upstream's `xml` once per machine (0.1 s, then 5 ms)."""
-    from importlib.metadata import version
-
+    """Return the scene of `task`, compiled from upstream's `xml` once per machine (0.1 s, then 5 ms)."""
     root = cache_dir() / "metaworld"
     folder = root / f"{version('metaworld')}-mujoco{version('mujoco')}" / task
     try:

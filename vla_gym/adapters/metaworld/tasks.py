@@ -73,16 +73,8 @@ TASKS: dict[str, tuple[str, str]] = {
 BUCKETS = ("easy", "medium", "hard", "very_hard")
 
 MT10 = (
-    "reach",
-    "push",
-    "pick-place",
-    "door-open",
-    "drawer-open",
-    "drawer-close",
-    "button-press-topdown",
-    "peg-insert-side",
-    "window-open",
-    "window-close",
+    *("reach", "push", "pick-place", "door-open", "drawer-open", "drawer-close"),
+    *("button-press-topdown", "peg-insert-side", "window-open", "window-close"),
 )
 """Order of the package's MT10."""
 ML45_TEST = ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
@@ -99,20 +91,20 @@ TASK_SETS: dict[str, tuple[str, ...]] = {
 NUM_TASKS = {env_id: len(names) for env_id, names in TASK_SETS.items()}
 
 TRIALS = 50
-"""Frozen start states per task: what `metaworld.MT1` makes."""
+"""Frozen start states per task, as `metaworld.MT1` makes them."""
 MOST_STARTS = 10_000
 """Start states per task that can be asked for; drawing them takes 1.2 ms each, in every process that plays the task."""
 TASK_SEED = 42
 """Default seed of `MT1`; lerobot's too."""
 SPLITS = {"train": 0, "test": 1}
-"""Split -> what is added to the seed; the package's ML1 seeds its test goals the same way."""
+"""Split -> offset of the seed; the package's ML1 seeds its test goals the same way."""
 CAMERA = "corner4"
 """`corner2` moved to (0.75, 0.075, 0.7), which RLinf and lerobot do by hand, under its name in metaworld >= 3.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetaWorldProtocol:
-    """What decides whether two Meta-World success rates may be compared."""
+    """Rules of an evaluation: success rates of different rules do not compare."""
 
     horizon: int
     """Policy steps per episode; settle steps come on top."""
@@ -121,14 +113,14 @@ class MetaWorldProtocol:
     published_trials: int
     """Episodes per task behind the published rates."""
     source: str
-    """Where the numbers are published, and how that run differs from ours."""
+    """Publication of the numbers, and the differences of that run."""
 
 
 RLINF_RESET = (
     "its reset sends one zero action more, to all slots: new episodes there begin after 16, and those under way make a "
     "step that is not counted"
 )
-"""How settling there differs from ours, which is its 15 alone."""
+"""Difference of settling, which is its 15 alone here."""
 
 PROTOCOLS: dict[str, MetaWorldProtocol] = {
     "rlinf": MetaWorldProtocol(
@@ -155,12 +147,12 @@ PROTOCOLS: dict[str, MetaWorldProtocol] = {
 
 
 def metaworld_ids() -> tuple[str, ...]:
-    """Ids of this family."""
+    """Return the ids of this family."""
     return tuple(TASK_SETS)
 
 
 def default_protocol(env_id: str) -> str:
-    """RLinf's: its ML45 numbers are for episodes of 160 steps, all others for 100."""
+    """Return RLinf's: its ML45 numbers are for episodes of 160 steps, all others for 100."""
     return "rlinf-ml45" if env_id.startswith("MetaWorld-ML45") else "rlinf"
 
 
@@ -233,7 +225,7 @@ def metaworld_benchmark(
 
 
 def expert_name(task: str) -> str:
-    """Class of `metaworld.policies` that solves `task`, e.g. "SawyerReachV3Policy"."""
+    """Return the class of `metaworld.policies` that solves `task`, e.g. "SawyerReachV3Policy"."""
     if task not in TASKS:
         raise unknown_name("Meta-World task", task, TASKS)
     stem = {"peg-insert-side": "peg-insertion-side"}.get(task, task)

@@ -1,1 +1,1 @@
-"""What benchmarks on MuJoCo share: cameras, GL textures, compiled models on disk."""
+"""Shared by the benchmarks on MuJoCo: cameras, GL textures, compiled models on disk, loaded tasks."""

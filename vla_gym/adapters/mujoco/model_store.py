@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
 
-from vla_gym.system.cache import write_atomic
+from vla_gym.system.cache import read_json, write_atomic
 
 MIN_BLOB = 1 << 14
 """Pieces smaller than this (bytes) stay in the model's own file."""
@@ -71,14 +70,14 @@ def share_textures(model: mujoco.MjModel) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of bytes of a model's image that is filed on its own."""
+    """A run of bytes of a model's image with a file of its own."""
 
     start: int
     stop: int
     blob: str
     """Name of the file that holds it; empty for a run of zeros, which is not filed."""
     texture: int
-    """The texture whose pixels these are, -1 for other data."""
+    """Texture of these pixels, -1 for other data."""
 
     def file(self, blobs: Path) -> Path:
         """Return the path of the bytes."""
@@ -149,8 +148,8 @@ def _layout(folder: Path) -> tuple[int, list[Piece]]:
 
 
 @contextmanager
-def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
-    """Path of a file in memory with the model's image; pieces that are not wanted stay holes, which read as zeros."""
+def _image(folder: Path, blobs: Path, needed: list[Piece]) -> Iterator[str]:
+    """Context manager with the path of the image in memory; pieces not `needed` stay holes, which read as zeros."""
     size, pieces = _layout(folder)
     filed = sum(piece.stop - piece.start for piece in pieces)
     rest = memoryview(read_exactly(folder / "model.rest", size - filed))
@@ -161,7 +160,7 @@ def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
             os.pwrite(handle, rest[taken : taken + between], end)
             taken, end = taken + between, piece.stop
         os.pwrite(handle, rest[taken:], end)
-        for piece in wanted:
+        for piece in needed:
             if piece.blob:
                 os.pwrite(handle, read_exactly(piece.file(blobs), piece.stop - piece.start), piece.start)
         yield path
@@ -169,7 +168,7 @@ def _image(folder: Path, blobs: Path, wanted: list[Piece]) -> Iterator[str]:
 
 @contextmanager
 def _memory_file(size: int) -> Iterator[tuple[int, str]]:
-    """A file of `size` zeros that never touches a disk where the system offers one: handle and path."""
+    """Context manager with handle and path of a file of `size` zeros, in memory where the system offers that."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("compiled-model")
         try:
@@ -184,7 +183,7 @@ def _memory_file(size: int) -> Iterator[tuple[int, str]]:
 
 
 def read_exactly(file: Path, count: int) -> bytes:
-    """The `count` bytes of a file.
+    """Return the `count` bytes of a file.
 
     Raises:
         FileNotFoundError: if it is gone or shorter, as after an interrupted copy of the cache.
@@ -195,18 +194,6 @@ def read_exactly(file: Path, count: int) -> bytes:
             f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes"
         )
     return data
-
-
-def read_json(file: Path) -> Any:
-    """What a JSON file of the cache holds.
-
-    Raises:
-        FileNotFoundError: as `read_exactly`.
-    """
-    try:
-        return json.loads(file.read_bytes())
-    except ValueError as error:
-        raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
 
 
 def _write_once(path: Path, data: bytes) -> None:

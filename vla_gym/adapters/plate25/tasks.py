@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
@@ -64,23 +64,21 @@ class Protocol:
     source: str
 
 
+_MENDED = Protocol(
+    heights={"trained": (0.95, 0.95, 0.0), **TRIPLE_HEIGHTS},
+    settle=True,
+    published_distractor=False,
+    texture_of_table=False,
+    move_stops=True,
+    move_settles=True,
+    source="RL4VLA 55f966d6 with its slips mended",
+)
 PROTOCOLS: dict[str, Protocol] = {
-    "mended": Protocol(
-        heights={"trained": (0.95, 0.95, 0.0), **TRIPLE_HEIGHTS},
-        settle=True,
-        published_distractor=False,
-        texture_of_table=False,
-        move_stops=True,
-        move_settles=True,
-        source="RL4VLA 55f966d6 with its slips mended",
-    ),
-    "rl4vla": Protocol(
-        heights={"trained": (0.95, 0.95, 0.0), **TRIPLE_HEIGHTS},
-        settle=True,
+    "mended": _MENDED,
+    "rl4vla": replace(
+        _MENDED,
         published_distractor=True,
-        texture_of_table=False,
         move_stops=False,
-        move_settles=True,
         source="RL4VLA 55f966d6; it reports success in the last of 80 steps (success_at_end here)",
     ),
     "rlinf": Protocol(

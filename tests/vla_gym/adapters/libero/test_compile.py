@@ -20,7 +20,9 @@ XML = """<mujoco>
     <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
   </asset>
 </mujoco>"""
-RECORD = {"reset_state": [0.0], "home": [], "arm": {}, "goal": [], "lamps": []}
+INDICES = ("qpos", "qvel", "actuators", "gripper_qpos", "gripper_actuators")
+ARM = {"site": 0, "hand_body": 0, **{key: [] for key in INDICES}}
+RECORD = {"reset_state": [0.0], "home": [], "arm": ARM, "goal": [], "lamps": []}
 
 
 def refuse(domain: object) -> None:
@@ -59,7 +61,6 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
     monkeypatch.setattr(libero_compile, "task_key", lambda suite, task: task)
     monkeypatch.setattr(libero_compile, "run_child", compile_task)
-    monkeypatch.setattr(libero_compile.ArmIndex, "from_json", lambda record: None)
     return done
 
 

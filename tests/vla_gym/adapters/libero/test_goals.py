@@ -13,6 +13,7 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
 from vla_gym.adapters.libero.goals import Condition, goal_satisfied  # noqa: E402
+from vla_gym.system.cache import read_json, write_atomic  # noqa: E402
 
 pytestmark = pytest.mark.sim
 
@@ -109,9 +110,10 @@ def test_every_decides_between_all_joints_and_any(scene) -> None:
     assert not goal_satisfied([either, both], model, data)  # a goal is a conjunction
 
 
-def test_a_condition_survives_json() -> None:
+def test_a_condition_survives_json(tmp_path: Path) -> None:
     condition = Condition(kind="on_object", body=3, target=4, contact=((1, 2), (5,)), size=(0.1, 0.2))
-    assert Condition.from_json(json.loads(json.dumps(asdict(condition)))) == condition
+    write_atomic(tmp_path / "condition.json", json.dumps(asdict(condition)).encode())
+    assert Condition(**read_json(tmp_path / "condition.json")) == condition
 
 
 COMPARE_WITH_UPSTREAM = """

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vla_gym.adapters.libero.placements import (
     draw_start,
     start_generator,
 )
+from vla_gym.system.cache import read_json, write_atomic
 
 HALF = math.sqrt(0.5)
 CUP = Placing(
@@ -143,8 +145,9 @@ def test_a_start_state_depends_on_its_names_and_number_only() -> None:
     assert start_generator(*known).random() == pytest.approx(FIRST_NUMBER, abs=1e-12)
 
 
-def test_regions_survive_json() -> None:
+def test_regions_survive_json(tmp_path: Path) -> None:
     full = dataclasses.replace(
         REGIONS, placings=(CUP, dataclasses.replace(CUP, on="cup", ride=Ride(span=0, way_3=(1.0, 0.0, 0.0))))
     )
-    assert StartRegions.from_json(json.loads(json.dumps(dataclasses.asdict(full)))) == full
+    write_atomic(tmp_path / "regions.json", json.dumps(dataclasses.asdict(full)).encode())
+    assert StartRegions.from_json(read_json(tmp_path / "regions.json")) == full
