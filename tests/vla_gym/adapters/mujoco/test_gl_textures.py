@@ -3,9 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vla_gym.adapters.libero.tasks import libero_benchmark
@@ -83,45 +81,3 @@ def test_scenes_share_textures_and_look_the_same(backend: str, libraries: tuple[
     script = f"SCENE = {SCENE!r}\n{DRAW}"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout.endswith("done\n"), done.stderr
-
-
-def test_a_piece_cut_short_is_not_there(tmp_path: Path) -> None:
-    import mujoco
-
-    from vla_gym.adapters.mujoco import model_store
-
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
-    loaded = model_store.load(tmp_path / "scene", tmp_path / "pieces")
-    np.testing.assert_array_equal(loaded.tex_data, model.tex_data)
-    _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
-    files[0].write_bytes(files[0].read_bytes()[:-1])
-    for load in (model_store.load, model_store.load_unpainted):
-        with pytest.raises(FileNotFoundError, match="cut short"):
-            load(tmp_path / "scene", tmp_path / "pieces")
-
-
-@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
-@pytest.mark.parametrize("keep", [None, 0, 9])
-def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(
-    name: str, keep: int | None, tmp_path: Path
-) -> None:
-    import mujoco
-
-    from vla_gym.adapters.mujoco import model_store
-
-    model = mujoco.MjModel.from_xml_string(SCENE)
-    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
-    model_store.save(model, scene, pieces)
-    _, files = model_store.load_unpainted(scene, pieces)
-    file = files[0] if name == "piece" else scene / name
-    whole = file.read_bytes()
-    file.unlink()
-    if keep is not None:
-        file.write_bytes(whole[:keep])
-    for load in (model_store.load, model_store.load_unpainted):
-        with pytest.raises(FileNotFoundError, match=str(file)):
-            load(scene, pieces)
-    model_store.save(model, scene, pieces)
-    assert file.read_bytes() == whole
-    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)

@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vla_gym.adapters.plate25.catalogue import TEMPLATES, sentence
 from vla_gym.adapters.plate25.layouts import SPREADS
 from vla_gym.adapters.plate25.runs import MAIN, RUNS, Episode, Run, distractor, find_run
 from vla_gym.errors import BadValue
@@ -164,12 +163,5 @@ def test_find_run() -> None:
     assert find_run("Plate", "train") is RUNS["Plate"]
 
 
-def test_sentences() -> None:
-    assert len(TEMPLATES) == len(set(TEMPLATES)) == 21
-    assert sentence(0, "carrot", "plate") == "put carrot on plate"
-    assert (
-        sentence(13, "7up can", "cutting board")
-        == "Move 7up can so it\N{RIGHT SINGLE QUOTATION MARK}s on cutting board."
-    )
-    assert sentence(15, "pipe", "plate") == "pipe on the plate, please."
+def test_an_episode_has_its_sentence() -> None:
     assert RUNS["Instruct"].episode(50_176).instruction == "set carrot on plate"

@@ -1,0 +1,55 @@
+"""Models on disk: read back whole, and not there when a file is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
+from vla_gym.adapters.mujoco import model_store  # noqa: E402
+
+pytestmark = pytest.mark.sim
+
+SCENE = """<mujoco>
+  <asset>
+    <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+    <material name="a" texture="a"/>
+  </asset>
+  <worldbody><geom type="box" size=".4 .4 .1" material="a"/></worldbody>
+</mujoco>"""
+
+
+def test_a_piece_cut_short_is_not_there(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
+    loaded = model_store.load(tmp_path / "scene", tmp_path / "pieces")
+    np.testing.assert_array_equal(loaded.tex_data, model.tex_data)
+    _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    for load in (model_store.load, model_store.load_unpainted):
+        with pytest.raises(FileNotFoundError, match="cut short"):
+            load(tmp_path / "scene", tmp_path / "pieces")
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
+@pytest.mark.parametrize("keep", [None, 0, 9])
+def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(
+    name: str, keep: int | None, tmp_path: Path
+) -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
+    model_store.save(model, scene, pieces)
+    _, files = model_store.load_unpainted(scene, pieces)
+    file = files[0] if name == "piece" else scene / name
+    whole = file.read_bytes()
+    file.unlink()
+    if keep is not None:
+        file.write_bytes(whole[:keep])
+    for load in (model_store.load, model_store.load_unpainted):
+        with pytest.raises(FileNotFoundError, match=str(file)):
+            load(scene, pieces)
+    model_store.save(model, scene, pieces)
+    assert file.read_bytes() == whole
+    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)

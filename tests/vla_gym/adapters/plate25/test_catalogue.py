@@ -1,0 +1,41 @@
+"""The suite's things and sentences, by hand and against the published pack."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, TABLES, TEMPLATES, sentence
+
+
+def test_counts_and_a_box_by_hand() -> None:
+    assert (len(OBJECTS), len(PLATES), len(TABLES)) == (25, 17, 21)
+    assert [table.mix for table in TABLES] == [0.0] + [1.0] * 20
+    assert PLATES[0].size.tolist() == [0.11, 0.11, 0.006]
+    assert len({thing.name for thing in OBJECTS}) == 25
+    assert len({thing.name for thing in PLATES}) == 17
+
+
+def test_the_catalogue_is_the_pack_s_own(sample: Path) -> None:
+    for kind, things in (("carrot", OBJECTS), ("plate", PLATES)):
+        db = json.loads((sample / "carrot" / f"more_{kind}" / "model_db.json").read_text(encoding="utf-8"))
+        assert list(db) == [thing.folder for thing in things]
+        for thing in things:
+            entry = db[thing.folder]
+            assert (entry["name"], entry["density"]) == (thing.name, thing.density)
+            assert (entry["bbox"]["min"], entry["bbox"]["max"]) == (list(thing.low), list(thing.high))
+            assert entry["scales"] == [1.0]
+    db = json.loads((sample / "carrot" / "more_table" / "model_db.json").read_text(encoding="utf-8"))
+    rows = [(name, entry["texture"], entry["mix"]) for name, entry in db.items()]
+    assert rows == [dataclasses.astuple(table) for table in TABLES]
+
+
+def test_sentences() -> None:
+    assert len(TEMPLATES) == len(set(TEMPLATES)) == 21
+    assert sentence(0, "carrot", "plate") == "put carrot on plate"
+    assert (
+        sentence(13, "7up can", "cutting board")
+        == "Move 7up can so it\N{RIGHT SINGLE QUOTATION MARK}s on cutting board."
+    )
+    assert sentence(15, "pipe", "plate") == "pipe on the plate, please."
