@@ -13,7 +13,7 @@ The command line turns each into one line and exit code 2. `WorkerRestarted` is 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class VLAZooError(Exception):
@@ -52,6 +52,12 @@ def unknown_name(kind: str, got: object, known: Iterable[str], *, show: int = 12
     listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
     hint = f" Did you mean '{by_fold[near[0]]}'?" if near else ""
     return UnknownName(f"no {kind} '{got}'. Known: {listed}.{hint}")
+
+
+def check_known(kind: str, got: object, known: Collection[str], *, show: int = 12) -> None:
+    """Raise `UnknownName`, as of `unknown_name`, unless `got` is in `known`."""
+    if got not in known:
+        raise unknown_name(kind, got, known, show=show)
 
 
 def check_integer(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:

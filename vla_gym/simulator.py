@@ -28,7 +28,8 @@ class SimStep:
 
 
 class Simulator(Protocol):
-    """One simulator. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`.
+    """One simulator. The constructor is called as `Class(tasks, image_size, cameras, **simulator_kwargs)`: the
+    benchmark's tasks, the side of its square pictures in pixels, and the observation keys of the cameras to render.
 
     Rules: no rendering outside `observe`; the same start state gives the same bytes, whatever came
     before; `step` never resets; NumPy arrays returned are fresh (or copied by the caller at once).

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vla_gym.errors import unknown_name
+from vla_gym.errors import check_known
 from vla_gym.simulator import SimStep
 from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
 
@@ -46,8 +46,7 @@ _GRIPPER_COLOUR = (20, 20, 20)
 
 def toy_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
     """Describe `Toy-Reach`: one task per colour; split "test" has start states never seen in "train"."""
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    check_known("split", split, SPLITS)
     tasks = tuple(
         Task(
             name=f"reach_{colour}",

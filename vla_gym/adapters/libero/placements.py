@@ -150,10 +150,7 @@ def draw_poses(placings: Sequence[Placing], shares: Sequence[float], rng: Unifor
 
 
 def _find_place(
-    placing: Placing,
-    placed: dict[str, tuple[Placing, np.ndarray]],
-    shares: Sequence[float],
-    rng: Uniform,
+    placing: Placing, placed: dict[str, tuple[Placing, np.ndarray]], shares: Sequence[float], rng: Uniform
 ) -> np.ndarray | None:
     """A position `[3]` clear of the placed objects; None where none was found."""
     base_3 = np.array(placing.base_3)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vla_gym.adapters.libero.tasks import libero_benchmark, require_libero, sentence
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_known
 from vla_gym.specs import Benchmark, Task
 
 BASES = {
@@ -77,10 +77,8 @@ def libero_pro_benchmark(
         MissingDependency: the `libero` extra is not installed.
     """
     suites = pro_suites()
-    if env_id not in suites:
-        raise unknown_name("LIBERO-PRO suite", env_id, suites, show=16)
-    if instruction not in INSTRUCTIONS:
-        raise unknown_name("kind of instruction", instruction, INSTRUCTIONS)
+    check_known("LIBERO-PRO suite", env_id, suites, show=16)
+    check_known("kind of instruction", instruction, INSTRUCTIONS)
     base, kind = suites[env_id]
     if instruction == "file" and not PERTURBATIONS[kind].file_name_fits:
         raise BadValue(

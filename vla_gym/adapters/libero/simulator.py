@@ -55,9 +55,7 @@ class LiberoSimulator:
     """One sub-environment of LIBERO; see `vla_gym.simulator.Simulator`.
 
     Args:
-        tasks: the benchmark's tasks.
-        image_size: side of the pictures, pixels.
-        cameras: any of "image" (agentview) and "wrist_image" (robot0_eye_in_hand).
+        tasks, image_size, cameras: as of `Simulator`; "image" is agentview, "wrist_image" robot0_eye_in_hand.
         settle_steps: policy steps between `set_init_state` and the first observation, at least 2.
         settle_gripper: gripper command while settling; the arm is commanded zeros.
         starts: PUBLISHED, or the split that start states are drawn for.

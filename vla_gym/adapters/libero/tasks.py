@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import version
 
 from vla_gym.adapters.libero.scene import Scene
-from vla_gym.errors import BadValue, MissingDependency, check_integer, unknown_name
+from vla_gym.errors import BadValue, MissingDependency, check_integer, check_known
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 SUITES = {
@@ -73,8 +73,7 @@ def _protocol(
 
 PROTOCOLS = {
     "openvla-oft": _protocol(
-        (220, 280, 300, 400, 520),
-        "moojink/openvla-oft 213c5ff8 experiments/robot/libero/run_libero_eval.py",
+        (220, 280, 300, 400, 520), "moojink/openvla-oft 213c5ff8 experiments/robot/libero/run_libero_eval.py"
     ),
     "simplevla-rl": _protocol((512,) * 5, "PRIME-RL/SimpleVLA-RL 7c51662d"),
     "rlinf": _protocol(
@@ -116,12 +115,9 @@ def libero_benchmark(
         MissingDependency: the `libero` extra is not installed.
     """
     suite_id, _, index = env_id.partition("/")
-    if suite_id not in SUITES:
-        raise unknown_name("LIBERO suite", suite_id, SUITES)
-    if protocol not in PROTOCOLS:
-        raise unknown_name("LIBERO protocol", protocol, PROTOCOLS)
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    check_known("LIBERO suite", suite_id, SUITES)
+    check_known("LIBERO protocol", protocol, PROTOCOLS)
+    check_known("split", split, SPLITS)
     check_integer(
         "sampled_starts",
         sampled_starts,

@@ -114,9 +114,7 @@ class ManiSkillBatch:
     """All slots; see `vla_gym.workers.batch_pool.BatchSimulator`.
 
     Args:
-        tasks: the benchmark's only task, by its name in `tasks.TASKS`.
-        image_size: side of the pictures, pixels.
-        cameras: keys of `tasks.CAMERAS`.
+        tasks, image_size, cameras: as of `Simulator`, with one task.
         num_envs: N.
         num_workers: processes that draw start states on CPU physics.
         first_seed: upstream's seed of trial 0; trial k has `first_seed + k`.

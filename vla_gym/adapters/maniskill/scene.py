@@ -32,12 +32,7 @@ COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": F
 
 
 def make_env(
-    task: str,
-    image_size: int,
-    *,
-    num_envs: int = 1,
-    sim_backend: str = "physx_cpu",
-    drawn: bool = True,
+    task: str, image_size: int, *, num_envs: int = 1, sim_backend: str = "physx_cpu", drawn: bool = True
 ) -> Any:
     """Return an environment drawn on the device that `VLA_ZOO_SAPIEN_DEVICE` names (default: software).
 

@@ -18,9 +18,7 @@ class ManiSkillSimulator:
     """One sub-environment; see `vla_gym.simulator.Simulator`.
 
     Args:
-        tasks: the benchmark's only task, by its name in `tasks.TASKS`.
-        image_size: side of the picture, pixels.
-        cameras: keys of `tasks.CAMERAS`; without any, nothing is drawn.
+        tasks, image_size, cameras: as of `Simulator`, with one task; without cameras no Vulkan driver is touched.
         first_seed: upstream's seed of trial 0; trial k has `first_seed + k`.
         task_reward: "success" (0 or 1) or "dense" (upstream's normalised one, 0 .. 1).
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 TaskReward = Literal["success", "dense"]
@@ -109,15 +109,13 @@ def maniskill_benchmark(
         UnknownName: no such id, split, reward or physics.
         BadValue: `task_seed` is no integer >= 0, or the task has no dense reward.
     """
-    if env_id not in NUM_TASKS:
-        raise unknown_name("ManiSkill id", env_id, NUM_TASKS)
+    check_known("ManiSkill id", env_id, NUM_TASKS)
     for kind, got, known in (
         ("split", split, tuple(SPLITS)),
         ("task reward", task_reward, get_args(TaskReward)),
         ("physics", physics, get_args(Physics)),
     ):
-        if got not in known:
-            raise unknown_name(kind, str(got), known)
+        check_known(kind, got, known)
     check_integer("task_seed", task_seed, 0, 2**31 - 2 * TRIALS - 1)
     name = env_id.rpartition("/")[2]
     task = TASKS[name]

@@ -78,9 +78,7 @@ class MetaWorldSimulator:
     """One sub-environment of Meta-World; see `vla_gym.simulator.Simulator`.
 
     Args:
-        tasks: the benchmark's tasks.
-        image_size: side of the picture, pixels.
-        cameras: ("image",).
+        tasks, image_size, cameras: as of `Simulator`.
         task_seed: seed of the frozen start states; trial k is `MT1(task, task_seed).train_tasks[k]`.
         settle_steps: zero actions between the reset and the first observation.
         render_quality: "full", or "fast" without shadows and reflections.

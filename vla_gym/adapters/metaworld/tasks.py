@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from vla_gym.errors import check_integer, unknown_name
+from vla_gym.errors import check_integer, check_known
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 RenderQuality = Literal["full", "fast"]
@@ -183,8 +183,7 @@ def metaworld_benchmark(
         UnknownName: no such id, protocol, split, quality or reward.
         BadValue: `task_seed` is no integer >= 0, or `sampled_starts` outside 0 .. `MOST_STARTS`.
     """
-    if env_id not in TASK_SETS:
-        raise unknown_name("Meta-World id", env_id, TASK_SETS)
+    check_known("Meta-World id", env_id, TASK_SETS)
     protocol = default_protocol(env_id) if protocol is None else protocol
     for kind, got, known in (
         ("Meta-World protocol", protocol, PROTOCOLS),
@@ -192,8 +191,7 @@ def metaworld_benchmark(
         ("render quality", render_quality, get_args(RenderQuality)),
         ("task reward", task_reward, get_args(TaskReward)),
     ):
-        if got not in known:
-            raise unknown_name(kind, str(got), known)
+        check_known(kind, got, known)
     check_integer("task_seed", task_seed, 0)
     check_integer(
         "sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones"
@@ -226,8 +224,7 @@ def metaworld_benchmark(
 
 def expert_name(task: str) -> str:
     """Return the class of `metaworld.policies` that solves `task`, e.g. "SawyerReachV3Policy"."""
-    if task not in TASKS:
-        raise unknown_name("Meta-World task", task, TASKS)
+    check_known("Meta-World task", task, TASKS)
     stem = {"peg-insert-side": "peg-insertion-side"}.get(task, task)
     return "Sawyer" + "".join(word.capitalize() for word in stem.split("-")) + "V3Policy"
 

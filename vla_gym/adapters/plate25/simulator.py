@@ -31,9 +31,7 @@ class Plate25Simulator:
     """See `vla_gym.simulator.Simulator`.
 
     Args:
-        tasks: tasks of the run, known by name.
-        image_size: side of the picture, pixels.
-        cameras: ("image",).
+        tasks, image_size, cameras: as of `Simulator`; tasks are known by name.
         run: a key of `RUNS`; "" is the training set.
         split: part of the training set.
         protocol: a key of `PROTOCOLS`.
