@@ -11,7 +11,7 @@ from vla_gym.adapters import toy
 from vla_gym.adapters.toy import COLOURS, STEP, ToyReach, toy_benchmark
 from vla_gym.specs import StartState
 
-CELLS = [StartState(task_id=task, trial_id=trial) for task in range(3) for trial in range(50)]
+STARTS = [StartState(task_id=task, trial_id=trial) for task in range(3) for trial in range(50)]
 
 
 def make_toy(split: str = "train", cameras: tuple[str, ...] = ("image",), size: int = 32) -> ToyReach:
@@ -69,32 +69,32 @@ def test_chance_succeeds_now_and_then() -> None:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_no_two_episodes_begin_alike(split: str) -> None:
     simulator = make_toy(split)
-    assert len({simulator.reset(cell) for cell in CELLS}) == 150
+    assert len({simulator.reset(start) for start in STARTS}) == 150
 
 
 def test_splits_share_no_start_state() -> None:
     train, test = make_toy("train"), make_toy("test")
-    assert not {train.reset(cell) for cell in CELLS} & {test.reset(cell) for cell in CELLS}
+    assert not {train.reset(start) for start in STARTS} & {test.reset(start) for start in STARTS}
     with pytest.raises(UnknownName, match="split"):
         toy_benchmark("Toy-Reach", split="val")
 
 
-def test_an_episode_is_fully_determined_by_its_cell() -> None:
-    one, other = make_toy(), make_toy()
-    other.reset(CELLS[3])
+def test_an_episode_is_fully_determined_by_its_start_state() -> None:
+    first, other = make_toy(), make_toy()
+    other.reset(STARTS[3])
     other.step(np.array([1.0, -1.0], dtype=np.float32))
-    assert one.reset(CELLS[77]) == other.reset(CELLS[77])
+    assert first.reset(STARTS[77]) == other.reset(STARTS[77])
     action_A = np.array([0.3, -0.6], dtype=np.float32)
     for _ in range(3):
-        assert one.step(action_A) == other.step(action_A)
-        for key, value in one.observe().items():
+        assert first.step(action_A) == other.step(action_A)
+        for key, value in first.observe().items():
             assert np.array_equal(value, other.observe()[key])
 
 
 def test_no_episode_begins_on_a_block_or_in_the_way_of_another() -> None:
     simulator = make_toy()
-    for cell in CELLS:
-        simulator.reset(cell)
+    for start in STARTS:
+        simulator.reset(start)
         place = np.array([simulator._x, simulator._y])
         blocks = np.array(simulator._blocks)
         for target in range(3):
@@ -120,7 +120,7 @@ def test_touching_the_named_block_solves_and_touching_another_ends() -> None:
 
 def test_actions_move_the_gripper_and_the_table_has_edges() -> None:
     simulator = make_toy()
-    simulator.reset(CELLS[0])
+    simulator.reset(STARTS[0])
     simulator._blocks = [(9.0, 9.0)] * 3  # out of reach
     x, y = simulator._x, simulator._y
     assert not simulator.step(np.array([1.0, -0.5], dtype=np.float32)).terminated
@@ -134,8 +134,8 @@ def test_actions_move_the_gripper_and_the_table_has_edges() -> None:
 @pytest.mark.parametrize("size", [8, 32, 224])
 def test_pictures(size: int) -> None:
     simulator = make_toy(cameras=("image", "wrist_image"), size=size)
-    for cell in CELLS[::10]:
-        simulator.reset(cell)
+    for start in STARTS[::10]:
+        simulator.reset(start)
         views = simulator.observe()
         assert set(views) == {"image", "wrist_image", "state"}
         for name in ("image", "wrist_image"):
@@ -149,5 +149,5 @@ def test_pictures(size: int) -> None:
 
 def test_only_the_asked_cameras_are_drawn() -> None:
     simulator = make_toy(cameras=("wrist_image",))
-    simulator.reset(CELLS[0])
+    simulator.reset(STARTS[0])
     assert set(simulator.observe()) == {"wrist_image", "state"}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sim
 pytest.importorskip("metaworld")
 
 
-def test_a_killed_simulator_is_started_anew_and_its_cell_run_again() -> None:
+def test_a_killed_simulator_is_started_anew_and_its_start_state_played_again() -> None:
     envs = make_vec(
         "MetaWorld-MT50",
         2,
@@ -36,7 +36,7 @@ def test_a_killed_simulator_is_started_anew_and_its_cell_run_again() -> None:
         assert truncated_N.tolist() == [False, True]
         assert infos["final_info"]["lost"].tolist() == [False, True]
         assert "episode" not in infos["final_info"]
-        # The same cell, from the same state and with the same picture, in a new process.
+        # The same start state, from the same state and with the same picture, in a new process.
         assert (infos["task_id"][1], infos["trial_id"][1]) == (25, 0)
         assert infos["start_state"][1] == start_state
         np.testing.assert_array_equal(obs["image"][1], first["image"][1])

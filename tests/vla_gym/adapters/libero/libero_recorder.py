@@ -1,6 +1,6 @@
 """Record one LIBERO episode, with our simulator or with LIBERO's own environment, as arrays in an npz file.
 
-Run as `python libero_recorder.py {ours,upstream} SUITE_ID TASK TRIAL STEPS OUT.npz`: a fresh process each, for
+Run as `python libero_recorder.py {adapter,upstream} SUITE_ID TASK TRIAL STEPS OUT.npz`: a fresh process each, for
 two renderers in one process would draw into each other's GL context.
 """
 
@@ -27,7 +27,7 @@ def actions(steps: int) -> np.ndarray:
     return chosen
 
 
-def ours(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[np.ndarray]]:
+def adapter(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[np.ndarray]]:
     from vla_gym.adapters.libero.simulator import LiberoSimulator
 
     benchmark = find_benchmark(suite_id)
@@ -99,5 +99,5 @@ def upstream(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list
 
 if __name__ == "__main__":
     who, suite, task, trial, steps, out = sys.argv[1:]
-    recorder = {"ours": ours, "upstream": upstream}[who]
+    recorder = {"adapter": adapter, "upstream": upstream}[who]
     np.savez(out, **recorder(suite, int(task), int(trial), int(steps)))

@@ -48,7 +48,7 @@ def settled(env_id: str, names: list[str]) -> dict[str, Any]:
 
 
 def upstream(env_id: str, seed: int) -> dict[str, Any]:
-    """Largest difference of a pose between upstream's samplers and ours on one stream of numbers."""
+    """Largest difference of a pose between upstream's samplers and `draw_poses` on one stream of numbers."""
     from vla_gym.adapters.libero.compile import bddl_file
     from vla_gym.adapters.libero.upstream import make_domain, read_start_regions
 

@@ -42,14 +42,14 @@ def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, 
 def test_forty_steps_are_bit_identical_to_offscreen_render_env(
     suite: str, task: int, trial: int, tmp_path: Path
 ) -> None:
-    ours = record("ours", suite, task, trial, tmp_path / "ours.npz")
-    theirs = record("upstream", suite, task, trial, tmp_path / "upstream.npz")
-    assert set(ours) == set(theirs)
+    log = record("adapter", suite, task, trial, tmp_path / "adapter.npz")
+    expected = record("upstream", suite, task, trial, tmp_path / "upstream.npz")
+    assert set(log) == set(expected)
     for key in ("qpos", "qvel", "reward", "done", "state", "image", "wrist_image"):
-        assert ours[key].shape == theirs[key].shape
-        assert len(ours[key]) == STEPS + 1
-        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+        assert log[key].shape == expected[key].shape
+        assert len(log[key]) == STEPS + 1
+        np.testing.assert_array_equal(log[key], expected[key], err_msg=key)
     # The comparison would mean little if nothing moved or nothing could be seen.
-    assert np.abs(ours["qpos"][-1] - ours["qpos"][0]).max() > 0.05
-    assert ours["image"].std() > 20
-    assert (ours["wrist_image"][0] != ours["wrist_image"][-1]).any()
+    assert np.abs(log["qpos"][-1] - log["qpos"][0]).max() > 0.05
+    assert log["image"].std() > 20
+    assert (log["wrist_image"][0] != log["wrist_image"][-1]).any()

@@ -110,9 +110,9 @@ def test_the_protocol_says_what_is_changed() -> None:
 
 
 def test_a_single_task() -> None:
-    one = find_benchmark("LIBERO-Goal-PRO-lan/3")
-    assert one.id == "LIBERO-Goal-PRO-lan/3"
-    (task,) = one.tasks
+    single = find_benchmark("LIBERO-Goal-PRO-lan/3")
+    assert single.id == "LIBERO-Goal-PRO-lan/3"
+    (task,) = single.tasks
     assert task.suite == "libero_goal_lan"
     assert task.instruction == "slide open the top drawer and place the bowl in it"
 

@@ -89,8 +89,8 @@ def test_the_vector_environment_deals_sampled_starts() -> None:
     try:
         assert envs.benchmark.tasks[0].num_trials == 1000
         record = envs.protocol()
-        cells = {"task_id": np.array([0, 0]), "trial_id": np.array([0, 999])}
-        _, infos = envs.reset(options=cells)
+        starts = {"task_id": np.array([0, 0]), "trial_id": np.array([0, 999])}
+        _, infos = envs.reset(options=starts)
     finally:
         envs.close()
     assert record["options"] == {"sampled_starts": 1000}

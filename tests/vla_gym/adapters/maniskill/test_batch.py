@@ -161,18 +161,18 @@ def written(monkeypatch: pytest.MonkeyPatch, name: str, num_envs: int) -> tuple[
     return batch, env
 
 
-def cells(trials: dict[int, int]) -> dict[int, StartState]:
+def starts(trials: dict[int, int]) -> dict[int, StartState]:
     return {slot: StartState(task_id=0, trial_id=trial) for slot, trial in trials.items()}
 
 
 def test_rows_go_to_their_slots_and_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, env = written(monkeypatch, "PickCube", 4)
-    assert batch.reset(cells({0: 7, 1: 7, 2: 9, 3: 9})) == {0: "07", 1: "07", 2: "09", 3: "09"}
+    assert batch.reset(starts({0: 7, 1: 7, 2: 9, 3: 9})) == {0: "07", 1: "07", 2: "09", 3: "09"}
     assert (env.state[0] == env.state[1]).all()  # a group, bit for bit
     assert env.state[:, 0].tolist() == [7, 7, 9, 9]
     assert batch.step(np.zeros((4, 7), dtype=np.float32)).success_N.tolist() == [False] * 4
     saved = batch.save([1, 2])
-    batch.reset(cells({1: 80, 3: 5}))
+    batch.reset(starts({1: 80, 3: 5}))
     assert env.state[:, 0].tolist() == [7.25, 80, 9.25, 5]
     outcome = batch.step(np.zeros((4, 7), dtype=np.float32))
     assert outcome.success_N.tolist() == outcome.terminated_N.tolist() == [False, True, False, False]
@@ -185,13 +185,13 @@ def test_rows_go_to_their_slots_and_leave_the_others(monkeypatch: pytest.MonkeyP
 def test_random_shapes_are_built_from_every_slot_s_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots 1 and 2 keep shapes and states while slot 0 gets others; the same shapes are not built again."""
     batch, env = written(monkeypatch, "PegInsertionSide", 3)
-    batch.reset(cells({0: 4, 1: 4, 2: 6}))
+    batch.reset(starts({0: 4, 1: 4, 2: 6}))
     assert env.seeds == [[104, 104, 106]]
     batch.step(np.zeros((3, 7), dtype=np.float32))
-    batch.reset(cells({0: 5}))
+    batch.reset(starts({0: 5}))
     assert env.seeds[1:] == [[105, 104, 106]]
     assert env.state[:, 0].tolist() == [5, 4.25, 6.25]
-    batch.reset(cells({0: 5, 2: 6}))
+    batch.reset(starts({0: 5, 2: 6}))
     assert len(env.seeds) == 2
 
 

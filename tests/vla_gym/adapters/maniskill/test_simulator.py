@@ -103,7 +103,7 @@ def test_states_success_and_pictures_are_upstreams(pick: Any) -> None:
         sensor_configs={"width": SIZE, "height": SIZE, "shader_config": shaders},
         human_render_camera_configs={"shader_config": shaders},
     ).unwrapped
-    upstream.goal_site.show_visual()  # its policies are told the goal as numbers
+    upstream.goal_site.show_visual()  # its policies read the goal as numbers
     upstream._hidden_objects.clear()
     observation, _ = upstream.reset(seed=[7])
     pick.reset(StartState(task_id=0, trial_id=7))

@@ -36,8 +36,8 @@ def test_horizons_are_upstreams() -> None:
 
 def test_all_share_one_space_and_some_have_a_wrist_camera() -> None:
     made = [find_benchmark(f"ManiSkill/{name}") for name in TASKS]
-    assert {(one.action_dim, one.state_dim, one.default_image_size) for one in made} == {(7, 9, 128)}
-    wrist = {one.tasks[0].name for one in made if "wrist_image" in one.cameras}
+    assert {(b.action_dim, b.state_dim, b.default_image_size) for b in made} == {(7, 9, 128)}
+    wrist = {b.tasks[0].name for b in made if "wrist_image" in b.cameras}
     assert wrist == {"StackCube", "PegInsertionSide", "StackPyramid", "PlugCharger"}
 
 

@@ -1,6 +1,6 @@
 """Photograph Meta-World tasks, with our simulator or with upstream's `render()`, into an npz file.
 
-Run as `python metaworld_recorder.py {ours,fast,upstream,corner2} SIZE OUT.npz TASK...`: a fresh process for each
+Run as `python metaworld_recorder.py {adapter,fast,upstream,corner2} SIZE OUT.npz TASK...`: a fresh process for each
 side, for two renderers in one process would draw into each other's GL context. Each task gives two pictures,
 after the reset of trial 3 and seven steps later.
 """
@@ -22,7 +22,7 @@ def actions() -> np.ndarray:
     return np.random.default_rng(5).uniform(-1, 1, (7, 4)).astype(np.float32)
 
 
-def ours(task: str, size: int, quality: str) -> list[np.ndarray]:
+def adapter(task: str, size: int, quality: str) -> list[np.ndarray]:
     from vla_gym.adapters.metaworld.simulator import MetaWorldSimulator
 
     benchmark = metaworld_benchmark(f"MetaWorld/{task}", protocol="lerobot", render_quality=quality)
@@ -56,8 +56,8 @@ def upstream(task: str, size: int, camera: str) -> list[np.ndarray]:
 
 if __name__ == "__main__":
     side, size, out, *tasks = sys.argv[1:]
-    if side in ("ours", "fast"):
-        log = {task: ours(task, int(size), {"ours": "full"}.get(side, side)) for task in tasks}
+    if side in ("adapter", "fast"):
+        log = {task: adapter(task, int(size), {"adapter": "full"}.get(side, side)) for task in tasks}
     else:
         log = {task: upstream(task, int(size), {"upstream": "corner4"}.get(side, side)) for task in tasks}
     np.savez(out, **log)

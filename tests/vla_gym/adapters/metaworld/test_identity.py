@@ -104,18 +104,18 @@ def test_the_names_and_sets_are_the_package_s() -> None:
 
 
 @pytest.mark.parametrize("task", ["reach", "window-open", "hammer"])
-def test_a_cell_is_one_state_whatever_came_before(task: str) -> None:
+def test_a_start_state_is_one_state_whatever_came_before(task: str) -> None:
     first, second = simulator(task), simulator(task)
-    cell, other = StartState(task_id=0, trial_id=4), StartState(task_id=0, trial_id=9)
-    fingerprint = first.reset(cell)
+    start, other = StartState(task_id=0, trial_id=4), StartState(task_id=0, trial_id=9)
+    fingerprint = first.reset(start)
     fresh = first._env.data.qpos.copy(), first._env.model.body_pos.copy(), first._env.proprio()
     assert second.reset(other) != fingerprint
     for action in np.random.default_rng(1).uniform(-1, 1, (25, 4)).astype(np.float32):
         second.step(action)
-    assert second.reset(cell) == fingerprint
+    assert second.reset(start) == fingerprint
     again = second._env.data.qpos, second._env.model.body_pos, second._env.proprio()
-    for one, two in zip(fresh, again, strict=True):
-        np.testing.assert_array_equal(one, two)
+    for before, after in zip(fresh, again, strict=True):
+        np.testing.assert_array_equal(before, after)
     for action in np.random.default_rng(2).uniform(-1, 1, (20, 4)).astype(np.float32):
         assert first.step(action) == second.step(action)
         np.testing.assert_array_equal(first._env.data.qpos, second._env.data.qpos)
@@ -128,21 +128,21 @@ def test_every_task_forgets_its_last_episode(task: str) -> None:
     used.reset(StartState(task_id=0, trial_id=9))
     for action in np.random.default_rng(1).uniform(-1, 1, (25, 4)).astype(np.float32):
         used.step(action)
-    cell = StartState(task_id=0, trial_id=4)
-    assert used.reset(cell) == fresh.reset(cell)
+    start = StartState(task_id=0, trial_id=4)
+    assert used.reset(start) == fresh.reset(start)
     for action in np.random.default_rng(2).uniform(-1, 1, (10, 4)).astype(np.float32):
         assert fresh._env.advance(action) == used._env.advance(action)
 
 
 @pytest.mark.parametrize("task", ["reach", "button-press-topdown", "drawer-close", "door-open"])
 def test_the_scripted_expert_solves_the_task_through_our_door(task: str) -> None:
-    ours, scripted = simulator(task, protocol="lerobot"), expert(task)
-    ours.reset(StartState(task_id=0, trial_id=0))
+    sim, scripted = simulator(task, protocol="lerobot"), expert(task)
+    sim.reset(StartState(task_id=0, trial_id=0))
     steps = 0
     while steps < 500:
         steps += 1
-        action = np.clip(scripted.get_action(ours.privileged()), -1, 1).astype(np.float32)
-        outcome = ours.step(action)
+        action = np.clip(scripted.get_action(sim.privileged()), -1, 1).astype(np.float32)
+        outcome = sim.step(action)
         assert outcome.terminated == outcome.success
         assert outcome.reward == float(outcome.success)
         if outcome.success:
@@ -153,8 +153,8 @@ def test_the_scripted_expert_solves_the_task_through_our_door(task: str) -> None
 
 def test_the_dense_reward_is_upstream_s() -> None:
     sparse, dense = simulator("reach"), simulator("reach", task_reward="dense")
-    cell = StartState(task_id=0, trial_id=0)
-    assert sparse.reset(cell) == dense.reset(cell)
+    start = StartState(task_id=0, trial_id=0)
+    assert sparse.reset(start) == dense.reset(start)
     action = np.zeros(4, dtype=np.float32)
     assert sparse.step(action).reward == 0.0
     assert 0.0 < dense.step(action).reward < 10.0
@@ -176,15 +176,15 @@ def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(tmp_path: Path
     tasks = ["reach", "window-open", "handle-pull", "soccer"]
     sides = {
         side: photograph(side, 480, tasks, tmp_path / f"{side}.npz")
-        for side in ("ours", "upstream", "corner2", "fast")
+        for side in ("adapter", "upstream", "corner2", "fast")
     }
     for task in tasks:
-        ours = sides["ours"][task]
-        assert ours.shape == (2, 480, 480, 3)
-        assert ours.dtype == np.uint8
-        np.testing.assert_array_equal(ours, sides["upstream"][task])
-        np.testing.assert_array_equal(ours, sides["corner2"][task])
-        assert (ours[0] != ours[1]).any()
+        full = sides["adapter"][task]
+        assert full.shape == (2, 480, 480, 3)
+        assert full.dtype == np.uint8
+        np.testing.assert_array_equal(full, sides["upstream"][task])
+        np.testing.assert_array_equal(full, sides["corner2"][task])
+        assert (full[0] != full[1]).any()
         fast = sides["fast"][task]
-        different = (fast != ours).any(axis=-1).mean()
+        different = (fast != full).any(axis=-1).mean()
         assert 0.05 < different < 0.95  # the background stays as it is

@@ -46,8 +46,8 @@ def test_the_sets_of_tasks() -> None:
     train = [task.name for task in find_benchmark("MetaWorld-ML45").tasks]
     assert len(train) == 45
     assert set(train) | set(test) == set(TASKS)
-    one = find_benchmark("MetaWorld/reach")
-    assert [(task.name, task.suite, task.num_trials) for task in one.tasks] == [("reach", "easy", 50)]
+    single = find_benchmark("MetaWorld/reach")
+    assert [(task.name, task.suite, task.num_trials) for task in single.tasks] == [("reach", "easy", 50)]
     assert find_benchmark("MetaWorld-MT50/33").tasks[0].name == "push"
 
 

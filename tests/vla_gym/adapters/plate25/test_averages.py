@@ -67,15 +67,15 @@ def test_from_files_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = results(tmp_path, "Plate", [(True, True)])
-    assert main([one]) == 2
+    plate = results(tmp_path, "Plate", [(True, True)])
+    assert main([plate]) == 2
     assert "missing: Carrot, CarrotTrain" in capsys.readouterr().err
-    assert main([one, one]) == 2
+    assert main([plate, plate]) == 2
     assert "a second result of Plate" in capsys.readouterr().err
-    assert main([one, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
+    assert main([plate, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
     ended = results(tmp_path, "EEPose", [(True, True)], success_ends=True)
-    assert main([one, ended]) == 2
+    assert main([plate, ended]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
     assert main(["--at-end", ended]) == 2
     assert "success_ends: false" in capsys.readouterr().err

@@ -76,9 +76,9 @@ def test_box_and_mix() -> None:
     mask = np.zeros((5, 9), dtype=bool)
     mask[1, 7] = mask[3, 2] = True
     assert box_of(mask) == (1, 3, 2, 7)
-    one = np.array([[[10, 20, 255]]], dtype=np.uint8)
+    below = np.array([[[10, 20, 255]]], dtype=np.uint8)
     # 0.3 * 255 + 0.7 * (10, 20, 255) = 83.5, 90.5, 255
-    assert mix(one, np.full_like(one, 255), 0.3).ravel().tolist() == [83, 90, 255]
+    assert mix(below, np.full_like(below, 255), 0.3).ravel().tolist() == [83, 90, 255]
 
 
 def test_bilinear_has_half_pixel_centres() -> None:
