@@ -24,8 +24,8 @@ def digest(array: np.ndarray) -> str:
 
 
 def simulators(envs: VLAVectorEnv) -> list[Any]:
-    slots: Any = envs.pool._slots  # type: ignore[attr-defined]
-    return [slot._simulator for slot in slots]
+    sub_envs: Any = envs.pool._envs  # type: ignore[attr-defined]
+    return [sub_env._simulator for sub_env in sub_envs]
 
 
 def protocols(names: list[str]) -> list[dict[str, Any]]:
