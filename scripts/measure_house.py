@@ -33,7 +33,7 @@ print(*sorted(names), file=sys.stderr)
 """A small run, then the modules of zoo that it has imported; folders do not count."""
 
 TRACER = """
-import os, sys, threading, time
+import os, sys, time
 root, out = os.environ["WALK_ROOT"], open(f"{os.environ['WALK_OUT']}/{os.getpid()}.txt", "w", buffering=1)
 packages = tuple(os.path.join(root, package) + os.sep for package in ("vla_gym", "vla_policies", "zoo"))
 last = None
@@ -47,14 +47,14 @@ def trace(frame, event, _):
         last = path
     return trace
 sys.settrace(trace)
-threading.settrace(trace)
 def mark(word):
     global last
     out.write(f"{time.monotonic()} {word}\\n")
     last = None
 sys.walk_mark = mark
 """
-"""`sitecustomize` of every process: a line with time and file whenever another file's code begins or goes on."""
+"""`sitecustomize` of every process: a line with time and file whenever another file's code begins or goes on;
+main threads only (another one of a worker looks once a second whether its parent lives)."""
 
 LEARN = """
 import sys

@@ -9,7 +9,6 @@ from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
 from zoo.runs.folder import REPORT_FILE
 from zoo.runs.lookup import find_run
-from zoo.runs.report_page import write_run_page
 
 
 def parser() -> OneLineParser:
@@ -25,6 +24,8 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
+    from zoo.runs.report_page import write_run_page
+
     output = Path(args.output) if args.output else None
     print(f"written to {write_run_page(find_run(args.run), output)}")
     return 0
