@@ -13,7 +13,7 @@ import numpy as np
 
 from vla_gym import find_benchmark, make_vec
 from vla_gym.adapters.metaworld.tasks import MT10, PROTOCOLS
-from zoo.demonstrations.recorder import candidates, demonstrate
+from zoo.demonstrations.recorder import all_attempts, demonstrate
 from zoo.experts.base import expert_class
 
 WIDTH = 10
@@ -24,7 +24,7 @@ def solved_after(task: str) -> np.ndarray:
     """Steps until solved from each start state, `[50]`; infinity where the longest protocol was too short."""
     benchmark = replace(find_benchmark(f"MetaWorld/{task}", protocol="lerobot"), cameras=())
     envs = make_vec(benchmark, WIDTH, chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
-    cells = candidates(benchmark.tasks, 1)
+    cells = all_attempts(benchmark.tasks, 1)
     try:
         shown = [
             one

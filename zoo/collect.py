@@ -63,25 +63,25 @@ def run(argv: Sequence[str]) -> int:
     source = _source(args)
 
     from zoo.demonstrations.lerobot_writer import LeRobotWriter
-    from zoo.demonstrations.recorder import candidates
+    from zoo.demonstrations.recorder import all_attempts
 
     check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)
-    cells = candidates(source.benchmark.tasks, source.rounds)
+    attempts = all_attempts(source.benchmark.tasks, source.rounds)
     progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
-    envs, show = source.open()
+    envs, record = source.open()
     try:
-        while writer.episodes < args.episodes and writer.tried < len(cells):
-            shown = show(cells[writer.tried : writer.tried + source.num_envs], writer.tried)
-            kept, tried = _take(shown, args.episodes - writer.episodes, keep_failures=args.keep_failures)
+        while writer.episodes < args.episodes and writer.tried < len(attempts):
+            episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
+            kept, tried = _take(episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures)
             writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
     finally:
         progress.close()
         envs.close()
-    _say_result(args, source, writer, len(cells))
+    _print_result(args, source, writer, len(attempts))
     return 0
 
 
@@ -104,18 +104,18 @@ def _source(args: argparse.Namespace) -> Source:
     return expert_source(args) if args.expert else policy_source(args)
 
 
-def _take(shown: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
+def _take(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
     """The first `wanted` episodes to keep, and how many start states were used up for them."""
     kept: list[Any] = []
-    for tried, one in enumerate(shown, start=1):
-        if one.success or keep_failures:
-            kept.append(one)
+    for tried, episode in enumerate(episodes, start=1):
+        if episode.success or keep_failures:
+            kept.append(episode)
         if len(kept) == wanted:
             return kept, tried
-    return kept, len(shown)
+    return kept, len(episodes)
 
 
-def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells: int) -> None:
+def _print_result(args: argparse.Namespace, source: Source, writer: Any, num_attempts: int) -> None:
     others = "--noise (e.g. --noise 0.2)" if args.expert else "--stochastic"
     if not writer.episodes:
         raise BadValue(
@@ -127,7 +127,7 @@ def _say_result(args: argparse.Namespace, source: Source, writer: Any, num_cells
     )
     if writer.episodes < args.episodes:
         print(
-            f"all {num_cells} start states were tried: {writer.episodes} of {args.episodes} episodes. "
+            f"all {num_attempts} start states were tried: {writer.episodes} of {args.episodes} episodes. "
             f"More need {others}, which makes each try another"
         )
     else:

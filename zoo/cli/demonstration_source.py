@@ -17,7 +17,7 @@ from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, benchmark_options, check_settings, env_options
 from zoo.config.settings import defaults_of
-from zoo.demonstrations.recorder import Cell, Demonstration
+from zoo.demonstrations.recorder import Attempt, Demonstration
 from zoo.experts.base import expert_class
 
 GAMMA, GAE_LAMBDA = defaults_of(PPOConfig)["gamma"], defaults_of(PPOConfig)["gae_lambda"]
@@ -41,7 +41,7 @@ class Source:
     """N, the most episodes that are recorded at once."""
     rounds: int
     """How often each start state may be tried."""
-    open: Callable[[], tuple[VLAVectorEnv, Callable[[Sequence[Cell], int], list[Demonstration]]]]
+    open: Callable[[], tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]]
     """Makes the environment, which the caller closes, and a function that records in it an episode from each of some
     start states, the first of which has the given number among all."""
 
@@ -57,7 +57,7 @@ def expert_source(args: argparse.Namespace) -> Source:
     make_expert = expert_class(benchmark)
     num_envs = args.num_envs or DEFAULT_NUM_ENVS
 
-    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Cell], int], list[Demonstration]]]:
+    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
         from vla_gym import make_vec
         from zoo.demonstrations.recorder import demonstrate
 
@@ -84,9 +84,9 @@ def policy_source(args: argparse.Namespace) -> Source:
     plan = plan_rollout(args, episodes=None)
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 
-    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Cell], int], list[Demonstration]]]:
+    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
         from zoo.cli.open_agent import open_rollout
-        from zoo.demonstrations.rollouts import RolloutRules, roll_out
+        from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
 
         rules = RolloutRules(
             deterministic=not args.stochastic,

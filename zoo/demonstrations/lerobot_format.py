@@ -32,13 +32,13 @@ EPISODES_PATH = f"meta/episodes/{PLACE}.parquet"
 INFO_PATH, STATS_PATH, TASKS_PATH = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 STATE, ACTION, CAMERA_PREFIX = "observation.state", "action", "observation.images."
 EXACT = "gbrp"
-"""ffmpeg's name for red, green and blue planes: what H.264 keeps without loss."""
+"""ffmpeg's name for red, green and blue planes, which H.264 keeps without loss."""
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is read here of `info.json`."""
+    """The entries of `info.json` that are read here."""
 
     features: Mapping[str, Mapping[str, Any]]
     """Column or camera -> its dtype and shape."""
@@ -58,14 +58,14 @@ def camera_key(camera: str) -> str:
 
 
 def place(file_index: int) -> dict[str, int]:
-    """Which folder and file the n-th file of a kind is."""
+    """Folder and file of the n-th file of a kind."""
     return {"chunk_index": file_index // CHUNK_SIZE, "file_index": file_index % CHUNK_SIZE}
 
 
 def features(
     cameras: Sequence[str], image_size: int, columns: Mapping[str, np.ndarray], *, fps: int, crf: int
 ) -> dict[str, Any]:
-    """What there is, as `info.json` says it: pictures compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
+    """Return the features of `info.json`: pictures compressed with x264's `crf`, columns `[T]` or `[T, D]`."""
     made: dict[str, Any] = {}
     for camera in cameras:
         made[camera_key(camera)] = {
@@ -112,7 +112,7 @@ def vector_stats(value_TD: np.ndarray) -> dict[str, list[Any]]:
 
 
 def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
-    """What the statistics of pictures are added up from: float64 `[3]` each, in 0 .. 255."""
+    """Sums behind the statistics of pictures: float64 `[3]` each, in 0 .. 255."""
     flat = image_THWC.reshape(-1, 3).astype(np.float64)
     return {
         "pixels": np.full(3, float(len(flat))),
@@ -124,7 +124,7 @@ def image_moments(image_THWC: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def add_moments(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The moments of both together."""
+    """Return the moments of both together."""
     added = {name: one[name] + other[name] for name in ("pixels", "sum", "squares")}
     return {**added, "min": np.minimum(one["min"], other["min"]), "max": np.maximum(one["max"], other["max"])}
 

@@ -19,7 +19,7 @@ from zoo.demonstrations.recorder import Demonstration
 from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
-"""Where the episodes of datasets that do not say began."""
+"""Start state of episodes whose dataset names none."""
 
 
 def read_dataset(root: Path, episodes: int | None = None) -> list[Demonstration]:
@@ -61,7 +61,7 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
 
 @contextmanager
 def _opening(root: Path) -> Iterator[None]:
-    """Any file of a folder may hold anything: what our own checks do not name is named by the folder."""
+    """Context manager that turns errors of a dataset's files into `BadValue` naming the folder."""
     pa, _ = lr.parquet()
     try:
         yield
@@ -76,11 +76,13 @@ def _opening(root: Path) -> Iterator[None]:
 
 
 def _sentences(root: Path) -> dict[int, str]:
-    """Index -> instruction; the sentences are the column of texts, whatever it is called."""
+    """Map indices to instructions, which are the one column of texts, whatever its name."""
     pa, pq = lr.parquet()
     table = pq.read_table(root / lr.TASKS_PATH)
     texts = [
-        one.name for one in table.schema if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
+        column.name
+        for column in table.schema
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     ]
     if len(texts) != 1:
         raise BadValue(f"'{root / lr.TASKS_PATH}' must have one column of sentences, has {texts}")

@@ -18,25 +18,25 @@ from vla_gym.errors import BadValue
 from zoo.demonstrations import lerobot_format as lr
 
 PICTURES = ("video", "image")
-"""What `info.json` calls a camera's dtype."""
+"""Dtypes of a camera in `info.json`."""
 
 
 def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
-    """Our name of each camera -> its feature. A single one is `image`, whatever it is called."""
+    """Map our name of each camera to its feature; a single one is `image`, whatever its name."""
     found = [key for key, feature in info.features.items() if feature.get("dtype") in PICTURES]
     if not found:
         raise BadValue(f"'{root}' has no pictures: no feature is of dtype {' or '.join(PICTURES)}")
     if len(found) == 1:
         return {"image": found[0]}
-    ours = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
-    kept = {name: key for name, key in ours.items() if name in ("image", "wrist_image")}
+    named = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
+    kept = {name: key for name, key in named.items() if name in ("image", "wrist_image")}
     if "image" not in kept:
         raise BadValue(f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'")
     return kept
 
 
 def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
-    """Those of a camera in the rows `steps` of a table, uint8 `[T, H, W, 3]`; each is a file, or names one."""
+    """Return a camera's pictures in the rows `steps` of a table, uint8 `[T, H, W, 3]`; each is a file, or names one."""
     frames = []
     for entry in steps.column(key).to_pylist():
         data = entry.get("bytes") if isinstance(entry, Mapping) else None
@@ -103,9 +103,10 @@ class Video:
 
 
 def frames_of_video(path: Path) -> Iterator[np.ndarray]:
-    """Every frame of an mp4, uint8 `[H, W, 3]`; raises `BadValue` when it is missing or cannot be read."""
+    """Yield every frame of an mp4, uint8 `[H, W, 3]`; raises `BadValue` when it is missing or cannot be read."""
     if not path.is_file():
         raise BadValue(f"the dataset lacks '{path}'")
+    # `imageio_ffmpeg.read_frames` would leave its pipes open.
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-fps_mode", "passthrough"]
     with (
         tempfile.TemporaryFile() as log,
@@ -123,7 +124,7 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
                 yield np.frombuffer(data, np.uint8).reshape(height, width, 3)
             if process.wait():
                 log.seek(0)
-                said = log.read().decode(errors="replace").strip()
-                raise BadValue(f"'{path}' cannot be read as video: {said[-200:]}")
+                cause = log.read().decode(errors="replace").strip()
+                raise BadValue(f"'{path}' cannot be read as video: {cause[-200:]}")
         finally:
-            process.kill()  # whoever reads may have had enough
+            process.kill()  # the reader may stop early

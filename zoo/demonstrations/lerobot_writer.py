@@ -14,18 +14,18 @@ from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.recorder import Demonstration
 
 PROGRESS_PATH = "meta/vla_zoo.json"
-"""Ours: what was collected how far, and sums behind the statistics. Written last, so it says what is whole."""
+"""Progress of the collection, and sums behind the statistics: this project's own, written last."""
 
 
 class LeRobotWriter:
     """A dataset folder; `add` writes one file of each kind, and the folder is complete after every call.
 
-    `settings` say how it is collected; a folder is gone on with only under equal ones. `crf` is x264's measure of
-    what pictures may lose: 0 nothing.
+    A folder that was begun goes on only under equal `settings`. `crf` is x264's measure of the loss in pictures: 0 is
+    none.
     """
 
     def __init__(self, root: Path, settings: Mapping[str, Any], *, fps: int, crf: int = 0) -> None:
-        lr.parquet()  # say at once what is missing
+        lr.parquet()  # a missing pyarrow shows before anything is collected
         self.root, self.fps, self._crf = root, fps, crf
         self._settings = dict(settings)
         self._done: dict[str, Any] = {
@@ -73,8 +73,6 @@ class LeRobotWriter:
         if self.episodes:
             lr.write_json(self.root / PROGRESS_PATH, self._done)
 
-    # Inside -------------------------------------------------------------------------------------------
-
     def _check_settings(self) -> None:
         stored = self._done["settings"]
         differing = [
@@ -96,13 +94,13 @@ class LeRobotWriter:
         cameras = sorted(episodes[0].images)
         for camera in cameras:
             path = self.root / lr.VIDEO_PATH.format(video_key=lr.camera_key(camera), **file)
-            write_video(path, [one.images[camera] for one in episodes], fps=self.fps, crf=self._crf)
-            self._add_moments(camera, [one.images[camera] for one in episodes])
+            write_video(path, [episode.images[camera] for episode in episodes], fps=self.fps, crf=self._crf)
+            self._add_moments(camera, [episode.images[camera] for episode in episodes])
         rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
         for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
             lr.write_table(self.root / name.format(**file), pa.table(columns))
         self._done["episodes"] += len(episodes)
-        self._done["frames"] += sum(one.length for one in episodes)
+        self._done["frames"] += sum(episode.length for episode in episodes)
         self._done["files"] += 1
         self._write_tasks()
         self._write_stats()
@@ -125,16 +123,16 @@ class LeRobotWriter:
         pa, _ = lr.parquet()
         columns: dict[str, list[Any]] = {name: [] for name in ("timestamp", "frame_index", "episode_index")}
         columns |= {"index": [], "task_index": []}
-        for number, one in enumerate(episodes, start=self.episodes):
-            steps = np.arange(one.length)
+        for number, episode in enumerate(episodes, start=self.episodes):
+            steps = np.arange(episode.length)
             columns["timestamp"] += (steps / self.fps).astype(np.float32).tolist()
             columns["frame_index"] += steps.tolist()
-            columns["episode_index"] += [number] * one.length
-            columns["task_index"] += [self._task_index(one.instruction)] * one.length
-        columns["index"] = list(range(self.frames, self.frames + sum(one.length for one in episodes)))
+            columns["episode_index"] += [number] * episode.length
+            columns["task_index"] += [self._task_index(episode.instruction)] * episode.length
+        columns["index"] = list(range(self.frames, self.frames + sum(episode.length for episode in episodes)))
         types = {"timestamp": pa.float32()}
         table = {name: pa.array(values, types.get(name, pa.int64())) for name, values in columns.items()}
-        every = [own_columns(one) for one in episodes]
+        every = [own_columns(episode) for episode in episodes]
         for name in every[0]:
             value = np.concatenate([columns[name] for columns in every])
             flat = pa.array(value.ravel())
@@ -146,33 +144,33 @@ class LeRobotWriter:
     ) -> dict[str, list[Any]]:
         rows: dict[str, list[Any]] = {}
         first, seconds = self.frames, 0.0
-        for number, one in enumerate(episodes, start=self.episodes):
+        for number, episode in enumerate(episodes, start=self.episodes):
             row: dict[str, Any] = {
                 "episode_index": number,
-                "tasks": [one.instruction],
-                "length": one.length,
+                "tasks": [episode.instruction],
+                "length": episode.length,
                 "data/chunk_index": file["chunk_index"],
                 "data/file_index": file["file_index"],
                 "dataset_from_index": first,
-                "dataset_to_index": first + one.length,
+                "dataset_to_index": first + episode.length,
                 "meta/episodes/chunk_index": file["chunk_index"],
                 "meta/episodes/file_index": file["file_index"],
-                "vla_zoo/task": one.task,
-                "vla_zoo/task_id": one.start.task_id,
-                "vla_zoo/trial_id": one.start.trial_id,
-                "vla_zoo/start_state": one.start_state,
-                "vla_zoo/success": one.success,
+                "vla_zoo/task": episode.task,
+                "vla_zoo/task_id": episode.start.task_id,
+                "vla_zoo/trial_id": episode.start.trial_id,
+                "vla_zoo/start_state": episode.start_state,
+                "vla_zoo/success": episode.success,
             }
-            ends = seconds + one.length / self.fps
+            ends = seconds + episode.length / self.fps
             for camera in cameras:
                 video = f"videos/{lr.camera_key(camera)}"
                 row[f"{video}/chunk_index"] = file["chunk_index"]
                 row[f"{video}/file_index"] = file["file_index"]
                 row[f"{video}/from_timestamp"], row[f"{video}/to_timestamp"] = seconds, ends
-            for name, value_TD in ((lr.ACTION, one.action_TA), (lr.STATE, one.state_TS)):
+            for name, value_TD in ((lr.ACTION, episode.action_TA), (lr.STATE, episode.state_TS)):
                 if value_TD.shape[1]:
                     row |= {f"stats/{name}/{key}": v for key, v in lr.vector_stats(value_TD).items()}
-            first, seconds = first + one.length, ends
+            first, seconds = first + episode.length, ends
             for key, value in row.items():
                 rows.setdefault(key, []).append(value)
         return rows
@@ -232,13 +230,13 @@ _PANDAS_INDEX = (
     b'"numpy_type": "object", "metadata": null}], "creator": {"library": "pyarrow", "version": "26.0.1"}, '
     b'"pandas_version": "2.3.3"}'
 )
-"""What makes pandas take the sentences as the table's index, which lerobot looks tasks up in."""
+"""Metadata by which pandas takes the sentences as the table's index, where lerobot looks tasks up."""
 
 
-def own_columns(one: Demonstration) -> dict[str, np.ndarray]:
-    """What an episode brings as columns, `[T]` or `[T, D]`: state (where there is one), action, and its extra ones."""
-    state = {lr.STATE: one.state_TS} if one.state_TS.shape[1] else {}
-    return {**state, lr.ACTION: one.action_TA, **one.extra}
+def own_columns(episode: Demonstration) -> dict[str, np.ndarray]:
+    """Return an episode's columns, `[T]` or `[T, D]`: state (where there is one), action, and its extra ones."""
+    state = {lr.STATE: episode.state_TS} if episode.state_TS.shape[1] else {}
+    return {**state, lr.ACTION: episode.action_TA, **episode.extra}
 
 
 def column_TD(table: Any, name: str, where: str) -> np.ndarray:

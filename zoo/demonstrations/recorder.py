@@ -1,4 +1,4 @@
-"""Episodes of an expert or a policy: which start states are tried, and what each frame holds."""
+"""Records episodes: the order of start states, a frame for each simulator step, and experts that act."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.experts.base import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
-"""LeRobot's names for what a step led to."""
-Cell = tuple[StartState, int]
+"""LeRobot's names for the outcome of a step."""
+Attempt = tuple[StartState, int]
 """A start state and the round it is tried in."""
+_CAMERAS = ("image", "wrist_image")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is done in one slot in one step."""
+    """One environment's action in one step."""
 
     action_A: np.ndarray
-    """What the dataset is to say was right, float32."""
+    """Right action for the dataset, float32."""
     executed_A: np.ndarray
-    """What the simulator gets, float32."""
+    """Action for the simulator, float32."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     """More columns of this frame."""
 
 
 class Actor(Protocol):
-    """Acts in several slots at once."""
+    """Acts in several environments at once."""
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> Mapping[int, Choice]:
-        """What to do in the slots whose episodes still run."""
+        """Return a choice for each environment whose episode still runs."""
 
-    def ended(self, obs: Mapping[str, Any], slot: int, *, terminated: bool) -> None:
-        """A slot's episode is over, by the task's rule or else by time, in the state that `obs` shows."""
+    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
+        """An environment's episode is over, by the task's rule or else by time, in the state that `obs` shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """One episode of T simulator steps, a frame each: what was seen, then what the expert did."""
+    """One episode of T simulator steps, a frame each: an observation, then the expert's action."""
 
     task: str
     """Name of the task."""
     instruction: str
-    """What a policy is told."""
+    """Instruction for a policy."""
     start: StartState
     """Where it began."""
     start_state: str
-    """Fingerprint of the simulator state it began in."""
+    """Hash of the simulator state it began in."""
     success: bool
-    """Solved at any step?"""
+    """Solved at any step."""
     images: Mapping[str, np.ndarray]
     """Camera -> uint8 `[T, H, W, 3]`, before the step."""
     state_TS: np.ndarray
@@ -69,7 +70,7 @@ class Demonstration:
         return len(self.action_TA)
 
 
-def candidates(tasks: Sequence[Task], num_rounds: int) -> list[Cell]:
+def all_attempts(tasks: Sequence[Task], num_rounds: int) -> list[Attempt]:
     """Every (start state, round) in the order they are tried: all tasks' trial 0, all tasks' trial 1, ..."""
     longest = max(task.num_trials for task in tasks)
     return [
@@ -84,24 +85,24 @@ def candidates(tasks: Sequence[Task], num_rounds: int) -> list[Cell]:
 def demonstrate(
     envs: VLAVectorEnv,
     make_expert: Callable[[Task], Expert],
-    cells: Sequence[Cell],
+    attempts: Sequence[Attempt],
     *,
     noise: float = 0.0,
     seed: int = 0,
 ) -> list[Demonstration]:
-    """One episode of an expert from each cell, at most as many as slots, all at once; in the order of `cells`.
+    """One episode of an expert for each attempt, at most as many as environments, all at once; in their order.
 
     `envs`: chunk 1, `privileged`, autoreset DISABLED. With `noise` the executed action is the expert's plus a
     normal deviate of that standard deviation, drawn from (seed, start state, round) alone.
     """
     tasks = envs.benchmark.tasks
-    experts = [make_expert(tasks[cell.task_id]) for cell, _ in cells]
-    generators = [np.random.default_rng([seed, c.task_id, c.trial_id, number]) for c, number in cells]
-    return record_episodes(envs, _Experts(experts, generators, noise), cells)
+    experts = [make_expert(tasks[start.task_id]) for start, _ in attempts]
+    generators = [np.random.default_rng([seed, s.task_id, s.trial_id, number]) for s, number in attempts]
+    return record(envs, _ExpertActor(experts, generators, noise), attempts)
 
 
-class _Experts:
-    """An expert for each slot, and where its noise comes from; see `Actor`."""
+class _ExpertActor:
+    """An expert for each environment, and the generator of its noise; see `Actor`."""
 
     def __init__(
         self, experts: Sequence[Expert], generators: Sequence[np.random.Generator], noise: float
@@ -110,69 +111,63 @@ class _Experts:
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
         choices = {}
-        for slot in live:
-            wanted_A = self._experts[slot].action(obs["privileged"][slot])
-            noise_A = self._noise * self._generators[slot].standard_normal(len(wanted_A))
-            choices[slot] = Choice(action_A=wanted_A, executed_A=(wanted_A + noise_A).astype(np.float32))
+        for env in live:
+            wanted_A = self._experts[env].action(obs["privileged"][env])
+            noise_A = self._noise * self._generators[env].standard_normal(len(wanted_A))
+            choices[env] = Choice(action_A=wanted_A, executed_A=(wanted_A + noise_A).astype(np.float32))
         return choices
 
-    def ended(self, obs: Mapping[str, Any], slot: int, *, terminated: bool) -> None:
+    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
         pass
 
 
-def record_episodes(envs: VLAVectorEnv, actor: Actor, cells: Sequence[Cell]) -> list[Demonstration]:
-    """One episode from each cell, see `demonstrate`; a frame for each simulator step."""
-    if envs.chunk != 1 or len(cells) > envs.num_envs:
-        raise ValueError(f"{len(cells)} cells for {envs.num_envs} slots, chunk {envs.chunk}")
+def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> list[Demonstration]:
+    """One episode for each attempt, a frame for each simulator step."""
+    if envs.chunk != 1 or len(attempts) > envs.num_envs:
+        raise ValueError(f"{len(attempts)} attempts for {envs.num_envs} environments, chunk {envs.chunk}")
     num_envs, tasks = envs.num_envs, envs.benchmark.tasks
-    padded = [cells[min(slot, len(cells) - 1)][0] for slot in range(num_envs)]
+    padded = [attempts[min(env, len(attempts) - 1)][0] for env in range(num_envs)]
     obs, infos = envs.reset(
         options={
-            "task_id": np.array([cell.task_id for cell in padded]),
-            "trial_id": np.array([cell.trial_id for cell in padded]),
+            "task_id": np.array([start.task_id for start in padded]),
+            "trial_id": np.array([start.trial_id for start in padded]),
         }
     )
-    shown: list[list[dict[str, np.ndarray]]] = [[] for _ in cells]
-    starts = list(infos["start_state"])
-    live = list(range(len(cells)))
+    frames: list[list[dict[str, np.ndarray]]] = [[] for _ in attempts]
+    hashes = list(infos["start_state"])
+    live = list(range(len(attempts)))
     action_NA = np.zeros((num_envs, envs.benchmark.action_dim), dtype=np.float32)
     while live:
-        for slot, choice in actor.act(obs, live).items():
-            shown[slot].append({**_frame(obs, slot), "action": choice.action_A, **choice.extra})
-            action_NA[slot] = choice.executed_A
+        for env, choice in actor.act(obs, live).items():
+            seen = {key: obs[key][env] for key in (*_CAMERAS, "state") if key in obs}
+            frames[env].append({**seen, "action": choice.action_A, **choice.extra})
+            action_NA[env] = choice.executed_A
         obs, reward_N, terminated_N, truncated_N, infos = envs.step(action_NA)
-        for slot in tuple(live):
-            done = bool(terminated_N[slot] or truncated_N[slot])
-            shown[slot][-1] |= {
-                REWARD: np.asarray(reward_N[slot], dtype=np.float32),
+        for env in tuple(live):
+            done = bool(terminated_N[env] or truncated_N[env])
+            frames[env][-1] |= {
+                REWARD: np.asarray(reward_N[env], dtype=np.float32),
                 DONE: np.asarray(done),
-                SUCCESS: np.asarray(infos["success"][slot], dtype=bool),
+                SUCCESS: np.asarray(infos["success"][env], dtype=bool),
             }
             if done:
-                live.remove(slot)
-                actor.ended(obs, slot, terminated=bool(terminated_N[slot]))
+                live.remove(env)
+                actor.ended(obs, env, terminated=bool(terminated_N[env]))
     return [
-        _demonstration(tasks[cell.task_id], cell, starts[slot], shown[slot])
-        for slot, (cell, _) in enumerate(cells)
+        _demonstration(tasks[start.task_id], start, hashes[env], frames[env])
+        for env, (start, _) in enumerate(attempts)
     ]
 
 
-_CAMERAS = ("image", "wrist_image")
-
-
-def _frame(obs: Mapping[str, Any], slot: int) -> dict[str, np.ndarray]:
-    return {key: obs[key][slot] for key in (*_CAMERAS, "state") if key in obs}
-
-
 def _demonstration(
-    task: Task, cell: StartState, start_state: str, frames: Sequence[Mapping[str, np.ndarray]]
+    task: Task, start: StartState, start_state: str, frames: Sequence[Mapping[str, np.ndarray]]
 ) -> Demonstration:
     columns = {key: np.stack([frame[key] for frame in frames]) for key in frames[0]}
     no_state = np.zeros((len(frames), 0), dtype=np.float32)
     return Demonstration(
         task=task.name,
         instruction=task.instruction,
-        start=cell,
+        start=start,
         start_state=start_state,
         success=bool(columns[SUCCESS].any()),
         images={key: columns.pop(key) for key in _CAMERAS if key in columns},

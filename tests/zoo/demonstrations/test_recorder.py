@@ -10,7 +10,7 @@ import pytest
 
 from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.specs import StartState, Task
-from zoo.demonstrations.recorder import candidates, demonstrate
+from zoo.demonstrations.recorder import all_attempts, demonstrate
 
 TOY = find_benchmark("Toy-Reach")
 
@@ -19,18 +19,18 @@ def task(num_trials: int) -> Task:
     return Task(name="t", instruction="do it", horizon=10, num_trials=num_trials, suite="s")
 
 
-def cell(task_id: int, trial_id: int) -> StartState:
+def start(task_id: int, trial_id: int) -> StartState:
     return StartState(task_id=task_id, trial_id=trial_id)
 
 
 def test_tasks_take_turns_and_rounds_come_last() -> None:
-    assert candidates([task(2), task(1)], 2) == [
-        (cell(0, 0), 0),
-        (cell(1, 0), 0),
-        (cell(0, 1), 0),
-        (cell(0, 0), 1),
-        (cell(1, 0), 1),
-        (cell(0, 1), 1),
+    assert all_attempts([task(2), task(1)], 2) == [
+        (start(0, 0), 0),
+        (start(1, 0), 0),
+        (start(0, 1), 0),
+        (start(0, 0), 1),
+        (start(1, 0), 1),
+        (start(0, 1), 1),
     ]
 
 
@@ -59,8 +59,8 @@ def envs(monkeypatch: pytest.MonkeyPatch) -> Iterator[VLAVectorEnv]:
 
 
 def test_an_episode_holds_a_frame_for_every_step(envs: VLAVectorEnv) -> None:
-    first, second = demonstrate(envs, Constant, [(cell(0, 0), 0), (cell(0, 1), 0)])
-    assert (first.start, second.start) == (cell(0, 0), cell(0, 1))
+    first, second = demonstrate(envs, Constant, [(start(0, 0), 0), (start(0, 1), 0)])
+    assert (first.start, second.start) == (start(0, 0), start(0, 1))
     assert first.start_state != second.start_state
     assert first.instruction == TOY.tasks[0].instruction
     length = first.length
@@ -74,19 +74,19 @@ def test_an_episode_holds_a_frame_for_every_step(envs: VLAVectorEnv) -> None:
 
 
 def test_noise_moves_the_arm_but_not_what_is_learned(envs: VLAVectorEnv) -> None:
-    (calm,) = demonstrate(envs, Constant, [(cell(0, 0), 0)])
-    (noisy,) = demonstrate(envs, Constant, [(cell(0, 0), 0)], noise=0.5)
-    beside, again = demonstrate(envs, Constant, [(cell(0, 3), 0), (cell(0, 0), 0)], noise=0.5)
-    (other,) = demonstrate(envs, Constant, [(cell(0, 0), 1)], noise=0.5)
+    (calm,) = demonstrate(envs, Constant, [(start(0, 0), 0)])
+    (noisy,) = demonstrate(envs, Constant, [(start(0, 0), 0)], noise=0.5)
+    beside, again = demonstrate(envs, Constant, [(start(0, 3), 0), (start(0, 0), 0)], noise=0.5)
+    (other,) = demonstrate(envs, Constant, [(start(0, 0), 1)], noise=0.5)
     shortest = min(calm.length, noisy.length, other.length)
     np.testing.assert_array_equal(calm.action_TA[:shortest], noisy.action_TA[:shortest])
     assert (calm.images["image"][:shortest] != noisy.images["image"][:shortest]).any()
     assert (other.images["image"][:shortest] != noisy.images["image"][:shortest]).any()
     # The same start state and round show the same episode, whoever plays beside it.
     np.testing.assert_array_equal(again.images["image"], noisy.images["image"])
-    assert beside.start == cell(0, 3)
+    assert beside.start == start(0, 3)
 
 
-def test_more_cells_than_slots_are_refused(envs: VLAVectorEnv) -> None:
-    with pytest.raises(ValueError, match="4 cells for 3 slots"):
-        demonstrate(envs, Constant, [(cell(0, trial), 0) for trial in range(4)])
+def test_more_attempts_than_environments_are_refused(envs: VLAVectorEnv) -> None:
+    with pytest.raises(ValueError, match="4 attempts for 3 environments"):
+        demonstrate(envs, Constant, [(start(0, trial), 0) for trial in range(4)])

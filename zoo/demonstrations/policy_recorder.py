@@ -1,4 +1,7 @@
-"""Episodes of a policy as demonstrations: a frame for each simulator step, with what policy and critic made of it."""
+"""Records a policy's episodes, with its log-probabilities and its critic's values and advantages.
+
+Shape letters: `vla_gym.specs`; here T is the simulator steps of an episode, D its decisions.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from zoo.algorithms.advantages import gae
-from zoo.demonstrations.recorder import REWARD, Cell, Choice, Demonstration, record_episodes
+from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
 from zoo.evaluation.evaluator import observation_rows
 
 LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
 CHUNK_STEP = "vla_zoo.chunk_step"
-"""Column: which step of its chunk a frame is; 0 is what the policy saw when it decided."""
+"""Step of its chunk that a frame is; 0 is what the policy saw when it decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class RolloutRules:
     """How a policy acts, and how its critic is read."""
 
     deterministic: bool
-    """The likeliest action instead of a sampled one?"""
+    """The likeliest action instead of a sampled one."""
     seed: int
     """Of sampled actions."""
     gamma: float
@@ -36,18 +39,19 @@ class RolloutRules:
 
 
 def roll_out(
-    envs: VLAVectorEnv, policy: VLAPolicy, cells: Sequence[Cell], first: int, rules: RolloutRules
+    envs: VLAVectorEnv, policy: VLAPolicy, attempts: Sequence[Attempt], first: int, rules: RolloutRules
 ) -> list[Demonstration]:
-    """One episode from each cell, at most as many as slots, all at once; in the order of `cells`.
+    """One episode of a policy for each attempt, at most as many as environments, all at once; in their order.
 
     `envs`: chunk 1, autoreset DISABLED; the policy's chunk is played step by step. `first` is the number of the first
-    cell among all that are tried: what is sampled in an episode depends on the seed and its cell's number alone.
+    attempt among all: an episode's samples depend on the seed and its attempt's number alone.
     """
-    thinker = _Thinker(policy, first, rules)
-    episodes = record_episodes(envs, thinker, cells)
+    actor = _PolicyActor(policy, first, rules)
     return [
-        replace(one, extra={**one.extra, ADVANTAGE: _advantage_T(one, thinker.final_value[slot], rules)})
-        for slot, one in enumerate(episodes)
+        replace(
+            episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)}
+        )
+        for env, episode in enumerate(record(envs, actor, attempts))
     ]
 
 
@@ -85,26 +89,24 @@ def decision_advantages(
     return advantage_T
 
 
-def _advantage_T(one: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
+def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
     return decision_advantages(
-        one.extra[REWARD],
-        one.extra[VALUE],
-        one.extra[CHUNK_STEP],
+        *(episode.extra[name] for name in (REWARD, VALUE, CHUNK_STEP)),
         final_value,
         gamma=rules.gamma,
         gae_lambda=rules.gae_lambda,
     )
 
 
-class _Thinker:
-    """A policy in all slots, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
+class _PolicyActor:
+    """A policy in all environments, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
 
     def __init__(self, policy: VLAPolicy, first: int, rules: RolloutRules) -> None:
         self._policy, self._first, self._rules = policy, first, rules
         self._step, self._decisions = 0, 0
         self._sample: dict[int, dict[str, np.ndarray]] = {}
         self.final_value: dict[int, float] = {}
-        """Slot -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
+        """Environment -> value of the observation its episode ended in; 0 where the task's own rule ended it."""
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
         chunk_step = self._step % self._policy.conventions.chunk
@@ -112,22 +114,22 @@ class _Thinker:
             self._decide(obs, live)
         self._step += 1
         choices = {}
-        for slot in live:
-            sample = self._sample[slot]
+        for env in live:
+            sample = self._sample[env]
             action_A = sample["action_KA"][chunk_step]
             extra = {
                 LOGPROB: sample["logprob_KA"][chunk_step],
                 VALUE: sample["value"],
                 CHUNK_STEP: np.int64(chunk_step),
             }
-            choices[slot] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
+            choices[env] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
         return choices
 
-    def ended(self, obs: Mapping[str, Any], slot: int, *, terminated: bool) -> None:
-        self.final_value[slot] = 0.0
+    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
+        self.final_value[env] = 0.0
         if not terminated:
             with torch.no_grad():
-                self.final_value[slot] = float(self._policy.predict_values(observation_rows(obs, [slot])))
+                self.final_value[env] = float(self._policy.predict_values(observation_rows(obs, [env])))
 
     def _decide(self, obs: Mapping[str, Any], live: Sequence[int]) -> None:
         noise = SlotNoise(self._rules.seed, (0, self._decisions), self._first + np.array(live))
@@ -136,6 +138,6 @@ class _Thinker:
         action_BKA, logprob_BKA = sample.action_BKA.cpu().numpy(), sample.logprob_BKA.cpu().numpy()
         value_B = sample.value_B.float().cpu().numpy()
         self._sample = {
-            slot: {"action_KA": action_BKA[row], "logprob_KA": logprob_BKA[row], "value": value_B[row]}
-            for row, slot in enumerate(live)
+            env: {"action_KA": action_BKA[row], "logprob_KA": logprob_BKA[row], "value": value_B[row]}
+            for row, env in enumerate(live)
         }

@@ -12,8 +12,7 @@ from vla_gym import make_vec
 from vla_gym.specs import StartState
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.demonstrations.recorder import DONE, REWARD, SUCCESS, Cell
-from zoo.demonstrations.rollouts import (
+from zoo.demonstrations.policy_recorder import (
     ADVANTAGE,
     CHUNK_STEP,
     LOGPROB,
@@ -22,6 +21,7 @@ from zoo.demonstrations.rollouts import (
     decision_advantages,
     roll_out,
 )
+from zoo.demonstrations.recorder import DONE, REWARD, SUCCESS, Attempt
 
 K = 4
 RULES = RolloutRules(deterministic=False, seed=3, gamma=0.5, gae_lambda=0.5)
@@ -48,7 +48,7 @@ def policy(envs: VLAVectorEnv) -> VLAPolicy:
     )
 
 
-def cells(*trials: int) -> list[Cell]:
+def attempts(*trials: int) -> list[Attempt]:
     return [(StartState(task_id=0, trial_id=trial), 0) for trial in trials]
 
 
@@ -68,7 +68,7 @@ def test_advantages_of_one_episode_by_hand() -> None:
 
 
 def test_what_is_recorded_is_what_the_policy_says_of_it(envs: VLAVectorEnv, policy: VLAPolicy) -> None:
-    (one,) = roll_out(envs, policy, cells(0), 0, RULES)
+    (one,) = roll_out(envs, policy, attempts(0), 0, RULES)
     assert one.extra[CHUNK_STEP].tolist() == [step % K for step in range(one.length)]
     assert one.extra[DONE].tolist() == [False] * (one.length - 1) + [True]
     assert one.extra[SUCCESS].dtype == bool
@@ -89,7 +89,7 @@ def test_an_episode_cut_off_by_time_is_worth_something_after_its_end(
     envs: VLAVectorEnv, policy: VLAPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "predict_values", lambda obs: torch.tensor([[7.0]]))
-    episodes = roll_out(envs, policy, cells(0, 1, 2), 0, RULES)
+    episodes = roll_out(envs, policy, attempts(0, 1, 2), 0, RULES)
     horizon = envs.benchmark.tasks[0].horizon
     assert {one.length == horizon for one in episodes} == {True, False}
     for one in episodes:
@@ -99,11 +99,11 @@ def test_an_episode_cut_off_by_time_is_worth_something_after_its_end(
         assert one.extra[ADVANTAGE][-1] == pytest.approx(reward + after - one.extra[VALUE][-1], abs=1e-5)
 
 
-def test_an_episode_depends_on_its_cells_number_not_on_its_company(
+def test_an_episode_depends_on_its_attempts_number_not_on_its_company(
     envs: VLAVectorEnv, policy: VLAPolicy
 ) -> None:
-    _, second, third = roll_out(envs, policy, cells(0, 1, 2), 10, RULES)
-    (alone,) = roll_out(envs, policy, cells(2), 12, RULES)
+    _, second, third = roll_out(envs, policy, attempts(0, 1, 2), 10, RULES)
+    (alone,) = roll_out(envs, policy, attempts(2), 12, RULES)
     np.testing.assert_array_equal(alone.action_TA, third.action_TA)
-    (elsewhere,) = roll_out(envs, policy, cells(1), 99, RULES)
+    (elsewhere,) = roll_out(envs, policy, attempts(1), 99, RULES)
     assert not np.array_equal(elsewhere.action_TA, second.action_TA)
