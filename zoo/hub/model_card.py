@@ -14,20 +14,14 @@ from zoo.runs.folder import longer, package_version
 
 _MOST_ROWS = 40
 _SHOWN_SETTINGS = (
-    "algo",
-    "env",
-    "n_timesteps",
-    "num_envs",
-    "seed",
-    "env_options",
-    "policy_kwargs",
-    "algo_kwargs",
+    *("algo", "env", "n_timesteps", "num_envs", "seed"),
+    *("env_options", "policy_kwargs", "algo_kwargs"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What the card tells."""
+    """Facts on the card."""
 
     repo: str
     """`org/name`."""
@@ -38,7 +32,7 @@ class CardFacts:
     base: str | None
     """Hub id of what an adapter belongs to or training started from; None for fresh weights or a folder's."""
     adapter: bool
-    """Is it a LoRA adapter alone?"""
+    """Whether it is a LoRA adapter alone."""
     family: str
     """Policy family."""
     evaluation: Mapping[str, Any] | None
@@ -46,57 +40,54 @@ class CardFacts:
     protocol: Mapping[str, Any]
     """The run's protocol.json."""
     resumable: bool
-    """Does the repository hold a checkpoint to train on from?"""
+    """Whether the repository holds a checkpoint to train on from."""
 
 
 def model_card(facts: CardFacts) -> str:
     """The whole file: YAML front matter, then Markdown."""
-    front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True)
     parts = [_headline(facts), _results(facts), _usage(facts), _training(facts), _protocol(facts)]
-    return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{front_matter(facts)}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def front_matter(facts: CardFacts) -> dict[str, Any]:
-    """The card's metadata as the Hub reads it."""
-    config = facts.config
-    matter: dict[str, Any] = {
-        "library_name": "peft" if facts.adapter else "vla-zoo",
-        "pipeline_tag": "robotics",
-        "tags": ["vla-zoo", config.env, config.algo, facts.family, "reinforcement-learning", "robotics"],
-    }
+def front_matter(facts: CardFacts) -> str:
+    """The card's metadata as the Hub reads it: YAML; success on the environment, and on its suites if several."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    config, evaluation, results = facts.config, facts.evaluation, None
+    more: dict[str, str] = {}
     if facts.base is not None:
-        matter["base_model"] = facts.base
-        matter["base_model_relation"] = "adapter" if facts.adapter else "finetune"
-    if facts.evaluation is not None:
-        matter["model-index"] = [{"name": facts.repo.split("/")[-1], "results": _model_index(facts)}]
-    return matter
-
-
-def _model_index(facts: CardFacts) -> list[dict[str, Any]]:
-    """Success on the environment first, then on each of its suites where there are several."""
-    assert facts.evaluation is not None
-    suites = facts.evaluation.get("suites", ())
-    rates = [(facts.config.env, facts.evaluation["success"])]
-    rates += [(rate["name"], rate) for rate in suites if len(suites) > 1]
-    return [
-        {
-            "task": {"type": "robotics", "name": "robotics"},
-            "dataset": {"type": name, "name": name},
-            "metrics": [
-                {
-                    "type": "success_rate",
-                    "name": "success rate (at any step)",
-                    "value": round(rate["success"], 4),
-                    "args": {
-                        "successes": rate["successes"],
-                        "episodes": rate["episodes"],
-                        "wilson_95": [round(rate["low"], 4), round(rate["high"], 4)],
-                    },
-                }
-            ],
-        }
-        for name, rate in rates
-    ]
+        more["base_model_relation"] = "adapter" if facts.adapter else "finetune"
+    if evaluation is not None:
+        suites = evaluation.get("suites", ())
+        more["model_name"] = facts.repo.split("/")[-1]
+        results = [
+            EvalResult(
+                task_type="robotics",
+                task_name="robotics",
+                dataset_type=name,
+                dataset_name=name,
+                metric_type="success_rate",
+                metric_name="success rate (at any step)",
+                metric_value=round(rate["success"], 4),
+                metric_args={
+                    "successes": rate["successes"],
+                    "episodes": rate["episodes"],
+                    "wilson_95": [round(rate["low"], 4), round(rate["high"], 4)],
+                },
+            )
+            for name, rate in [
+                (config.env, evaluation["success"]),
+                *((rate["name"], rate) for rate in suites if len(suites) > 1),
+            ]
+        ]
+    return ModelCardData(
+        library_name="peft" if facts.adapter else "vla-zoo",
+        pipeline_tag="robotics",
+        tags=["vla-zoo", config.env, config.algo, facts.family, "reinforcement-learning", "robotics"],
+        base_model=facts.base,
+        eval_results=results,
+        **more,
+    ).to_yaml()
 
 
 def _headline(facts: CardFacts) -> str:
@@ -115,16 +106,14 @@ def _results(facts: CardFacts) -> str:
     if facts.evaluation is None:
         return "## Results\n\nThese weights have not been evaluated."
     record = facts.evaluation
-    rows: list[tuple[str, Mapping[str, Any]]] = [("all episodes", record["success"])]
     tasks: Sequence[Mapping[str, Any]] = record.get("tasks", ())
-    rows += [(rate["name"], rate) for rate in record.get("suites", ()) if len(record["suites"]) > 1]
-    rows += [(rate["name"], rate) for rate in tasks[:_MOST_ROWS]]
+    suites = [rate for rate in record.get("suites", ()) if len(record["suites"]) > 1]
     lines = ["## Results", "", "| | success | 95 % interval (Wilson) | solved |", "|---|---|---|---|"]
-    for name, rate in rows:
-        interval = f"{rate['low']:.1%} to {rate['high']:.1%}"
-        lines.append(
-            f"| {name} | {rate['success']:.1%} | {interval} | {rate['successes']} of {rate['episodes']} |"
-        )
+    lines += [
+        f"| {rate['name']} | {rate['success']:.1%} | {rate['low']:.1%} to {rate['high']:.1%} "
+        f"| {rate['successes']} of {rate['episodes']} |"
+        for rate in ({**record["success"], "name": "all episodes"}, *suites, *tasks[:_MOST_ROWS])
+    ]
     if len(tasks) > _MOST_ROWS:
         lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
     if "summary" in record:
