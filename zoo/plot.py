@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, MissingDependency, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
@@ -130,15 +130,11 @@ def _found_runs(args: Any) -> list[RunFolder]:
 def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
     """Write the picture: per environment and algorithm the mean over its runs, the range of the runs, evaluations.
 
-    Raises `MissingDependency` without matplotlib and `BadValue` for a file that cannot be written.
+    Raises `BadValue` for a file that cannot be written.
     """
-    try:
-        from matplotlib.colors import TABLEAU_COLORS
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency(
-            "zoo.plot needs matplotlib. Install it: pip install 'vla-zoo[plots]'"
-        ) from error
+    from matplotlib.colors import TABLEAU_COLORS
+    from matplotlib.figure import Figure
+
     # By name: `C0` and `C1` would be whatever another library has made of matplotlib's cycle.
     colours = dict(zip(ALGORITHMS, TABLEAU_COLORS, strict=False))
     groups: dict[str, dict[str, list[RunCurves]]] = {}

@@ -15,8 +15,6 @@ from zoo.plot import run
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 
-pytest.importorskip("matplotlib")
-
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:

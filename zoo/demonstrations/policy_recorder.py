@@ -91,7 +91,9 @@ def decision_advantages(
 
 def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
     return decision_advantages(
-        *(episode.extra[name] for name in (REWARD, VALUE, CHUNK_STEP)),
+        episode.extra[REWARD],
+        episode.extra[VALUE],
+        episode.extra[CHUNK_STEP],
         final_value,
         gamma=rules.gamma,
         gae_lambda=rules.gae_lambda,

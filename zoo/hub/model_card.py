@@ -54,7 +54,7 @@ def front_matter(facts: CardFacts) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, evaluation, results = facts.config, facts.evaluation, None
-    more: dict[str, str] = {}
+    more: dict[str, Any] = {}
     if facts.base is not None:
         more["base_model_relation"] = "adapter" if facts.adapter else "finetune"
     if evaluation is not None:

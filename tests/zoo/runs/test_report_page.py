@@ -47,7 +47,8 @@ def test_training_leaves_a_page_that_needs_no_network(finished: Path) -> None:
     assert "PPO on Toy-Reach with nano" in page
     assert "data:video/mp4;base64," in page
     assert "of 3 episodes" in page
-    assert page.count("<svg") > 3
+    assert page.count("<svg") == 3
+    assert all(text in page for text in ("reach_red", "KL of an update", "training, mean of 50"))
     assert re.search(r"ent_coef</td><td>0\.123 <span class=\"muted\">\(recipe: ", page)
     assert "http://" not in page
     assert "https://" not in page
