@@ -70,6 +70,7 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     assert all(one.requires_grad for one in model.policy.parameters())
 
 
+@pytest.mark.processes
 def test_the_count_survives_a_checkpoint(tmp_path: Any):
     settings = {"critic_warmup_updates": 3}
     whole = learn(build("ppo", **settings), 420)

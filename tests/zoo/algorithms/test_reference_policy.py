@@ -87,6 +87,7 @@ def test_a_fresh_adapter_is_its_own_reference_and_moves_away():
     assert rows(model)[-1] > 0.0
 
 
+@pytest.mark.processes
 def test_a_larger_coefficient_keeps_the_policy_closer():
     last = []
     for coef in (1e-6, 10.0):

@@ -81,6 +81,7 @@ def test_off_by_default_it_costs_and_says_nothing():
     assert "rollout/resample_rounds" not in model.logger.output_formats[0].rows[-1]
 
 
+@pytest.mark.processes
 def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Any):
     settings = {"resample_dead_groups": 1}
     whole = learn(build("grpo", **settings), 1500)

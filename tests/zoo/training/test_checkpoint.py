@@ -37,7 +37,10 @@ from zoo.training.checkpoint import (
 )
 
 # Runs of a few updates learn nothing, and say so.
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning"),
+    pytest.mark.processes,
+]
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
