@@ -36,7 +36,7 @@ def parser() -> OneLineParser:
 
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:
-    """The arithmetic, the memory, and what fits."""
+    """Return the arithmetic, the memory, and what fits."""
     plan = plan_of(config, args.ranks, accelerator=args.gpu_memory is not None)
     lines = [*arithmetic_lines(config, plan), *resume_lines(resume), *memory_lines(config, plan)]
     for where, size in (("device", args.gpu_memory), ("host", args.host_memory)):
@@ -46,7 +46,7 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
 
 
 def fit_lines(config: RunConfig, plan: BatchPlan, where: str, size: float) -> list[str]:
-    """Does one rank fit into `size` GiB of that place; for a GPU, the largest micro-batch that does."""
+    """Return whether one rank fits into `size` GiB of that place; for a GPU, the largest micro-batch that does."""
     workers = workers_of(config, plan.envs_per_rank)
     needed = total(needs(plan, config, workers), where) / GIB
     if not needed:
@@ -65,9 +65,9 @@ def fit_lines(config: RunConfig, plan: BatchPlan, where: str, size: float) -> li
 
 
 def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int | None:
-    """The largest power of two (at most a rank's share of a minibatch) that fits `size` bytes; None when none does.
+    """Return the largest power of two, at most a rank's share of a minibatch, that fits `size` bytes, or None.
 
-    Where passes are not counted, so that memory does not depend on it, the share itself.
+    The share itself where passes are not counted, so that memory does not depend on it.
     """
     share = -(-plan.batch_size // plan.num_learners)
     candidates = [share, *(2**power for power in range(share.bit_length() - 1, -1, -1) if 2**power < share)]

@@ -1,4 +1,4 @@
-"""`python -m zoo.train --algo ppo --env LIBERO-130`: train, evaluate, checkpoint, film, and say what next."""
+"""`python -m zoo.train --algo ppo --env LIBERO-130`: train, evaluate, checkpoint, record videos, print next steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from zoo.training.run_plan import check_startable, dry_run_text, memory_lines, p
 
 
 def parser(
-    prog: str = "zoo.train", description: str = "Train, evaluate, checkpoint, film, and say what next."
+    prog: str = "zoo.train",
+    description: str = "Train, evaluate, checkpoint, record videos, and print next steps.",
 ) -> OneLineParser:
     """The flags of `zoo.train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)

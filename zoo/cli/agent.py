@@ -1,4 +1,4 @@
-"""A policy and where it acts, from flags, for the commands that roll one out: which trained agent or family, checked.
+"""Flags become a policy and the environment it acts in, checked, for the commands that roll a policy out.
 
 `zoo.cli.open_agent` then loads the policy and starts the simulators.
 """

@@ -1,1 +1,1 @@
-"""What a run is: typed, checked and counted before it starts."""
+"""A run's configuration: typed, checked and counted before it starts."""

@@ -1,7 +1,7 @@
 """The settings of PPO, GRPO and supervised fine-tuning: type, range, default and source of each, here alone.
 
-What `-params`, YAML entries, `--dry-run`, the plans and the search space know of them is read from these classes, and a
-test holds the algorithms' signatures to them. docs/algorithms.md explains each at length. Imports nothing heavy.
+`-params`, YAML entries, `--dry-run`, the plans and the search space read these classes, and a test compares them with
+the algorithms' signatures. docs/algorithms.md explains each at length. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vla_gym.errors import unknown_name
 from zoo.config.settings import Count, CountOrZero, Fraction, NonNegative, Positive, Range, Schedulable
 
 LogProbLevel = Literal["token", "action", "chunk"]
-"""What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
+"""Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk."""
 CreditLevel = Literal["chunk", "action"]
-"""What one reward, advantage or value is of: the whole executed chunk, or a step of it."""
+"""Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 ValueClip = Literal["replace", "max"]
@@ -50,7 +50,7 @@ class OnPolicyConfig:
     dual_clip: Positive | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
     logprob_level: LogProbLevel
-    """What one ratio is of. RLinf."""
+    """Extent of one ratio. RLinf."""
     recompute_logprobs: bool = False
     """Whether the rollout is scored again in the training path before the first step. RLinf, pull request 1534."""
     kl_coef: NonNegative = 0.0
@@ -67,6 +67,7 @@ class PPOConfig(OnPolicyConfig):
 
     implementation: ClassVar[str] = "zoo.algorithms.ppo:PPO"
 
+    # Described above; of these SB3 has no `logprob_level`.
     learning_rate: Annotated[Schedulable, Range(low=0)] = 3e-4
     batch_size: Count = 64
     n_epochs: Count = 10
@@ -91,9 +92,9 @@ class PPOConfig(OnPolicyConfig):
     critic_warmup_updates: CountOrZero = 0
     """First updates, one for each rollout, that train the critic alone. RLinf's `critic_warmup_steps`."""
     reward_level: CreditLevel = "chunk"
-    """What one reward is of. RLinf's `reward_type`."""
+    """Extent of one reward. RLinf's `reward_type`."""
     value_level: CreditLevel = "chunk"
-    """What one value is of; "action" needs `reward_level` "action". RLinf's `value_type`."""
+    """Extent of one value; "action" needs `reward_level` "action". RLinf's `value_type`."""
     bootstrap_time_limit: bool = True
     """Whether an episode cut off by its time limit is worth the value of its last observation."""
 
@@ -104,6 +105,7 @@ class GRPOConfig(OnPolicyConfig):
 
     implementation: ClassVar[str] = "zoo.algorithms.grpo:GRPO"
 
+    # Described above; `clip_range_high` is DAPO's.
     learning_rate: Annotated[Schedulable, Range(low=0)] = 2e-5
     batch_size: Count = 256
     n_epochs: Count = 1

@@ -25,13 +25,13 @@ class Hyperparams:
     entry: str
     """Its key, e.g. "LIBERO/nano"."""
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
     values: Mapping[str, Any]
     """Setting -> value."""
 
 
 def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None = None) -> Hyperparams:
-    """The first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`.
+    """Return the first entry that fits: `<env>`, its suite, its family, then `default`, each `/<policy>`.
 
     `conf_file` replaces the packaged file. Raises `BadValue` when the file cannot be read, is no
     mapping or has no fitting entry, and `UnknownName` for a setting that does not exist.
@@ -48,14 +48,14 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
 
 
 def packaged_entry(algo: str, key: str) -> Hyperparams | None:
-    """The packaged entry of exactly that key; None when there is none (any more)."""
+    """Return the packaged entry of exactly that key; None when there is none (any more)."""
     where = f"hyperparams/{algo}.yml"
     entries = read_entries(_packaged(algo), where)
     return _entry(algo, key, entries[key], where) if key in entries else None
 
 
 def candidate_keys(env_id: str, policy: str) -> list[str]:
-    """Keys to look for, most exact first: "LIBERO-Spatial/3/nano", "LIBERO-Spatial/nano", "LIBERO/nano", ..."""
+    """Return the keys, most exact first: "LIBERO-Spatial/3/nano", "LIBERO-Spatial/nano", "LIBERO/nano", ..."""
     words = env_id.split("/", 1)[0].split("-")
     suites = ("-".join(words[:count]) for count in range(len(words), 0, -1))
     names = dict.fromkeys((env_id, *suites, "default"))
@@ -63,7 +63,7 @@ def candidate_keys(env_id: str, policy: str) -> list[str]:
 
 
 def read_entries(file: Path, where: str) -> dict[str, Any]:
-    """The file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
+    """Return the file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -153,13 +153,13 @@ def sft_config(config: RunConfig) -> SFTConfig:
 
 
 def known_settings(algo: str) -> dict[str, Any]:
-    """Setting of a run with `algo` -> its annotation."""
+    """Return setting of a run with `algo` -> its annotation."""
     run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
     return {**run, "policy_kwargs": PolicyOptions, **ENV_OPTIONS, **annotations_of(ALGORITHMS[algo])}
 
 
 def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values with each number of the right kind; `where` starts the error message.
+    """Return the values with each number of the right kind; `where` starts the error message.
 
     Raises `UnknownName` for a setting that does not exist and `BadValue` for a value of another kind.
     """
@@ -190,7 +190,7 @@ def build_config(*, algo: str, env: str, policy: str, values: Mapping[str, Any],
 
 
 def env_options(values: Mapping[str, Any], *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
+    """Return the keyword arguments of `vla_gym.make_vec` among a run's settings, but for those of some names."""
     names = [name for name in ENV_OPTIONS if name not in ("env_kwargs", *without)]
     return {name: values[name] for name in names if name in values} | values.get("env_kwargs", {})
 
@@ -224,12 +224,12 @@ def _check_normalisation(config: RunConfig) -> None:
 
 
 def benchmark_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `env_options` that `vla_gym.find_benchmark` takes: `split` and the family's own options."""
+    """Return the part of `env_options` that `vla_gym.find_benchmark` takes: `split` and the family's own options."""
     return {name: value for name, value in options.items() if name not in ENV_OPTIONS or name == "split"}
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:
-    """As a dict of plain values, for `config.yml`."""
+    """Return a dict of plain values, for `config.yml`."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 

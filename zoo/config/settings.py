@@ -64,18 +64,18 @@ ALIASES: Mapping[str, str] = {
 
 
 def annotations_of(cls: type) -> Mapping[str, Any]:
-    """Field -> annotation of a dataclass or `TypedDict`."""
+    """Return field -> annotation of a dataclass or `TypedDict`."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls)} if is_dataclass(cls) else hints
 
 
 def defaults_of(cls: type) -> Mapping[str, Any]:
-    """Field -> default of a dataclass, those without left out."""
+    """Return field -> default of a dataclass, fields without one left out."""
     return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
 
 
 def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values as the annotations in `known` have them; `where` starts the error message.
+    """Return the values as the annotations in `known` have them; `where` starts the error message.
 
     Raises `UnknownName` for a name that is not known and `BadValue` for a value of another kind.
     """
@@ -88,7 +88,7 @@ def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str
 
 
 def _unknown_setting(known: Mapping[str, Any], name: str, where: str) -> UnknownName:
-    """The error for it; a name that others have for a setting is nearer than one that is spelt alike."""
+    """Return the error; another project's name of a setting is nearer than a similar spelling."""
     error, meant = unknown_name(f"setting ({where})", name, known, show=40), ALIASES.get(name.casefold())
     if meant not in known:
         return error
@@ -96,7 +96,7 @@ def _unknown_setting(known: Mapping[str, Any], name: str, where: str) -> Unknown
 
 
 def check_value(annotation: Any, value: object, where: str) -> Any:
-    """`value` as the annotation has it: an `int` for 1e6, a pair as a list; raises like `check_fields`."""
+    """Return `value` as the annotation has it: an `int` for 1e6, a pair as a list; raises like `check_fields`."""
     annotation, limits = _without_range(annotation)
     if types.NoneType in (options := get_args(annotation)):
         if value is None:
