@@ -31,6 +31,7 @@ NOT_SETTINGS = {
     "seed",
     "device",
     "_init_setup_model",
+    "process_group",
 }
 
 
