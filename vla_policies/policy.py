@@ -36,7 +36,9 @@ from vla_policies.loading import (
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
 from vla_policies.processing.observations import batch_observation
-from vla_policies.types import ActionSample, Evaluation
+from vla_policies.types import ActionSample, Evaluation, PolicyInputs
+
+Observation = PyTorchObs | Mapping[str, Any]
 
 
 class VLAPolicy(ActorCriticPolicy):
@@ -137,24 +139,22 @@ class VLAPolicy(ActorCriticPolicy):
         return self.backbone.action_selection_text(self.sampling, deterministic=deterministic)
 
     @torch.no_grad()
-    def act(
-        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
+    def act(self, obs: Observation, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows."""
         return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
 
-    def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
+    def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
         return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
 
-    def _inputs(self, obs: Mapping[str, Any]) -> Any:
+    def _inputs(self, obs: Observation) -> PolicyInputs:
         return self.backbone.prepare(batch_observation(obs, self.conventions, self.device)[0])
 
     # Stable-Baselines3's contract -------------------------------------------------------------------
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Env actions `[B, *action_space.shape]`, values `[B, 1]`, log-probabilities of chunks `[B]`."""
-        sample = self.act(_mapping(obs), deterministic)
+        sample = self.act(obs, deterministic)
         return (
             self._as_actions(sample.action_BKA),
             sample.value_B[:, None],
@@ -165,20 +165,20 @@ class VLAPolicy(ActorCriticPolicy):
         """Values `[B, 1]`, log-probabilities `[B]` and entropies `[B]` of env actions, flat or `[B, K, A]`."""
         conventions = self.conventions
         action_BKA = actions.reshape(-1, conventions.chunk, conventions.action_dim)
-        result = self.evaluate(_mapping(obs), self.backbone.record_of(action_BKA))
+        result = self.evaluate(obs, self.backbone.record_of(action_BKA))
         logprob_B, entropy_B = result.logprob_BKA.sum(dim=(1, 2)), result.entropy_BKA.sum(dim=(1, 2))
         return result.value_B[:, None], logprob_B, entropy_B
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """State values `[B, 1]`."""
-        return self.backbone.value(self._inputs(_mapping(obs)))[:, None]
+        return self.backbone.value(self._inputs(obs))[:, None]
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """The distribution over action chunks."""
-        return self.backbone.distribution(self._inputs(_mapping(obs)), self.sampling)
+        return self.backbone.distribution(self._inputs(obs), self.sampling)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
-        return self._as_actions(self.act(_mapping(observation), deterministic).action_BKA)
+        return self._as_actions(self.act(observation, deterministic).action_BKA)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """Tensors `[B, ...]` of the keys the policy reads, and whether a batch was given."""
@@ -298,9 +298,3 @@ class VLAPolicy(ActorCriticPolicy):
             policy._build(cls._dummy_schedule)
             return policy
         return policy.to(get_device(device))
-
-
-def _mapping(obs: PyTorchObs) -> Mapping[str, Any]:
-    if not isinstance(obs, Mapping):
-        raise BadValue(f"an observation is a dict with 'image' and 'instruction', got {type(obs).__name__}")
-    return obs

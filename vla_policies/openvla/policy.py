@@ -68,7 +68,7 @@ class OpenVLABackbone(OpenVLAFamily):
         hidden_BD = self._last_hidden(prompt, x_BLD)
         draw = partial(ActionTokenDistribution.draw, deterministic=deterministic, noise=noise)
         token_BA = self._generate(prompt, caches, hidden_BD, sampling, draw)
-        distribution = self._score(prompt, hidden_BD, caches, token_BA, sampling)
+        _, distribution = self._teacher_forced(prompt, token_BA, sampling, (caches, hidden_BD))
         token_BKA = token_BA[:, None]
         return ActionSample(
             action_BKA=self.codec.decode(token_BKA),
@@ -156,32 +156,26 @@ class OpenVLABackbone(OpenVLAFamily):
         return Segment(x_BTD, prompt.last_B[:, None] + 1 + place, mask)
 
     def _teacher_forced(
-        self, prompt: Prompt, token_BA: Tensor, sampling: Sampling
+        self,
+        prompt: Prompt,
+        token_BA: Tensor,
+        sampling: Sampling,
+        cached: tuple[list[KVCache], Tensor] | None = None,
     ) -> tuple[Tensor, ActionTokenDistribution]:
-        """Hidden state at the prompt's end `[B, D]`, and the distributions the tokens were drawn from."""
-        suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
-        x_BLD, suffix_x = decode_after(
-            self.network.language_model.model, prompt.segment, suffix, None, self.network.checkpoint_fn()
-        )
-        assert x_BLD is not None
-        hidden_BD = self._last_hidden(prompt, x_BLD)
-        return hidden_BD, self._distribution(hidden_BD, suffix_x, sampling)
+        """Hidden state at the prompt's end `[B, D]`, and the distributions the tokens were drawn from.
 
-    def _score(
-        self, prompt: Prompt, hidden_BD: Tensor, caches: list[KVCache], token_BA: Tensor, sampling: Sampling
-    ) -> ActionTokenDistribution:
-        """As `_teacher_forced`, with the caches and hidden state of acting."""
+        `cached` holds the prompt's caches and that hidden state where acting has them.
+        """
+        caches, hidden_BD = (None, None) if cached is None else cached
         suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
         model = self.network.language_model.model
-        _, suffix_x = decode_after(model, prompt.segment, suffix, caches, self.network.checkpoint_fn())
-        return self._distribution(hidden_BD, suffix_x, sampling)
-
-    def _distribution(
-        self, hidden_BD: Tensor, suffix_x: Tensor, sampling: Sampling
-    ) -> ActionTokenDistribution:
+        x_BLD, suffix_x = decode_after(model, prompt.segment, suffix, caches, self.network.checkpoint_fn())
+        if hidden_BD is None:
+            assert x_BLD is not None
+            hidden_BD = self._last_hidden(prompt, x_BLD)
         hidden_BAD = torch.cat([hidden_BD[:, None], self.network.final_norm(suffix_x)], dim=1)
-        logits_BKAV = self.network.action_logits(hidden_BAD)[:, None]
-        return ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
+        log_probs_BKAV = token_log_probs(self.network.action_logits(hidden_BAD)[:, None], sampling)
+        return hidden_BD, ActionTokenDistribution(log_probs_BKAV, self.codec, sampling.greedy)
 
 
 class GeneratedDistribution(ChunkDistribution):

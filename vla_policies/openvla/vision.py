@@ -33,10 +33,8 @@ class TowerShape:
     """Hidden features of a block's MLP."""
     image_size: int
     """Side of the image, pixels."""
-    prefix: bool
-    """Class token, 4 register tokens and LayerScale (DINOv2)."""
-    pooling: bool
-    """An attention pool that holds weights and is never used (SigLIP)."""
+    dino: bool
+    """Class token, 4 register tokens and LayerScale (DINOv2), or an attention pool that is never used (SigLIP)."""
 
 
 _TIMM: dict[str, tuple[dict[str, int], float, bool]] = {
@@ -61,8 +59,7 @@ def tower_shape(timm_id: str, overrides: dict[str, int], image_size: int) -> Tow
         heads=shape["num_heads"],
         mlp=int(shape["embed_dim"] * ratio),
         image_size=image_size,
-        prefix=dino,
-        pooling=not dino,
+        dino=dino,
     )
 
 
@@ -74,14 +71,14 @@ class VisionTower(nn.Module):
         grid = shape.image_size // PATCH
         self.patch_embed = PatchEmbed(shape.width)
         self.pos_embed = nn.Parameter(torch.zeros(1, grid * grid, shape.width))
-        if shape.prefix:
+        if shape.dino:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
             self.reg_token = nn.Parameter(torch.zeros(1, 4, shape.width))
         self.blocks = nn.ModuleList(TowerBlock(shape) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, eps=1e-6)
-        if shape.pooling:
+        if not shape.dino:
             self.attn_pool = AttentionPool(shape)
-        self.num_prefix = 5 if shape.prefix else 0
+        self.num_prefix = 5 if shape.dino else 0
 
     def forward(self, pixels_BCHW: Tensor, run_block: CheckpointFn) -> Tensor:
         """Normalised pixels `[B, 3, H, W]` to patches `[B, P, width]`, row-major."""
@@ -116,7 +113,7 @@ class TowerBlock(nn.Module):
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
-        scale = partial(LayerScale, shape.width) if shape.prefix else nn.Identity
+        scale = partial(LayerScale, shape.width) if shape.dino else nn.Identity
         self.norm1 = nn.LayerNorm(shape.width, eps=1e-6)
         self.attn = TowerAttention(shape)
         self.ls1 = scale()

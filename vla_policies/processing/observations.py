@@ -15,7 +15,7 @@ from vla_policies.conventions import Conventions
 
 
 def batch_observation(
-    obs: Mapping[str, Any], conventions: Conventions, device: torch.device
+    obs: Any, conventions: Conventions, device: torch.device
 ) -> tuple[dict[str, Tensor], bool]:
     """The policy's inputs as tensors `[B, ...]` on `device`, and whether `obs` is a batch.
 
