@@ -79,7 +79,7 @@ def _are_episodes(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, dict) and one.keys() >= _NEEDED_OF_EPISODES for one in value)
+        and all(isinstance(episode, dict) and episode.keys() >= _NEEDED_OF_EPISODES for episode in value)
     )
 
 

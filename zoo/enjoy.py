@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +12,10 @@ from vla_gym.video.grid import caption
 from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, evaluate
+from zoo.evaluation.statistics import overall_rate
+from zoo.evaluation.video import EvaluationVideo, Window, open_window
 from zoo.runs.folder import WATCHED_VIDEO, video_file
-
-if TYPE_CHECKING:
-    from zoo.cli.agent import RolloutPlan
-    from zoo.evaluation.evaluator import EpisodeRecord, Frame
-    from zoo.evaluation.video import Window
 
 _EPISODES = 5
 
@@ -50,9 +46,6 @@ def run(argv: Sequence[str]) -> int:
         check_destination(Path(args.output), suffix=".mp4")
 
     from zoo.cli.open_agent import open_rollout
-    from zoo.evaluation.evaluator import evaluate
-    from zoo.evaluation.statistics import overall_rate
-    from zoo.evaluation.video import open_window
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
@@ -60,8 +53,11 @@ def run(argv: Sequence[str]) -> int:
     tasks = envs.benchmark.tasks
     sentences = [tasks[start.task_id].instruction for start in plan.start_states]
     window = None if args.no_render else open_window(title, fps=fps)
-    film = None if args.no_render or (window and not args.output) else _film(args, plan)
-    show = _Show(sentences, window, filmed=film is not None)
+    video = None
+    if not args.no_render and (args.output or not window):
+        default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere="enjoy")
+        video = Path(args.output) if args.output else default
+    show = _Show(sentences, window, recorded=video is not None)
     try:
         episodes = evaluate(
             policy,
@@ -69,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
             plan.start_states,
             deterministic=not args.stochastic,
             on_frame=show.add,
-            on_episode=lambda episode: show.tell(episode, tasks[episode.task_id].instruction),
+            on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
         )
     finally:
         envs.close()
@@ -78,32 +74,23 @@ def run(argv: Sequence[str]) -> int:
     rate = overall_rate(episodes)
     low, high = rate.interval
     print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
-    if film:
-        show.recorder.write(film, fps=fps)
-        print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {film}")
+    if video:
+        show.recorder.write(video, fps=fps)
+        print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {video}")
     return 0
 
 
-def _film(args: argparse.Namespace, plan: RolloutPlan) -> Path:
-    """Where the video goes."""
-    if args.output:
-        return Path(args.output)
-    return video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere="enjoy")
-
-
 class _Show:
-    """What the user sees of the episodes: the slots' present frames side by side, a film, a line for each."""
+    """The environments' present frames side by side in a window, a video, and a line for each episode."""
 
-    def __init__(self, sentences: Sequence[str], window: Window | None, *, filmed: bool) -> None:
-        from zoo.evaluation.video import EvaluationVideo
-
-        self.recorder = EvaluationVideo(sentences, max_episodes=len(sentences) if filmed else 0)
+    def __init__(self, sentences: Sequence[str], window: Window | None, *, recorded: bool) -> None:
+        self.recorder = EvaluationVideo(sentences, max_episodes=len(sentences) if recorded else 0)
         self._sentences, self._window = sentences, window
         self._tiles: dict[int, np.ndarray] = {}
-        self._told = 0
+        self._ended = 0
 
     def add(self, frame: Frame) -> None:
-        """The next frame of one slot."""
+        """Show the next frame of one environment."""
         self.recorder.add_frame(frame)
         if self._window is None:
             return
@@ -111,12 +98,12 @@ class _Show:
         self._tiles[frame.env] = caption(frame.image, sentence, success=frame.success, over=False)
         self._window.show(np.hstack([self._tiles[env] for env in sorted(self._tiles)]))
 
-    def tell(self, episode: EpisodeRecord, sentence: str) -> None:
-        """An episode has ended."""
-        self._told += 1
+    def end(self, episode: EpisodeRecord, sentence: str) -> None:
+        """Print the line of an episode that has ended."""
+        self._ended += 1
         outcome = "solved" if episode.success_once else "not solved"
         print(
-            f"{self._told}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True
+            f"{self._ended}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True
         )
 
 

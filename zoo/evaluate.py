@@ -11,6 +11,8 @@ from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli.main import guarded
+from zoo.evaluation.evaluator import EpisodeRecord, evaluate
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 from zoo.runs.evaluations import is_of_weights, weights_sha256
 from zoo.runs.folder import RESULTS_FILE
 from zoo.runs.progress import Progress
@@ -39,7 +41,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`.
 
-    A fingerprint of the weights is taken just before they are loaded, which reads them once more.
+    The weights' SHA-256 is taken just before they are loaded, which reads them once more.
     """
     args = parser().parse(argv)
     args.run = chosen_run(args)
@@ -51,8 +53,6 @@ def run(argv: Sequence[str]) -> int:
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
     from zoo.cli.open_agent import open_rollout
-    from zoo.evaluation.evaluator import EpisodeRecord, evaluate
-    from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     progress = Progress(len(plan.start_states), on=args.progress, unit="episode")
@@ -100,9 +100,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def results_file(plan: RolloutPlan, weights: str | None) -> Path:
-    """Where results go: `results.json` where they are by the run's own protocol, else named by what is other.
+    """The file of the results: `results.json` for those by the run's own protocol, else named by the departures.
 
-    An evaluation on more start states of the same weights, of this fingerprint, is not replaced by one on fewer.
+    An evaluation of the same weights, of this SHA-256, on more start states is not replaced by one on fewer.
     """
     folder, stem = plan.output_folder or Path(), plan.named("results")
     file = folder / f"{stem}.json"
@@ -121,7 +121,7 @@ def _episodes_in(file: Path, weights: str | None) -> int:
 
 
 def write_or_print(path: Path, text: str) -> None:
-    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`: it took work."""
+    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,18 @@ from vla_gym.errors import BadValue, VLAZooError
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.run_config import RunConfig
+from zoo.runs.curves import (
+    Episodes,
+    EvaluationPoint,
+    at_points,
+    moving_mean,
+    pooled,
+    read_episodes,
+    read_evaluations,
+)
 from zoo.runs.folder import CONFIG_FILE, RunFolder, folder_name
 from zoo.runs.lookup import find_run
-
-if TYPE_CHECKING:
-    from zoo.config.run_config import RunConfig
-    from zoo.runs.curves import Episodes, EvaluationPoint
 
 X_LABELS = {"steps": "simulator steps", "episodes": "episodes", "time": "hours"}
 Y_LABELS = {"success": "success", "reward": "return", "length": "episode length (simulator steps)"}
@@ -61,7 +67,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    runs = [read(one) for one in _named_runs(args)] if args.runs else _readable(_found_runs(args))
+    runs = [read(named) for named in _named_runs(args)] if args.runs else _readable(_found_runs(args))
     output = Path(args.output)
     output = output if output.suffix else Path(f"{args.output}.png")  # matplotlib would, and not say so
     draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
@@ -71,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCurves:
-    """A run with what is drawn of it."""
+    """A run with its curves."""
 
     config: RunConfig
     """The run."""
@@ -82,18 +88,16 @@ class RunCurves:
 
 
 def read(run: RunFolder) -> RunCurves:
-    """All of a run that is drawn; raises `BadValue` when it cannot be read."""
-    from zoo.runs.curves import read_episodes, read_evaluations
-
+    """Read the curves of a run; raises `BadValue` when it cannot be read."""
     return RunCurves(config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run))
 
 
 def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
-    """Those that can be read, with a warning for each of the others; raises `BadValue` when none can."""
+    """Return the curves of the runs that can be read, warn of the others; raises `BadValue` when none can."""
     read_runs, reason = [], ""
-    for one in found:
+    for folder in found:
         try:
-            read_runs.append(read(one))
+            read_runs.append(read(folder))
         except VLAZooError as error:
             reason = " ".join(str(error).split())
             print(f"warning: left out: {reason}", file=sys.stderr)
@@ -115,11 +119,14 @@ def _named_runs(args: Any) -> list[RunFolder]:
 def _found_runs(args: Any) -> list[RunFolder]:
     algos = args.algo or list(ALGORITHMS)
     folders = [RunFolder(path) for algo in algos for path in sorted(Path(args.log_folder, algo).glob("*_*"))]
-    found = [one for one in folders if (one.path / CONFIG_FILE).is_file()]
+    found = [folder for folder in folders if (folder.path / CONFIG_FILE).is_file()]
     names = None if args.env is None else [folder_name(env) for env in args.env]
-    fitting = [one for one in found if names is None or one.path.name.rpartition("_")[0] in names]
+    fitting = [folder for folder in found if names is None or folder.path.name.rpartition("_")[0] in names]
     if not fitting:
-        there = ", ".join(sorted({f"{one.path.parent.name}/{one.path.name}" for one in found})) or "no runs"
+        there = (
+            ", ".join(sorted({f"{folder.path.parent.name}/{folder.path.name}" for folder in found}))
+            or "no runs"
+        )
         raise BadValue(
             f"no run of {' or '.join(algos)} on {' or '.join(args.env or ['any environment'])} under "
             f"'{args.log_folder}'; there: {there}"
@@ -138,8 +145,8 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
     # By name: `C0` and `C1` would be whatever another library has made of matplotlib's cycle.
     colours = dict(zip(ALGORITHMS, TABLEAU_COLORS, strict=False))
     groups: dict[str, dict[str, list[RunCurves]]] = {}
-    for one in runs:
-        groups.setdefault(one.config.env, {}).setdefault(one.config.algo, []).append(one)
+    for curves in runs:
+        groups.setdefault(curves.config.env, {}).setdefault(curves.config.algo, []).append(curves)
     columns = 1 if len(groups) <= _ONE_COLUMN else 2
     rows = math.ceil(len(groups) / columns)
     figure = Figure(figsize=(6.4 * columns, 0.6 + 3.2 * rows), layout="constrained")
@@ -163,10 +170,8 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
 def _draw_group(
     axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
 ) -> None:
-    from zoo.runs.curves import at_points, moving_mean, pooled
-
     curves = [
-        (_x_values(one.episodes, x_axis), moving_mean(getattr(one.episodes, y_axis), window)) for one in runs
+        (_x_values(run.episodes, x_axis), moving_mean(getattr(run.episodes, y_axis), window)) for run in runs
     ]
     longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
     point_P = np.linspace(0, longest, _POINTS)
@@ -176,7 +181,7 @@ def _draw_group(
     if len(runs) > 1:
         axes.fill_between(point_P, y_RP.min(axis=0), y_RP.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     if (x_axis, y_axis) == ("steps", "success"):
-        for point in pooled([one.evaluations for one in runs]):
+        for point in pooled([run.evaluations for run in runs]):
             low, high = point.rate.interval
             bars = [[point.rate.mean - low], [high - point.rate.mean]]
             axes.errorbar(point.steps, point.rate.mean, yerr=bars, color=colour, fmt="o", capsize=3)

@@ -9,12 +9,15 @@ from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.cli.main import guarded
+from zoo.evaluation.evaluator import evaluate
+from zoo.evaluation.statistics import overall_rate
+from zoo.evaluation.video import EvaluationVideo
 from zoo.runs.folder import RECORDED_VIDEO, video_file
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.record_video`."""
-    p = OneLineParser("zoo.record_video", "Film a run's or a policy's episodes, one frame per decision.")
+    p = OneLineParser("zoo.record_video", "Record a run's or a policy's episodes, one frame per decision.")
     add_policy_arguments(p)
     add_run_arguments(p)
     add_length_arguments(p, episodes=9)
@@ -33,9 +36,6 @@ def run(argv: Sequence[str]) -> int:
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     from zoo.cli.open_agent import open_rollout
-    from zoo.evaluation.evaluator import evaluate
-    from zoo.evaluation.statistics import overall_rate
-    from zoo.evaluation.video import EvaluationVideo
 
     print(f"{plan.policy} on {plan.env}", flush=True)
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)

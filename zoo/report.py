@@ -13,7 +13,7 @@ from zoo.runs.lookup import find_run
 
 def parser() -> OneLineParser:
     """The flags of `zoo.report`."""
-    p = OneLineParser("zoo.report", "A run's results, curves, film and settings as one HTML file.")
+    p = OneLineParser("zoo.report", "A run's results, curves, video and settings as one HTML file.")
     p.add_argument("-i", "--run", required=True, metavar="RUN", help="run folder")
     p.add_argument(
         "-o", "--output", metavar="FILE", help=f"HTML file (default: {REPORT_FILE} in the run folder)"

@@ -57,7 +57,7 @@ def test_without_a_display_the_episodes_become_a_video(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zoo.evaluation.video.open_window", lambda title, *, fps: None)
+    monkeypatch.setattr("zoo.enjoy.open_window", lambda title, *, fps: None)
     assert enjoy.run([*TOY, "--policy", "nano", "--episodes", "3"]) == 0
     title, *told, summary, filmed = capsys.readouterr().out.splitlines()
     assert title.endswith("nano on Toy-Reach")
@@ -77,7 +77,7 @@ def test_a_window_shows_every_slot_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     window = FakeWindow()
-    monkeypatch.setattr("zoo.evaluation.video.open_window", lambda title, *, fps: window)
+    monkeypatch.setattr("zoo.enjoy.open_window", lambda title, *, fps: window)
     assert enjoy.run([*TOY, "--policy", "nano", "--episodes", "2", "--num-envs", "2"]) == 0
     assert window.closed
     one_slot, *_, both_slots = window.pictures

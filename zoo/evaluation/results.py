@@ -56,7 +56,7 @@ def evaluation_record(
     protocol: Mapping[str, Any],
     **facts: Any,
 ) -> dict[str, Any]:
-    """Everything of an evaluation as JSON values; `facts` say what was evaluated."""
+    """Return an evaluation as JSON values; `facts` are entries about the policy."""
     by_task = rates_by_task(episodes, tasks)
     by_suite = rates_by_suite(episodes, tasks)
     return {

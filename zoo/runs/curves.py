@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vla_gym.errors import BadValue
 from zoo.evaluation.statistics import Rate
+from zoo.files import damaged
 from zoo.runs.folder import EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
-from zoo.runs.loggers import read_rows
 from zoo.runs.monitor import monitor_lines, read_evaluation_arrays
 
 
@@ -90,6 +93,26 @@ def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
     if not path.is_file():
         return []
     return [row for _, row in read_rows(path)]
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Every line of a `metrics.jsonl`, as text and as its values; raises `BadValue` for a file of another kind."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break  # a kill can leave half a line at the end
+            raise damaged(path, f"line {number} is no JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise damaged(path, f"line {number} does not say its step")
+        rows.append((line, row))
+    return rows
 
 
 def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:

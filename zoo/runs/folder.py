@@ -31,7 +31,7 @@ MONITOR_FILE, EVALUATIONS_FILE, METRICS_FILE = "monitor.csv", "evaluations.npz",
 EVALUATION_FILE, RESULTS_FILE, REPORT_FILE = "evaluation.json", "results.json", "report.html"
 TRACKER_ID_FILE = "tracker_id.txt"
 POLICY_CONFIG_FILE, ADAPTER_CONFIG_FILE = "config.json", "adapter_config.json"
-"""Of a folder with a policy: whole weights, or an adapter."""
+"""Configuration of a policy: of whole weights, of an adapter."""
 OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE = (
     *("optimizer.safetensors", "rollout.safetensors", "reference.safetensors"),
 )

@@ -23,7 +23,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from vla_gym.errors import BadValue, MissingDependency, unknown_name
 from zoo.config.run_config import RunConfig, to_plain
-from zoo.files import damaged, write_text
+from zoo.files import write_text
+from zoo.runs.curves import read_rows
 from zoo.runs.folder import METRICS_FILE, TRACKER_ID_FILE, RunFolder
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class ScreenTable(KVWriter, SeqWriter):
     def write(
         self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
     ) -> None:
-        """Print a row if the update has numbers of ours."""
+        """Print a row if the update has metrics of training."""
         if not any(key.startswith("train/") for key in key_values):
             return
         if self._rows % _ROWS_PER_HEADING == 0:
@@ -185,7 +186,7 @@ def start_tracker(name: str, run: RunFolder, config: RunConfig) -> TrackerWriter
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, without line breaks or the full stop."""
+    """The error's text, without line breaks or the full stop."""
     return " ".join(str(error).split()).rstrip(".")
 
 
@@ -209,26 +210,6 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, float | int | None]:
         elif isinstance(value, float):
             numbers[key] = value if math.isfinite(value) else None
     return numbers
-
-
-def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Every line that `JsonLines` wrote, as text and as what it says; raises `BadValue` for a file of another kind."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break  # a kill can leave half a line at the end
-            raise damaged(path, f"line {number} is no JSON ({error})") from error
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise damaged(path, f"line {number} does not say its step")
-        rows.append((line, row))
-    return rows
 
 
 def _lines_until(path: Path, step: int) -> list[str]:

@@ -1,6 +1,6 @@
 """`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
 
-rl_zoo3's plot commands read both unchanged. Two columns are ours: `task_id` and `num_timesteps`; the
+rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`; the
 latter says which rows a resumed run keeps.
 """
 

@@ -63,7 +63,7 @@ class Progress:
                 initial=min(done, total),
                 unit=unit,
                 file=file,
-                # A log file wants a line now and then, not a film.
+                # A log file gets a line now and then.
                 mininterval=0.5 if file.isatty() else 30.0,
                 dynamic_ncols=True,
                 smoothing=0.1,

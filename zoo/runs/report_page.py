@@ -18,7 +18,7 @@ from markupsafe import Markup
 from vla_gym.errors import BadValue
 from zoo.config.hyperparams import packaged_entry
 from zoo.evaluation.statistics import Rate, rate_values
-from zoo.files import read_json, write_text
+from zoo.files import read_json
 from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
@@ -91,7 +91,7 @@ def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
     path = run.path / REPORT_FILE if output is None else output
     page = run_page(run)
     try:
-        write_text(path, page)
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise BadValue(f"cannot write '{path}': {error.strerror}") from error
     return path

@@ -18,7 +18,6 @@ import yaml
 from huggingface_hub import HfApi, ModelCard
 
 import vla_gym
-import zoo.evaluation.evaluator
 from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
@@ -235,14 +234,14 @@ def test_results_count_for_the_weights_they_are_of(
     assert evaluate.run(["-i", str(moved), *asked, "3"]) == 0
     assert (moved / "results_3-episodes.json").is_file()
     # Training goes on while others are evaluated: the results are of those that were loaded.
-    evaluated = zoo.evaluation.evaluator.evaluate
+    evaluated = evaluate.evaluate
 
     def replaced_meanwhile(*args: Any, **options: Any) -> Any:
         with (moved / "best" / "model.safetensors").open("ab") as weights:
             weights.write(b"more")
         return evaluated(*args, **options)
 
-    monkeypatch.setattr("zoo.evaluation.evaluator.evaluate", replaced_meanwhile)
+    monkeypatch.setattr("zoo.evaluate.evaluate", replaced_meanwhile)
     assert evaluate.run(["-i", str(moved), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(moved)
 
