@@ -132,16 +132,6 @@ def make_plan(scene: Scene, rim_azimuth: float) -> Plan:
     )
 
 
-def approaching(scene: Scene, plan: Plan) -> np.ndarray:
-    """High over the neighbours, down to above the grasp."""
-    return funnel(scene.hand_3, plan.grasp.point_3 + ABOVE, **FUNNEL)
-
-
-def grasping(scene: Scene, plan: Plan) -> np.ndarray:
-    """At the grasp."""
-    return plan.grasp.point_3
-
-
 def raising(scene: Scene, plan: Plan) -> np.ndarray:
     """Straight up, until the thing is high enough."""
     rise = plan.carry_height - scene.thing.bottom
@@ -163,25 +153,15 @@ def lowering(scene: Scene, plan: Plan) -> np.ndarray:
     return above_3
 
 
-def staying(scene: Scene, plan: Plan) -> np.ndarray:
-    """Here."""
-    return scene.hand_3
-
-
-def retreating(scene: Scene, plan: Plan) -> np.ndarray:
-    """Straight up."""
-    return scene.hand_3 + ABOVE
-
-
 WAYPOINT: dict[Stage, Callable[[Scene, Plan], np.ndarray]] = {
-    Stage.APPROACH: approaching,
-    Stage.DESCEND: grasping,
-    Stage.GRASP: grasping,
+    Stage.APPROACH: lambda scene, plan: funnel(scene.hand_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
+    Stage.DESCEND: lambda scene, plan: plan.grasp.point_3,
+    Stage.GRASP: lambda scene, plan: plan.grasp.point_3,
     Stage.RAISE: raising,
     Stage.CARRY: carrying,
     Stage.LOWER: lowering,
-    Stage.RELEASE: staying,
-    Stage.RETREAT: retreating,
+    Stage.RELEASE: lambda scene, plan: scene.hand_3,
+    Stage.RETREAT: lambda scene, plan: scene.hand_3 + ABOVE,
 }
 """Stage -> target of the grip site, `[3]`, metres."""
 

@@ -64,26 +64,6 @@ def pick_cube(view: TableView) -> Aim:
     return _go(view, view.hand.position_3 + goal.position_3 - cube.position_3)
 
 
-def stack_cube(view: TableView) -> Aim:
-    """Put the cube onto the other and let go."""
-    return _put(view, 2 * HALF_CUBE, cube=True)
-
-
-def place_sphere(view: TableView) -> Aim:
-    """Put the ball into the bin and let go."""
-    return _put(view, BIN_FLOOR + SPHERE_RADIUS, cube=False)
-
-
-def push_cube(view: TableView) -> Aim:
-    """Push with closed fingers from behind the cube away from the robot."""
-    return _shove(view, 1.0)
-
-
-def pull_cube(view: TableView) -> Aim:
-    """Pull with closed fingers from beyond the cube towards the robot."""
-    return _shove(view, -1.0)
-
-
 def _fetch(view: TableView, *, cube: bool) -> Aim:
     """Go to the first thing from above; fingers along its sides, if it is a cube, and closed when there."""
     hand, thing = view.hand, view.things[0]
@@ -113,7 +93,7 @@ def _put(view: TableView, height: float, *, cube: bool) -> Aim:
 
 
 def _shove(view: TableView, away: float) -> Aim:
-    """Shove along x, away from the robot with 1, towards it with -1."""
+    """Shove the cube with closed fingers along x, away from the robot with 1, towards it with -1."""
     hand_3, cube_3 = view.hand.position_3, view.things[0].position_3
     behind_3 = cube_3 - np.array([away * BEHIND, 0.0, 0.0])
     beyond = away * (cube_3 - hand_3)[0] > 0.03
@@ -133,10 +113,10 @@ def _go(view: TableView, position_3: np.ndarray, *, opened: bool = False) -> Aim
 
 AIMS: dict[str, Callable[[TableView], Aim]] = {
     "PickCube": pick_cube,
-    "PushCube": push_cube,
-    "PullCube": pull_cube,
-    "StackCube": stack_cube,
-    "PlaceSphere": place_sphere,
+    "PushCube": lambda view: _shove(view, 1.0),
+    "PullCube": lambda view: _shove(view, -1.0),
+    "StackCube": lambda view: _put(view, 2 * HALF_CUBE, cube=True),
+    "PlaceSphere": lambda view: _put(view, BIN_FLOOR + SPHERE_RADIUS, cube=False),
 }
 """Task -> its controller."""
 

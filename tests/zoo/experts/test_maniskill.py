@@ -12,15 +12,7 @@ from vla_gym.adapters.maniskill.tasks import TASKS
 from vla_gym.specs import StartState
 from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
-from zoo.experts.maniskill import (
-    AIMS,
-    arm_action,
-    pick_cube,
-    pull_cube,
-    push_cube,
-    stack_cube,
-    table_view,
-)
+from zoo.experts.maniskill import AIMS, arm_action, pick_cube, table_view
 from zoo.experts.motion import Aim
 
 DOWN = (0.0, 1.0, 0.0, 0.0)
@@ -70,20 +62,20 @@ def test_a_cube_in_hand_is_moved_by_what_it_lacks_to_the_goal() -> None:
 
 def test_a_cube_is_carried_over_the_other_and_let_go_on_it() -> None:
     base = (0.3, 0.0, 0.02, *FLAT)
-    carried = stack_cube(table_view(privileged((0.1, 0.0, 0.02), CUBE, base, holding=True)))
+    carried = AIMS["StackCube"](table_view(privileged((0.1, 0.0, 0.02), CUBE, base, holding=True)))
     np.testing.assert_allclose(carried.position_3, [0.3, 0.0, 0.12])
     on_top = (0.305, 0.0, 0.062, *FLAT)
-    let_go = stack_cube(table_view(privileged((0.3, 0.0, 0.06), on_top, base, holding=True)))
+    let_go = AIMS["StackCube"](table_view(privileged((0.3, 0.0, 0.06), on_top, base, holding=True)))
     np.testing.assert_allclose(let_go.position_3, [0.3, 0.0, 0.06])
     assert let_go.opened
 
 
 def test_a_push_begins_behind_the_cube_and_goes_through_it() -> None:
-    above = push_cube(table_view(privileged((0.05, 0.0, 0.2), CUBE, GOAL)))
+    above = AIMS["PushCube"](table_view(privileged((0.05, 0.0, 0.2), CUBE, GOAL)))
     np.testing.assert_allclose(above.position_3, [0.05, 0.0, 0.02])
-    through = push_cube(table_view(privileged((0.06, 0.0, 0.02), CUBE, GOAL)))
+    through = AIMS["PushCube"](table_view(privileged((0.06, 0.0, 0.02), CUBE, GOAL)))
     np.testing.assert_allclose(through.position_3, [0.13, 0.0, 0.02])
-    back = pull_cube(table_view(privileged((0.14, 0.0, 0.02), CUBE, GOAL)))
+    back = AIMS["PullCube"](table_view(privileged((0.14, 0.0, 0.02), CUBE, GOAL)))
     np.testing.assert_allclose(back.position_3, [0.07, 0.0, 0.02])
     assert not through.opened
 
