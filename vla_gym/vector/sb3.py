@@ -1,6 +1,6 @@
-"""`SB3VecEnv`: a `VLAVectorEnv` as Stable-Baselines3 sees environments.
+"""`SB3VecEnv`: a `VLAVectorEnv` as a Stable-Baselines3 `VecEnv`.
 
-The only module of this package that imports Stable-Baselines3 (and with it torch); `as_sb3` imports it.
+The only module of this package that imports Stable-Baselines3 (and with it torch); `as_sb3` loads it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from vla_gym.vector.vector_env import Observation, VLAVectorEnv
 class SB3VecEnv(VecEnv):
     """Same-step resets, observations as arrays only (`instruction` uint8 `[N, MAX_INSTRUCTION_BYTES]`, UTF-8).
 
-    Each `infos[i]` holds what `VLAVectorEnv` reports for the slot, of the episode that was just stepped,
-    and besides: `TimeLimit.truncated` always; on the last decision `is_success`, `terminal_observation`
-    and `episode` with SB3's keys `r`, `l` (simulator steps), `t` (seconds since the view was made) added.
-    The next episode's first info is in `reset_infos[i]`. Idle slots are never done; where all are, a step raises.
+    Each `infos[i]` is `VLAVectorEnv`'s, of the episode that was just stepped, with additions: always
+    `TimeLimit.truncated`; on the last decision `is_success`, `terminal_observation` and, in `episode`, SB3's keys
+    `r`, `l` (simulator steps) and `t` (seconds since the view was made). The next episode's first info is in
+    `reset_infos[i]`. Idle environments are never done; where all are idle, a step raises.
     """
 
     def __init__(self, envs: VLAVectorEnv) -> None:
@@ -37,20 +37,19 @@ class SB3VecEnv(VecEnv):
         super().__init__(envs.num_envs, envs.layout.bytes_space(), envs.single_action_space)
 
     def set_options(self, options: list[dict] | dict | None = None) -> None:
-        """Options of the next reset: one dict as `VLAVectorEnv.reset` takes it, or a list of one per slot.
+        """Set options of the next reset: one dict for `VLAVectorEnv.reset`, or a list of one per environment.
 
-        The dict of one slot names its `task_id` and `trial_id`; or all are empty. Raises `BadValue` for a list of
-        another length or in which only some name a cell, `UnknownName` for another key.
+        Each dict of a list names `task_id` and `trial_id`, or all are empty. Raises `BadValue` for a list of
+        another length or in which only some name a start state, `UnknownName` for another key.
         """
-        together = (
-            options if options is None or isinstance(options, dict) else join_options(options, self.num_envs)
-        )
-        super().set_options(together)
+        if isinstance(options, list):
+            options = join_options(options, self.num_envs)
+        super().set_options(options)
 
     def reset(self) -> dict[str, np.ndarray]:
-        """Begin an episode in every slot; seed and options set before are used once."""
+        """Begin an episode in every environment; seed and options set before are used once."""
         obs, infos = self.envs.reset(seed=self._seeds[0], options=self._options[0])
-        self.reset_infos = [single_info(infos, slot) for slot in range(self.num_envs)]
+        self.reset_infos = [single_info(infos, env) for env in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
         return encode_instructions(obs)
@@ -60,7 +59,7 @@ class SB3VecEnv(VecEnv):
         self._action = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Run one decision in every slot and begin new episodes where one ended."""
+        """Run one decision in every environment and begin new episodes where one ended."""
         assert self._action is not None, "step_wait without step_async"
         action, self._action = self._action, None
         if self.envs.idle.all():
@@ -70,15 +69,15 @@ class SB3VecEnv(VecEnv):
         raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
         done_N = terminated_N | truncated_N
         obs = encode_instructions(raw)
-        infos = self.slot_infos(batched, obs, terminated_N, truncated_N, range(self.num_envs))
+        infos = self.env_infos(batched, obs, terminated_N, truncated_N, range(self.num_envs))
         if done_N.any():
             raw, batched = self.envs.reset(options={"reset_mask": done_N})
             obs = encode_instructions(raw)
-            for slot in np.flatnonzero(done_N).tolist():
-                self.reset_infos[slot] = single_info(batched, slot)
+            for env in np.flatnonzero(done_N).tolist():
+                self.reset_infos[env] = single_info(batched, env)
         return obs, reward_N.astype(np.float32), done_N, infos
 
-    def slot_infos(
+    def env_infos(
         self,
         batched: Mapping[str, Any],
         obs: Mapping[str, np.ndarray],
@@ -86,7 +85,7 @@ class SB3VecEnv(VecEnv):
         truncated_n: np.ndarray,
         rows: Iterable[int],
     ) -> list[dict[str, Any]]:
-        """The infos that the class describes, of the given rows of a step's results."""
+        """Infos (see the class) of the given rows of a step's results."""
         infos = []
         for row in rows:
             info = single_info(batched, row)
@@ -101,11 +100,11 @@ class SB3VecEnv(VecEnv):
         self.envs.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Last main-camera frame of each slot."""
+        """Last main-camera frame of each environment."""
         return self.envs.render()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of the environment beneath, once per asked slot."""
+        """The attribute of the environment beneath, once per index."""
         return [getattr(self.envs, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -115,7 +114,7 @@ class SB3VecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the environment beneath once; the result once per asked slot."""
+        """Call a method of the environment beneath once; its result once per index."""
         result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 

@@ -1,4 +1,4 @@
-"""`Stage`: a part of a vector environment's slots that steps by itself, so that others can be thought about."""
+"""`Stage`: a part of a vector environment that steps independently while the policy decides for another part."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gymnasium import spaces
 
 from vla_gym.vector.inputs import read_actions
 from vla_gym.vector.runner import CommandRunner
-from vla_gym.workers.pool import PendingCommands
+from vla_gym.workers.pool import Command, PendingCommands
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage's n slots came to; fields as `VLAVectorEnv.step` returns them, of these slots alone."""
+    """Result of a stage's n environments; fields as `VLAVectorEnv.step` returns them."""
 
     obs: dict[str, Any]
     """Last observation, fresh arrays `[n, ...]`, `instruction` a tuple."""
@@ -30,13 +30,13 @@ class Outcome:
     executed_n: np.ndarray
     """Simulator steps run, int64; zero after a reset."""
     success_n: np.ndarray
-    """Bool: solved at the last of them."""
+    """Bool: solved at any of them."""
     lost_n: np.ndarray
-    """Bool: the episode ended with its simulator."""
+    """Bool: the worker failed with the episode."""
     task_id_n: np.ndarray
     """Index into the benchmark's tasks, int64."""
     start_state_n: np.ndarray
-    """Hash of the simulator state each episode began in, str objects."""
+    """Hash of the simulator state in which each episode began, str objects."""
     step_reward_nK: np.ndarray
     """Reward of every simulator step, float32; zero where not executed."""
     infos: dict[str, Any]
@@ -44,76 +44,71 @@ class Outcome:
 
 
 class Stage:
-    """Adjacent slots; finished ones are held until `send_reset`, as in mode DISABLED.
+    """Adjacent environments; finished ones are held until `send_reset`, as in mode DISABLED.
 
-    `send_step` and `send_reset` come back at once where worker processes run the slots, `receive` waits. One thing
-    at a time is under way in a stage, and stages are received in the order in which they were sent.
+    `send_step` and `send_reset` return at once where worker processes simulate, `receive` waits. A stage has one
+    pending request at a time, and stages are received in the order in which they were sent.
     """
 
     def __init__(
         self,
         runner: CommandRunner,
-        slots: range,
+        envs: range,
         action_space: spaces.Box,
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.slots = slice(slots.start, slots.stop)
-        """Which of the environment's N slots."""
-        self._first = slots.start
+        self.part = slice(envs.start, envs.stop)
+        """Which of the N environments."""
         self._runner = runner
         self._action_space = action_space
         self._guard = guard
-        self._ticket: PendingCommands | None = None
+        self._pending: PendingCommands | None = None
 
     @property
-    def under_way(self) -> bool:
-        """Was something sent and not received?"""
-        return self._ticket is not None
+    def pending(self) -> bool:
+        """Whether something was sent and not received."""
+        return self._pending is not None
 
     @property
     def running_n(self) -> np.ndarray:
-        """Bool `[n]`: slots that a step would advance."""
-        return self._runner.table.running[self.slots]
+        """Bool `[n]`: a step would advance the episode."""
+        return self._runner.table.running[self.part]
 
     def send_step(self, actions: np.ndarray) -> None:
-        """Begin one decision of every running slot; float `[n, K, A]`, rows of other slots are ignored."""
+        """Begin one decision of every running episode; float `[n, K, A]`, other rows are ignored."""
         running_n = self.running_n
-        where = self._runner.where
-        action_nKA = read_actions(
-            actions, running_n, self._action_space, lambda slot: where(slot + self._first)
-        )
-        chosen = np.flatnonzero(running_n)
-        slots = (chosen + self._first).tolist()
-        with self._guard():
-            self._send(self._runner.send(self._runner.step_commands(slots, list(action_nKA[chosen]))))
+        first, where = self.part.start, self._runner.where
+        action_nKA = read_actions(actions, running_n, self._action_space, lambda row: where(row + first))
+        rows = np.flatnonzero(running_n)
+        commands = self._runner.step_commands((rows + first).tolist(), list(action_nKA[rows]))
+        self._send(commands)
 
     def send_reset(self, mask_n: np.ndarray) -> None:
-        """Begin new episodes in the slots of `mask_n` (bool)."""
-        slots = (np.flatnonzero(mask_n) + self._first).tolist()
-        with self._guard():
-            self._send(self._runner.send(self._runner.begin_commands(slots)))
+        """Begin new episodes where `mask_n` (bool) is True."""
+        self._send(self._runner.begin_commands((np.flatnonzero(mask_n) + self.part.start).tolist()))
 
     def receive(self) -> Outcome:
-        """Wait for what was sent."""
-        assert self._ticket is not None, "receive() without send_step() or send_reset()"
-        ticket, self._ticket = self._ticket, None
+        """Wait for the pending request."""
+        assert self._pending is not None, "receive() without send_step() or send_reset()"
+        pending, self._pending = self._pending, None
         with self._guard():
-            decision = self._runner.receive(ticket)
-        table = self._runner.table
+            decision = self._runner.receive(pending)
+        part, table = self.part, self._runner.table
         return Outcome(
-            obs=self._runner.observe(self.slots),
-            reward_n=decision.reward_N[self.slots],
-            terminated_n=table.terminated[self.slots].copy(),
-            truncated_n=table.truncated[self.slots].copy(),
-            executed_n=decision.executed_N[self.slots],
-            success_n=decision.success_N[self.slots],
-            lost_n=table.lost[self.slots].copy(),
-            task_id_n=table.task_id[self.slots].copy(),
-            start_state_n=table.start_state[self.slots].copy(),
-            step_reward_nK=decision.step_reward_NK[self.slots],
-            infos=self._runner.infos(decision, self.slots),
+            obs=self._runner.observe(part),
+            reward_n=decision.reward_N[part],
+            terminated_n=table.terminated[part].copy(),
+            truncated_n=table.truncated[part].copy(),
+            executed_n=decision.executed_N[part],
+            success_n=decision.success_N[part],
+            lost_n=table.lost[part].copy(),
+            task_id_n=table.task_id[part].copy(),
+            start_state_n=table.start_state[part].copy(),
+            step_reward_nK=decision.step_reward_NK[part],
+            infos=self._runner.infos(decision, part),
         )
 
-    def _send(self, ticket: PendingCommands) -> None:
-        assert self._ticket is None, "receive() what was sent first"
-        self._ticket = ticket
+    def _send(self, commands: list[Command]) -> None:
+        with self._guard():
+            assert self._pending is None, "receive() what was sent first"
+            self._pending = self._runner.send(commands)

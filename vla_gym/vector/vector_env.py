@@ -165,8 +165,8 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """`pipeline_stages` equal parts that step independently; for mode DISABLED, after a reset."""
         size = self.num_envs // self.config.pipeline_stages
         return [
-            Stage(self._runner, slots, self.single_action_space, self._closed_on_failure)
-            for slots in (range(first, first + size) for first in range(0, self.num_envs, size))
+            Stage(self._runner, range(first, first + size), self.single_action_space, self._closed_on_failure)
+            for first in range(0, self.num_envs, size)
         ]
 
     @property

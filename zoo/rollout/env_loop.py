@@ -115,7 +115,7 @@ class StagedEnvLoop:
             _StageLoop(
                 self._env,
                 stage,
-                {key: value[stage.slots] for key, value in self.obs.items()},
+                {key: value[stage.part] for key, value in self.obs.items()},
                 self._act,
                 self._clock,
                 renew=renew,
@@ -126,7 +126,7 @@ class StagedEnvLoop:
             stage.decide_until(first_decision, first_decision + num_decisions)
         try:
             while True:
-                while any(stage.under_way and not stage.steps for stage in stages):
+                while any(stage.pending and not stage.steps for stage in stages):
                     for stage in stages:
                         stage.turn()
                 ready = [stage.steps.popleft() for stage in stages if stage.steps]
@@ -136,7 +136,7 @@ class StagedEnvLoop:
         finally:
             for stage in stages:
                 stage.decide_until(0, 0)
-            while not self._env.envs.closed and any(stage.under_way for stage in stages):
+            while not self._env.envs.closed and any(stage.pending for stage in stages):
                 for stage in stages:
                     stage.turn()
             self.obs = _joined_obs([stage.obs for stage in stages])
@@ -174,23 +174,23 @@ class _StageLoop:
         self._clock = clock
         self._renew = renew
         self._next, self._end = 0, 0
-        self._under_way: _Decision | None = None
+        self._decision: _Decision | None = None
         self._before_reset: Step | None = None
 
     @property
-    def under_way(self) -> bool:
+    def pending(self) -> bool:
         """Whether workers simulate this stage."""
-        return self._stage.under_way
+        return self._stage.pending
 
     def decide_until(self, next_decision: int, end: int) -> None:
         """Decide number `next_decision` now, if it is below `end`, and the others in turn."""
         self._next, self._end = next_decision, end
-        if not self.under_way:
+        if not self.pending:
             self._decide()
 
     def turn(self) -> None:
         """Wait for the workers, then begin new episodes or decide again."""
-        if not self.under_way:
+        if not self.pending:
             return
         with self._clock.phase("env"):
             outcome = self._stage.receive()
@@ -210,7 +210,7 @@ class _StageLoop:
         row_n = np.flatnonzero(self._stage.running_n)
         if self._next >= self._end or not len(row_n):
             return
-        env_n = row_n + self._stage.slots.start
+        env_n = row_n + self._stage.part.start
         obs = self._of(env_n)
         with self._clock.phase("policy"):
             sample = self._act(obs, self._next, env_n)
@@ -220,13 +220,13 @@ class _StageLoop:
         self._next += 1
         with self._clock.phase("env"):
             self._stage.send_step(actions)
-        self._under_way = _Decision(env_n, obs, sample)
+        self._decision = _Decision(env_n, obs, sample)
 
     def _step(self, outcome: Outcome) -> Step:
         """The decision under way with its outcome."""
-        assert self._under_way is not None
-        decision = self._under_way
-        row_n = decision.env_n - self._stage.slots.start
+        assert self._decision is not None
+        decision = self._decision
+        row_n = decision.env_n - self._stage.part.start
         executed_n = outcome.executed_n[row_n]
         return Step(
             env_n=decision.env_n,
@@ -243,7 +243,7 @@ class _StageLoop:
             task_id_n=outcome.task_id_n[row_n],
             start_state_n=[outcome.start_state_n[row] for row in row_n],
             step_reward_nK=outcome.step_reward_nK[row_n],
-            infos=self._env.slot_infos(
+            infos=self._env.env_infos(
                 outcome.infos, self.obs, outcome.terminated_n, outcome.truncated_n, row_n.tolist()
             ),
         )
@@ -252,7 +252,7 @@ class _StageLoop:
         """The present observation of some of the stage's sub-environments."""
         if len(env_n) == len(self._stage.running_n):
             return self.obs
-        return {key: value[env_n - self._stage.slots.start] for key, value in self.obs.items()}
+        return {key: value[env_n - self._stage.part.start] for key, value in self.obs.items()}
 
 
 def _joined(steps: Sequence[Step]) -> Step:

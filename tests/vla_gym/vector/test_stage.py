@@ -54,7 +54,7 @@ def test_stages_under_way_together_give_what_one_step_of_all_slots_gives(make: M
             stage.send_step(quiet(2))
         for stage in stages:
             outcome = stage.receive()
-            here = stage.slots
+            here = stage.part
             for key in ("image", "state"):
                 assert np.array_equal(outcome.obs[key], obs[key][here])
             assert outcome.obs["instruction"] == obs["instruction"][here]
@@ -91,7 +91,7 @@ def test_the_whole_environment_waits_until_stages_are_received(make: Make):
     stage.send_step(quiet(2))
     with pytest.raises(gym.error.AlreadyPendingCallError, match="receive"):
         envs.step(quiet(4))
-    assert stage.under_way
+    assert stage.pending
     stage.receive()
     envs.step(quiet(4))
 

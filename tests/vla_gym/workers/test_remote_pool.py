@@ -98,7 +98,7 @@ def test_stages_reach_over_servers(make: Make, servers: Servers):
     for stage in envs.stages:
         stage.send_step(np.zeros((2, 2, 2), dtype=np.float32))
     for stage in envs.stages:
-        assert stage.slots in (slice(0, 2), slice(2, 4))
+        assert stage.part in (slice(0, 2), slice(2, 4))
     envs.close()
 
 

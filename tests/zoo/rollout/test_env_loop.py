@@ -93,7 +93,7 @@ def test_a_rollout_that_is_stopped_leaves_nothing_under_way(toy: Callable[..., V
     envs = toy(num_workers=2, pipeline_stages=2)
     model = ppo(envs)
     model.learn(1000, callback=StopAt(5))
-    assert not any(stage.under_way for stage in envs.stages)
+    assert not any(stage.pending for stage in envs.stages)
     assert envs._runner.num_pending == 0
     images = model._last_obs["image"]
     assert np.array_equal(images, np.stack(envs.render()))
