@@ -83,7 +83,7 @@ class Backbone(nn.Module, ABC):
     default_conventions: ClassVar[Conventions]
     """Observations and actions of fresh weights when no environment is given."""
     published: ClassVar[str | None] = None
-    """Hub id that the bare family name stands for; None = the name stands for fresh weights."""
+    """Hub id of the bare family name; None = the name means fresh weights."""
     continuous: ClassVar[bool] = False
     """Whether log-probabilities are densities of real numbers, not probabilities of tokens."""
     fits_environment: ClassVar[bool] = False

@@ -20,7 +20,7 @@ CAMERA_KEYS = ("image", "wrist_image")
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """The observation and action side of one policy; travels in its `config.json`."""
+    """Observations and actions of one policy; part of its `config.json`."""
 
     cameras: tuple[str, ...]
     """Observation keys of its images, in order."""

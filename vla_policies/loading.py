@@ -92,7 +92,7 @@ def find_checkpoint(
 ) -> Path | None:
     """The checkpoint folder that `name` means, downloading a Hub id; None when fresh weights are meant.
 
-    A family's bare name stands for its published checkpoint, or for fresh weights where it has none or
+    A family's bare name means its published checkpoint, or for fresh weights where it has none or
     where `options` (the user's `backbone_kwargs`) describe some. A name with one slash whose first part is
     no local folder is a Hub id, `org/model[@revision]`.
     """

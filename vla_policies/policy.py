@@ -52,7 +52,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param revision: branch, tag or commit of a Hub id.
     :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
     :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
-    :param greedy: what deterministic actions are, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
+    :param greedy: deterministic actions, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
         when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
     :param compile: run the network's blocks through `torch.compile`, at their first call.

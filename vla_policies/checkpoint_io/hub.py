@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: ids, downloads, and what went wrong in one line. Needs no torch."""
+"""The Hugging Face Hub: ids, downloads, and failures in one line. Needs no torch."""
 
 from __future__ import annotations
 

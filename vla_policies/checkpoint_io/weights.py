@@ -28,7 +28,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = WEIGHTS_FILE + ".index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETTINGS = "vla_zoo.json"
-"""Beside an adapter: what goes over its base's `config.json`."""
+"""Beside an adapter: settings that override its base's `config.json`."""
 SHARD_BYTES = 5 * 10**9
 """Largest file that `write_tensors` makes, as on the Hub."""
 _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")

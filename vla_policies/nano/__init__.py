@@ -1,1 +1,1 @@
-"""`nano`: a small vision-language-action model of our own that trains and runs on a CPU."""
+"""`nano`: a small vision-language-action model that trains and runs on a CPU."""

@@ -13,7 +13,7 @@ from vla_policies.openvla.llama import build_llama
 from vla_policies.openvla.vision import TowerShape, VisionTower
 
 LANGUAGE_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-"""The language model's layers, which leave the image towers frozen."""
+"""The language model's layers alone, so that the image towers stay frozen."""
 LORA_TARGETS = ("proj", "qkv", "fc1", "fc2", "q", "kv", "fc3", "out_proj", *LANGUAGE_TARGETS)
 """Layers with a LoRA adapter in RLinf's recipe: every linear one and the patch convolutions."""
 

@@ -14,7 +14,7 @@ from vla_policies.processing.observations import pad_ids
 BOS = 1
 BOS_PIECE = "<s>"
 SPACE = 29871
-"""Llama's piece for a lone space, which stands between "Out:" and the first action in the training text."""
+"""Llama's piece for a lone space, between "Out:" and the first action in the training text."""
 _FIRST_BYTE = 3
 """Id of the byte 0 in Llama's vocabulary."""
 

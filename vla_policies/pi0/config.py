@@ -165,7 +165,7 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class Pi0Config:
-    """One checkpoint; travels in `config.json` as nested objects."""
+    """Config of one checkpoint; nested objects in its `config.json`."""
 
     network: NetworkShape
     preprocessing: Preprocessing
