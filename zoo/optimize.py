@@ -30,7 +30,7 @@ from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
 from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space, yaml_line
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
-from zoo.training.run_plan import check_startable, plan_of
+from zoo.training.run_plan import RunPlan, check_startable
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -121,8 +121,7 @@ class Search:
         args = train_parser().parse(self.argv(self.seeds[0], self.folder, {}))
         check_services(args)
         config = resolve_new_run(args)
-        plan_of(config)
-        check_startable(config)
+        check_startable(RunPlan.resolve(config))
         if not config.eval_episodes:
             raise BadValue("trials are judged by their last evaluation; do not pass --eval-episodes 0")
         return config

@@ -20,7 +20,7 @@ from zoo.config.run_config import RunConfig
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
-from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of, resume_lines, workers_of
+from zoo.training.run_plan import RunPlan
 
 
 def parser() -> OneLineParser:
@@ -37,26 +37,25 @@ def parser() -> OneLineParser:
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:
     """Return the arithmetic, the memory, and what fits."""
-    plan = plan_of(config, args.ranks, accelerator=args.gpu_memory is not None)
-    lines = [*arithmetic_lines(config, plan), *resume_lines(resume), *memory_lines(config, plan)]
+    plan = RunPlan.resolve(config, args.ranks, accelerator=args.gpu_memory is not None)
+    lines = plan.lines(resume)
     for where, size in (("device", args.gpu_memory), ("host", args.host_memory)):
         if size is not None:
-            lines += fit_lines(config, plan, where, size)
+            lines += fit_lines(plan, where, size)
     return lines
 
 
-def fit_lines(config: RunConfig, plan: BatchPlan, where: str, size: float) -> list[str]:
+def fit_lines(plan: RunPlan, where: str, size: float) -> list[str]:
     """Return whether one rank fits into `size` GiB of that place; for a GPU, the largest micro-batch that does."""
-    workers = workers_of(config, plan.envs_per_rank)
-    needed = total(needs(plan, config, workers), where) / GIB
+    needed = total(needs(plan.batch, plan.config, plan.num_workers), where) / GIB
     if not needed:
         return [f"fits         {where}: not known, nothing of it could be counted"]
     lines = [
         f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of each rank"
     ]
     if where == "device":
-        best = largest_micro_batch(config, plan, size * GIB)
-        changes = best is not None and best != plan.scored_at_once
+        best = largest_micro_batch(plan.config, plan.batch, size * GIB)
+        changes = best is not None and best != plan.batch.scored_at_once
         if best is None:
             lines.append("             not with any micro-batch: take a smaller policy or more memory")
         elif changes:

@@ -25,7 +25,7 @@ from zoo.config.settings import defaults_of
 from zoo.hub.download import is_remote, remote_resume_point
 from zoo.hub.upload import publish_trained
 from zoo.runs.lookup import ResumePoint, find_resume_point
-from zoo.training.run_plan import check_startable, dry_run_text, memory_lines, plan_of
+from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 
 
 def parser(
@@ -97,14 +97,14 @@ def run(argv: Sequence[str]) -> int:
     config, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
-    plan = plan_of(config)
+    plan = RunPlan.resolve(config)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
     # Only now: torch takes seconds to import, a typo should not.
     quiet_torch_in_ranks()
-    check_startable(config)
+    check_startable(plan)
     if args.dry_run:
-        print("\n".join([dry_run_text(config, point), *memory_lines(config, plan)]))
+        print(dry_run_text(plan, point))
         return 0
     return _train(args, config, point, argv)
 

@@ -21,7 +21,7 @@ from zoo.config.hyperparams import candidate_keys
 from zoo.config.run_config import RunConfig, benchmark_options
 from zoo.distributed.process_group import ProcessGroup
 from zoo.train import parser
-from zoo.training.run_plan import dry_run_text
+from zoo.training.run_plan import RunPlan, dry_run_text
 from zoo.training.setup import make_model
 
 FOLDER = Path(__file__).parents[2] / "hyperparams"
@@ -50,7 +50,7 @@ def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
     config = run_of(file, key, tmp_path)
     assert config.entry == key
     assert config.num_envs % int(config.env_options.get("group_size", 1)) == 0
-    assert "nothing was started or written" in dry_run_text(config, None)
+    assert "nothing was started or written" in dry_run_text(RunPlan.resolve(config), None)
 
 
 @EVERY_ENTRY

@@ -15,11 +15,9 @@ from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import AbsentPool, Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.config.batch_plan import BatchPlan
 from zoo.config.run_config import RunConfig
 from zoo.distributed.channel import Channel
 from zoo.distributed.env_server import EnvServers, meet_servers
-from zoo.distributed.placement import Placement
 from zoo.distributed.process_group import ProcessGroup, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
@@ -27,7 +25,7 @@ from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import RemoteRollouts
 from zoo.training.rollout_worker import RolloutWorker
-from zoo.training.run_plan import arithmetic_lines, memory_lines
+from zoo.training.run_plan import RunPlan
 from zoo.training.setup import (
     ENV_DEFAULTS,
     make_model,
@@ -40,18 +38,14 @@ _logger = logging.getLogger(__name__)
 
 
 def train_placed(
-    job: TrainJob,
-    placement: Placement,
-    plan: BatchPlan,
-    process_group: ProcessGroup,
-    device: torch.device,
+    job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device
 ) -> RunFolder | None:
     """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run calls it."""
     with ExitStack() as cleanup:
-        cleanup.enter_context(silent(on=process_group.rank != placement.actor[0]))
+        cleanup.enter_context(silent(on=process_group.rank != plan.placement.actor[0]))
         cleanup.enter_context(warnings_as_lines())
-        _logger.info("\n".join([*arithmetic_lines(job.config, plan), *memory_lines(job.config, plan)]))
-        rank = _PlacedRank(job, placement, plan, process_group, device, cleanup)
+        _logger.info("\n".join(plan.lines()))
+        rank = _PlacedRank(job, plan, process_group, device, cleanup)
         rank.build()
         run = None
         if rank.learner is not None:
@@ -68,16 +62,15 @@ class _PlacedRank:
     def __init__(
         self,
         job: TrainJob,
-        placement: Placement,
-        plan: BatchPlan,
+        plan: RunPlan,
         process_group: ProcessGroup,
         device: torch.device,
         cleanup: ExitStack,
     ) -> None:
         self._job = job
         self._config: RunConfig = job.config
-        self._placement = placement
-        self._plan = plan
+        self._placement = placement = plan.placement
+        self._num_stages = plan.batch.num_stages
         self._number = process_group.rank
         self._device = device
         self._cleanup = cleanup
@@ -102,7 +95,7 @@ class _PlacedRank:
             share: dict[str, Any] = training_share(config, self._rollouts)
             if placement.remote_envs:
                 share["pool"] = self._remote_pool
-            envs = self._envs(pipeline_stages=self._plan.num_stages, **share)
+            envs = self._envs(pipeline_stages=self._num_stages, **share)
             model = self._model(envs, self._rollouts)
             if self.learner is not None:
                 model.policy = self.learner.policy
@@ -156,7 +149,7 @@ class _PlacedRank:
         """The simulators behind one server; their start states are the client's affair."""
         placement = self._placement
         num_envs = self._config.num_envs // max(len(placement.env), len(placement.rollout))
-        stages = self._plan.num_stages if num_envs % self._plan.num_stages == 0 else 1
+        stages = self._num_stages if num_envs % self._num_stages == 0 else 1
         options = {**ENV_DEFAULTS, **self._config.env_options}
         options |= {"num_envs": num_envs, "group_size": 1, "pipeline_stages": stages}
         return make_vec(self._config.env, seed=self._config.seed, **options)

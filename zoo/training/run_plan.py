@@ -1,8 +1,9 @@
-"""What a run says before it starts, and `--dry-run` alone: the resolved run, its batch arithmetic, its memory."""
+"""The plan of a run, printed before it starts and by `--dry-run` alone: its batch arithmetic, its memory."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import yaml
 
@@ -11,15 +12,58 @@ from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import need_lines, needs
 from zoo.config.run_config import RunConfig, to_plain
-from zoo.distributed.placement import ALL, check_shares, check_staleness, parse_placement
+from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
 
 
-def dry_run_text(config: RunConfig, resume: ResumePoint | None) -> str:
-    """The configuration as YAML, then what it means in decisions, simulator steps and updates."""
-    plan = plan_of(config)
-    lines = [yaml.safe_dump(to_plain(config), sort_keys=False).rstrip(), "", *arithmetic_lines(config, plan)]
-    return "\n".join([*lines, *resume_lines(resume), "dry run      nothing was started or written"])
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run of PPO or GRPO with its arithmetic on the processes it has."""
+
+    config: RunConfig
+    """What to compute."""
+    placement: Placement
+    """Roles of the ranks."""
+    batch: BatchPlan
+    """Decisions, minibatches and updates."""
+    num_workers: int
+    """Worker processes that a rank which collects starts on its machine; 0 = none."""
+
+    @classmethod
+    def resolve(
+        cls, config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False
+    ) -> RunPlan:
+        """Return the plan on the processes that a launcher has started, or on `num_ranks`.
+
+        Raises `BadValue` with the nearest numbers when it does not work out.
+        """
+        size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
+        placement = parse_placement(config.placement, size)
+        check_staleness(placement, config.max_staleness, config.algo)
+        ranks = len(placement.rollout)
+        num_workers = _num_workers(config, config.num_envs // ranks)
+        stages = choose_stages(
+            config.pipeline_stages,
+            num_envs=config.num_envs // ranks,
+            group_size=config.group_size,
+            num_workers=num_workers,
+            accelerator=accelerator,
+        )
+        check_shares(placement, num_envs=config.num_envs, num_stages=stages, group_size=config.group_size)
+        batch = solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
+        return cls(config=config, placement=placement, batch=batch, num_workers=num_workers)
+
+    def lines(self, resume: ResumePoint | None = None) -> list[str]:
+        """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
+        return [*arithmetic_lines(self), *resume_lines(resume), *memory_lines(self)]
+
+
+def dry_run_text(plan: RunPlan, resume: ResumePoint | None) -> str:
+    """Return the configuration as YAML, then what it means in decisions, simulator steps, updates and memory."""
+    config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
+    arithmetic, memory = arithmetic_lines(plan), memory_lines(plan)
+    end = "dry run      nothing was started or written"
+    return "\n".join([config, "", *arithmetic, *resume_lines(resume), end, *memory])
 
 
 def resume_lines(resume: ResumePoint | None) -> list[str]:
@@ -30,11 +74,10 @@ def resume_lines(resume: ResumePoint | None) -> list[str]:
     return [f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}"]
 
 
-def check_startable(config: RunConfig) -> None:
+def check_startable(plan: RunPlan) -> None:
     """Raise for what this process of the run would refuse before its simulators start, or for want of them."""
-    placement = parse_placement(config.placement, int(os.environ.get("WORLD_SIZE", "1")))
-    rank = int(os.environ.get("RANK", "0"))
-    if rank in placement.env or (config.eval_episodes and rank in placement.actor):
+    config, rank = plan.config, int(os.environ.get("RANK", "0"))
+    if rank in plan.placement.env or (config.eval_episodes and rank in plan.placement.actor):
         check_installed(benchmark_of(config))
 
     from zoo.distributed.process_group import check_device
@@ -47,28 +90,7 @@ def check_startable(config: RunConfig) -> None:
         check_levels(settings.reward_level, settings.value_level, settings.logprob_level)
 
 
-def plan_of(config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> BatchPlan:
-    """The run's arithmetic on the processes that a launcher has started, or on `num_ranks`.
-
-    Raises `BadValue` with the nearest numbers when it does not work out.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
-    placement = parse_placement(config.placement, size)
-    check_staleness(placement, config.max_staleness, config.algo)
-    ranks = len(placement.rollout)
-    stages = choose_stages(
-        config.pipeline_stages,
-        num_envs=config.num_envs // ranks,
-        group_size=config.group_size,
-        num_workers=workers_of(config, config.num_envs // ranks),
-        accelerator=accelerator,
-    )
-    check_shares(placement, num_envs=config.num_envs, num_stages=stages, group_size=config.group_size)
-    return solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
-
-
-def workers_of(config: RunConfig, num_envs: int) -> int:
-    """Worker processes that a rank with so many environments starts on this machine; 0 = none."""
+def _num_workers(config: RunConfig, num_envs: int) -> int:
     benchmark = benchmark_of(config)
     if benchmark.batched:
         return 0
@@ -78,43 +100,42 @@ def workers_of(config: RunConfig, num_envs: int) -> int:
     return min(int(asked), num_envs)
 
 
-def memory_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
+def memory_lines(plan: RunPlan) -> list[str]:
     """What one rank needs, where the policy can be counted."""
-    lines = needs(plan, config, workers_of(config, plan.envs_per_rank))
+    config = plan.config
+    lines = needs(plan.batch, config, plan.num_workers)
     counted = any(line.where == "device" for line in lines)
     note = "" if counted else f" (weights of '{config.policy}' are not counted)"
     roles = "" if config.placement == ALL else " with every role"
     return [f"memory       of one rank{roles}{note}:", *need_lines(lines)]
 
 
-def arithmetic_lines(config: RunConfig, plan: BatchPlan) -> list[str]:
+def arithmetic_lines(plan: RunPlan) -> list[str]:
     """Decisions, steps, minibatches and updates of the run, one line each; "at most" where episodes may end early."""
+    config, batch = plan.config, plan.batch
     tasks = benchmark_of(config).tasks
     trials = sum(task.num_trials for task in tasks)
     if config.algo == "grpo":
-        episodes = plan.num_envs * plan.rounds
-        rollout = f"{episodes // plan.group_size} groups of {plan.group_size} episodes"
+        episodes = batch.num_envs * batch.rounds
+        rollout = f"{episodes // batch.group_size} groups of {batch.group_size} episodes"
     else:
-        rollout = f"{plan.num_envs} envs x {plan.decisions_per_env} decisions"
+        rollout = f"{batch.num_envs} envs x {batch.decisions_per_env} decisions"
+    portions = f", {batch.micro_batch_size} at a time" if batch.micro_batch_size else ""
     lines = [
         f"environment  {config.env}: {len(tasks)} tasks, {trials} start states",
-        f"decision     up to {plan.chunk} simulator steps",
-        f"rollout      {rollout}: at most {plan.decisions} decisions, {plan.simulator_steps} simulator steps",
-        f"update       {plan.n_epochs} epochs x at most {plan.minibatches} minibatches of {plan.batch_size} decisions"
-        f"{_portions(plan)}",
+        f"decision     up to {batch.chunk} simulator steps",
+        f"rollout      {rollout}: at most {batch.decisions} decisions, {batch.simulator_steps} simulator steps",
+        f"update       {batch.n_epochs} epochs x at most {batch.minibatches} minibatches of {batch.batch_size} "
+        f"decisions{portions}",
         f"run          {config.n_timesteps} simulator steps: at least "
-        f"{-(-config.n_timesteps // plan.simulator_steps)} updates",
+        f"{-(-config.n_timesteps // batch.simulator_steps)} updates",
     ]
-    if max(plan.num_ranks, plan.num_learners) > 1:
+    if max(batch.num_ranks, batch.num_learners) > 1:
         lines.append(
-            f"ranks        {plan.num_ranks} x {plan.envs_per_rank} envs "
-            f"({plan.envs_per_rank // plan.group_size} groups of {plan.group_size}); {plan.num_learners} x "
-            f"{plan.batch_size / plan.num_learners:g} decisions of each minibatch"
+            f"ranks        {batch.num_ranks} x {batch.envs_per_rank} envs "
+            f"({batch.envs_per_rank // batch.group_size} groups of {batch.group_size}); {batch.num_learners} x "
+            f"{batch.batch_size / batch.num_learners:g} decisions of each minibatch"
         )
-    if plan.num_stages > 1:
-        lines.append(f"stages       {plan.num_stages} x {plan.envs_per_stage} envs of each rank")
+    if batch.num_stages > 1:
+        lines.append(f"stages       {batch.num_stages} x {batch.envs_per_stage} envs of each rank")
     return lines
-
-
-def _portions(plan: BatchPlan) -> str:
-    return f", {plan.micro_batch_size} at a time" if plan.micro_batch_size else ""

@@ -9,13 +9,12 @@ from dataclasses import replace
 import torch
 
 from vla_gym import make_vec
-from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import check_device, join, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.roles import train_placed
-from zoo.training.run_plan import arithmetic_lines, memory_lines, plan_of
+from zoo.training.run_plan import RunPlan
 from zoo.training.setup import ENV_DEFAULTS, make_model, open_run_folder, warnings_as_lines
 from zoo.training.trainer import RLTrainer, TrainJob
 
@@ -31,22 +30,21 @@ def train(job: TrainJob) -> RunFolder | None:
     if job.config.num_threads is not None:
         torch.set_num_threads(job.config.num_threads)
     # Processes that cannot share the work out say so before they meet.
-    plan = plan_of(job.config, accelerator=check_device(job.config.device).type != "cpu")
+    plan = RunPlan.resolve(job.config, accelerator=check_device(job.config.device).type != "cpu")
     process_group, device = join(job.config.device)
     # Where the seed was drawn every rank has drawn its own.
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
-    job = replace(job, config=config)
-    placement = parse_placement(config.placement, process_group.size)
-    if not placement.everywhere:
-        return train_placed(job, placement, plan, process_group, device)
+    job, plan = replace(job, config=config), replace(plan, config=config)
+    if not plan.placement.everywhere:
+        return train_placed(job, plan, process_group, device)
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=not process_group.is_first))
         cleanup.enter_context(warnings_as_lines())
-        _logger.info("\n".join([*arithmetic_lines(config, plan), *memory_lines(config, plan)]))
+        _logger.info("\n".join(plan.lines()))
         envs = make_vec(
             config.env,
             seed=config.seed,
-            pipeline_stages=plan.num_stages,
+            pipeline_stages=plan.batch.num_stages,
             **{**ENV_DEFAULTS, **config.env_options, **training_share(config, process_group)},
         )
         cleanup.callback(envs.close)

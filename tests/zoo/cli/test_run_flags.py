@@ -14,14 +14,14 @@ from zoo.runs.folder import create_run_folder, describe_run
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile
 from zoo.train import parser
-from zoo.training.run_plan import plan_of
+from zoo.training.run_plan import RunPlan
 
 
 def resolve(command: str) -> RunConfig:
     args = parser().parse(command.split())
     check_services(args)
     config = resolve_new_run(args)
-    plan_of(config)
+    RunPlan.resolve(config)
     return config
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from vla_gym.errors import MissingDependency
 from zoo.config.run_config import RunConfig
-from zoo.training.run_plan import check_startable
+from zoo.training.run_plan import RunPlan, check_startable
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_simulators_are_asked_for_where_they_run(
         placement="env=0,rollout=1,actor=2",
     )
     if not needed:
-        return check_startable(config)
+        return check_startable(RunPlan.resolve(config))
     with pytest.raises(MissingDependency, match="MetaWorld/reach needs metaworld, not installed here"):
-        check_startable(config)
+        check_startable(RunPlan.resolve(config))
     return None
