@@ -15,13 +15,11 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import save_file
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
@@ -33,14 +31,12 @@ from zoo.algorithms.learner import Learner
 from zoo.algorithms.train_state import rng_state, set_rng_state
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.distributed.process_group import ProcessGroup, own_block
-from zoo.files import write_folder
 from zoo.imitation.augmentation import augmented
 from zoo.imitation.dataset import Frames, batches
 from zoo.imitation.objective import ImitationScorer
 from zoo.rollout.stats import PhaseClock
-from zoo.runs.folder import OPTIMIZER_FILE
-from zoo.training.checkpoint import load_moments, read_state, save_policy, write_state
-from zoo.training.optimizer_file import optimizer_groups, optimizer_tensors
+from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
+from zoo.training.optimizer_file import optimizer_groups
 
 _logger = logging.getLogger(__name__)
 
@@ -182,25 +178,14 @@ class SFT:
         state = self.train_state
         assert state is not None
         policy = self.acting_policy()
+        facts = {
+            "counters": {"num_timesteps": state.num_timesteps},
+            "digest": self._digest,
+            "param_groups": optimizer_groups(policy.optimizer),
+            "rng": state.rng,
+        }
         folder = checkpoints / f"step_{state.num_timesteps}"
-        moments = optimizer_tensors(policy, keep=self.process_group.is_first)
-        if self.process_group.is_first:
-            write_folder(folder, partial(self._write, state, moments))
-        # It is there for every rank.
-        self.process_group.any(flag=False)
-        return folder
-
-    def _write(self, state: SFTState, moments: Mapping[str, Tensor], folder: Path) -> None:
-        save_policy(self.policy, folder)
-        save_file(dict(moments), folder / OPTIMIZER_FILE)
-        write_state(
-            folder,
-            _ALGORITHM,
-            counters={"num_timesteps": state.num_timesteps},
-            digest=self._digest,
-            param_groups=optimizer_groups(self.policy.optimizer),
-            rng=state.rng,
-        )
+        return write_checkpoint(folder, policy, self.process_group, _ALGORITHM, facts)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Go on from there, before `learn`: the policy was opened from this checkpoint.

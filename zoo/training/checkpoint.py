@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +26,26 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
+from zoo.distributed.process_group import ProcessGroup
 from zoo.files import damaged, read_json, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FORMAT_VERSION = 1
 _STATE_KEYS = ("format_version", "algorithm", "counters", "param_groups", "rng", "files")
-"""What the state of every checkpoint says."""
+"""Keys in the state of every checkpoint."""
 
 
 # Writing --------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
-    """Write `checkpoints/step_<n>` for the last update boundary; returns it. Every rank must call it; rank 0 writes.
+    """Write `checkpoints/step_<n>` for the last update boundary; return it. Every rank must call it; rank 0 writes.
 
     What is written does not depend on the number of ranks, and any number of them can go on from it. Raises
     `BadValue` when the algorithm has no boundary yet, is inside an update, or depends on state that a checkpoint does
@@ -60,40 +59,64 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
         )
 
-    folder = checkpoints / f"step_{state.num_timesteps}"
     whole = state.gather(algorithm.process_group)
-    moments = optimizer_tensors(algorithm.policy, keep=algorithm.process_group.is_first)
+    facts: dict[str, Any] = {}
     if whole is not None:
-        write_folder(folder, partial(_write_checkpoint, algorithm, whole, moments))
+        facts = {
+            "counters": whole.counters.to_json(),
+            "episodes": whole.episodes,
+            "successes": whole.successes,
+            "param_groups": optimizer_groups(algorithm.policy.optimizer),
+            "env": whole.env,
+            "rng": whole.rng,
+        }
+
+    def add_files(folder: Path) -> None:
+        assert whole is not None
+        arrays = {key: np.ascontiguousarray(array) for key, array in whole.arrays.items()}
+        save_arrays(arrays, folder / ROLLOUT_FILE)
+        if algorithm.kl_coef:
+            algorithm.reference.save(folder)
+
+    return write_checkpoint(
+        checkpoints / f"step_{state.num_timesteps}",
+        algorithm.policy,
+        algorithm.process_group,
+        type(algorithm).__name__,
+        facts,
+        add_files,
+    )
+
+
+def write_checkpoint(
+    folder: Path,
+    policy: Any,
+    process_group: ProcessGroup,
+    algorithm: str,
+    facts: Mapping[str, Any],
+    add_files: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    """Write the policy, its optimiser's state, what `add_files` adds, and `STATE_FILE` with `facts`; return `folder`.
+
+    Every rank must call it; rank 0 writes.
+    """
+    moments = optimizer_tensors(policy, keep=process_group.is_first)
+
+    def write(folder: Path) -> None:
+        save_policy(policy, folder)
+        save_file(moments, folder / OPTIMIZER_FILE)
+        add_files(folder)
+        _write_state(folder, algorithm, facts)
+
+    if process_group.is_first:
+        write_folder(folder, write)
     # It is there for every rank.
-    algorithm.process_group.any(flag=False)
+    process_group.any(flag=False)
     return folder
 
 
-def _write_checkpoint(
-    algorithm: VLAOnPolicyAlgorithm, state: TrainState, moments: Mapping[str, Tensor], folder: Path
-) -> None:
-    save_policy(algorithm.policy, folder)
-    save_file(dict(moments), folder / OPTIMIZER_FILE)
-    save_arrays(
-        {key: np.ascontiguousarray(array) for key, array in state.arrays.items()}, folder / ROLLOUT_FILE
-    )
-    if algorithm.kl_coef:
-        algorithm.reference.save(folder)
-    write_state(
-        folder,
-        type(algorithm).__name__,
-        counters=state.counters.to_json(),
-        episodes=state.episodes,
-        successes=state.successes,
-        param_groups=optimizer_groups(algorithm.policy.optimizer),
-        env=state.env,
-        rng=state.rng,
-    )
-
-
-def write_state(folder: Path, algorithm: str, **facts: Any) -> None:
-    """Write `STATE_FILE`, after all else: whose checkpoint it is, `facts`, and the size of every other file."""
+def _write_state(folder: Path, algorithm: str, facts: Mapping[str, Any]) -> None:
+    """Write `STATE_FILE`, after all else: the algorithm's name, `facts`, and the size of every other file."""
     state = {
         "format_version": FORMAT_VERSION,
         "algorithm": algorithm,
@@ -104,7 +127,7 @@ def write_state(folder: Path, algorithm: str, **facts: Any) -> None:
 
 
 def save_policy(policy: Any, folder: Path) -> None:
-    """The policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
+    """Save the policy as `from_pretrained` reads it, or its bare weights where it has no such form."""
     if hasattr(policy, "save_trained"):
         policy.save_trained(folder)
         return
@@ -146,7 +169,7 @@ def find_latest_checkpoint(run: Path) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Is every file of the checkpoint there, in the size it was written?"""
+    """Whether every file of the checkpoint is there, in the size it was written."""
     try:
         files = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -155,7 +178,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
-    """Put `algorithm` (built with the run's settings and environment) where the checkpoint was taken.
+    """Restore `algorithm`, which was built with the run's settings and environment.
 
     Then `learn(total - algorithm.num_timesteps, reset_num_timesteps=False)` goes on. Raises `BadValue` naming
     the file or the setting when something is missing or of another run.
@@ -183,20 +206,14 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     algorithm.restore_state(whole.scatter(own, algorithm.n_envs * algorithm.process_group.size))
 
 
-def boundary_of(folder: Path) -> Mapping[str, Any]:
-    """The counters of a checkpoint, for tools that only want to know where it stands."""
-    counters: Mapping[str, Any] = read_json(folder / STATE_FILE)["counters"]
-    return counters
-
-
 def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
-    """Let `optimizer` go on from a checkpoint's `OPTIMIZER_FILE`; `state` is what `read_state` gave."""
+    """Restore `optimizer` from a checkpoint's `OPTIMIZER_FILE`; `state`: of `read_state`."""
     path = folder / OPTIMIZER_FILE
     load_optimizer(optimizer, _load_tensors(path, load_file), state["param_groups"], path)
 
 
 def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
-    """What `write_state` wrote, `keys` among it; raises `BadValue` for missing and cut files, another's checkpoint."""
+    """Return the content of `STATE_FILE`; raises `BadValue` for lacking `keys`, damaged files, another algorithm's."""
     path = folder / STATE_FILE
     if not path.is_file():
         raise BadValue(f"checkpoint '{folder}' lacks {STATE_FILE}: it is no checkpoint, or incomplete")

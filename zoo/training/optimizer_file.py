@@ -14,7 +14,7 @@ from zoo.distributed.fsdp import MASTER, cut_like, parameters_of, trains_in_less
 
 
 def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
-    """The state of `policy.optimizer` as `<parameter>.<name>` -> tensor on the CPU; every rank must ask.
+    """The state of `policy.optimizer` as `<parameter>.<name>` -> tensor on the CPU; every rank must call it.
 
     With the float32 masters of a policy that acts in less. A rank that does not `keep` it gets nothing.
     """
@@ -27,8 +27,8 @@ def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
             tensors[key] = value.cpu().clone()
 
     if trains_in_less(policy):
-        for index, one in enumerate(parameters_of(optimizer)):
-            add(f"{index}.{MASTER}", one.float())
+        for index, parameter in enumerate(parameters_of(optimizer)):
+            add(f"{index}.{MASTER}", parameter.float())
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if not isinstance(value, Tensor):
@@ -41,7 +41,7 @@ def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
 
 
 def optimizer_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its parameter groups as JSON values."""
+    """Return its parameter groups as JSON values."""
     groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
     return groups
 
@@ -52,9 +52,9 @@ def load_optimizer(
     groups: Sequence[dict[str, Any]],
     where: Path,
 ) -> None:
-    """Put back what `optimizer_tensors` and `optimizer_groups` gave; raises `BadValue` where it is another's."""
+    """Restore the state of `optimizer_tensors` and `optimizer_groups`; raises `BadValue` for another optimiser's."""
     present = optimizer.state_dict()["param_groups"]
-    sizes, wanted = [len(one["params"]) for one in groups], [len(one["params"]) for one in present]
+    sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
     if sizes != wanted:
         raise BadValue(
             f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
@@ -72,8 +72,8 @@ def load_optimizer(
     for index, values in moments.items():
         state = optimizer.state[parameters[index]]
         # Torch has given moments the precision of the weights; in older files they have it.
-        for name, one in values.items():
-            state[name] = (one if one.dtype.itemsize >= 4 else one.float()).to(state[name].device)
+        for name, moment in values.items():
+            state[name] = (moment if moment.dtype.itemsize >= 4 else moment.float()).to(state[name].device)
     for index, master in masters.items():
         parameter = parameters[index]
         if parameter.dtype.itemsize >= 4:

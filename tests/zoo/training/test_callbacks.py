@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from stable_baselines3.common.callbacks import BaseCallback
 
-from tests.zoo.training.test_checkpoint import build, learn
+from tests.zoo.training.test_checkpoint import build, counters_of, learn
 from vla_policies import VLAPolicy
 from zoo.training.callbacks import BestPolicy, CheckpointCallback
 from zoo.training.checkpoint import (
     best_success,
-    boundary_of,
     find_latest_checkpoint,
     is_complete,
     save_checkpoint,
@@ -32,7 +31,7 @@ def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
         return saved[-1]
 
     learn(model, 400, CheckpointCallback(tmp_path, save_freq=100, save=save))
-    steps = [boundary_of(folder)["num_timesteps"] for folder in saved]
+    steps = [counters_of(folder)["num_timesteps"] for folder in saved]
     assert steps[-1] == model.num_timesteps
     assert all(later - earlier >= 100 for earlier, later in zip([0, *steps], steps[:-1]))
     assert len(steps) >= 3
@@ -42,7 +41,7 @@ def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
 def test_the_callback_keeps_the_newest(tmp_path: Path):
     model = build("ppo")
     learn(model, 400, CheckpointCallback(tmp_path, save_freq=1, keep=2))
-    steps = sorted(boundary_of(folder)["num_timesteps"] for folder in (tmp_path / "checkpoints").iterdir())
+    steps = sorted(counters_of(folder)["num_timesteps"] for folder in (tmp_path / "checkpoints").iterdir())
     assert len(steps) == 2
     assert steps[-1] == model.num_timesteps
 
@@ -54,8 +53,8 @@ def test_asked_to_stop_it_saves_the_boundary_before_the_rollout(tmp_path: Path):
     latest = find_latest_checkpoint(tmp_path)
     assert latest is not None
     # Five decisions to a rollout: asked in the second, it went back to the end of the first.
-    assert boundary_of(latest)["_n_updates"] == 2
-    assert boundary_of(latest)["num_timesteps"] < model.num_timesteps
+    assert counters_of(latest)["_n_updates"] == 2
+    assert counters_of(latest)["num_timesteps"] < model.num_timesteps
 
 
 class _Ask(BaseCallback):
