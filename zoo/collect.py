@@ -75,7 +75,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
             episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
-            kept, tried = _take(episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures)
+            kept, tried = kept_episodes(
+                episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures
+            )
             writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
     finally:
@@ -104,7 +106,7 @@ def _source(args: argparse.Namespace) -> Source:
     return expert_source(args) if args.expert else policy_source(args)
 
 
-def _take(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
+def kept_episodes(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
     """The first `wanted` episodes to keep, and how many start states were used up for them."""
     kept: list[Any] = []
     for tried, episode in enumerate(episodes, start=1):

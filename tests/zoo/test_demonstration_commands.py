@@ -146,7 +146,7 @@ def test_a_collection_without_a_single_episode_leaves_nothing(
     pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
 
-    take = collect._take
+    take = collect.kept_episodes
     monkeypatch.setattr(collect, "_take", lambda shown, *_, **__: ([], 75))
     assert guarded(collect.run, [*POLICY, "-o", "demos/none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -97,18 +98,18 @@ class EvaluationFile:
     """Grows `evaluations.npz`: `timesteps [E]`, `results`, `ep_lengths` and `successes` `[E, episodes]`."""
 
     def __init__(self, folder: Path, *, keep_until: int | None = None) -> None:
+        """With `keep_until`, evaluations past that many simulator steps are dropped from the file that is there."""
         self._path = folder / EVALUATIONS_FILE
-        self.timesteps: list[int] = []
-        self._results: list[np.ndarray] = []
-        self._lengths: list[np.ndarray] = []
-        self._successes: list[np.ndarray] = []
+        self._rows: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
         if keep_until is not None and self._path.is_file():
             old = read_evaluation_arrays(self._path)
-            keep = old["timesteps"] <= keep_until
-            self.timesteps = [int(step) for step in old["timesteps"][keep]]
-            self._results = list(old["results"][keep])
-            self._lengths = list(old["ep_lengths"][keep])
-            self._successes = list(old["successes"][keep])
+            kept = old["timesteps"] <= keep_until
+            self._rows = {name: list(array[kept]) for name, array in old.items()}
+
+    @property
+    def timesteps(self) -> list[int]:
+        """Simulator steps of each evaluation."""
+        return [int(steps) for steps in self._rows["timesteps"]]
 
     def add_episodes(self, num_timesteps: int, episodes: Sequence[EpisodeRecord]) -> None:
         """Append one evaluation, as `add`."""
@@ -123,15 +124,8 @@ class EvaluationFile:
         self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]
     ) -> None:
         """Append one evaluation of as many episodes as the ones before, and write the file anew."""
-        self.timesteps.append(num_timesteps)
-        self._results.append(np.asarray(results, dtype=np.float64))
-        self._lengths.append(np.asarray(lengths, dtype=np.int64))
-        self._successes.append(np.asarray(successes, dtype=bool))
+        row = (np.int64(num_timesteps), *map(np.asarray, (results, lengths, successes)))
+        for name, value, kind in zip(_ARRAYS, row, (np.int64, np.float64, np.int64, np.bool_), strict=True):
+            self._rows[name].append(value.astype(kind))
         with atomic_file(self._path) as partial, partial.open("wb") as file:
-            np.savez(
-                file,
-                timesteps=np.asarray(self.timesteps),
-                results=np.stack(self._results),
-                ep_lengths=np.stack(self._lengths),
-                successes=np.stack(self._successes),
-            )
+            np.savez(file, **{name: np.stack(rows) for name, rows in self._rows.items()})

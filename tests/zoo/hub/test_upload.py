@@ -507,19 +507,3 @@ def test_mistakes_are_named(
     assert guarded(push_to_hub.run, command) == 2
     assert message in capsys.readouterr().err
     assert hub.requests == []
-
-
-def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
-    push_base()
-    capsys.readouterr()
-    for argv, message in (
-        (["me/nothing"], "has no such repository or revision, or the token may not see it (404)"),
-        (["./here"], "'./here' is no Hub id"),
-        ([BASE], f"'{BASE}' holds no run (it has no config.yml); use it as --policy {BASE}"),
-        ([f"{BASE}@v9"], "at revision 'v9'"),
-    ):
-        assert guarded(load_from_hub.run, argv) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-    assert not Path("logs").exists()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from zoo.config.run_config import RunConfig
+from zoo.hub.model_card import CardFacts, front_matter, model_card
+
+
+def rate(name: str) -> dict[str, Any]:
+    return {"name": name, "success": 1 / 3, "successes": 1, "episodes": 3, "low": 0.06149, "high": 0.9}
+
+
+FACTS = CardFacts(
+    repo="me/run",
+    config=RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=1, num_envs=1, seed=0),
+    step=3,
+    base=None,
+    adapter=False,
+    family="nano",
+    evaluation=None,
+    protocol={"versions": {"torch": "2.0"}},
+    resumable=False,
+)
+
+
+def test_weights_that_were_not_evaluated_claim_nothing() -> None:
+    assert yaml.safe_load(front_matter(FACTS)) == {
+        "library_name": "vla-zoo",
+        "pipeline_tag": "robotics",
+        "tags": ["vla-zoo", "Toy-Reach", "ppo", "nano", "reinforcement-learning", "robotics"],
+    }
+    assert "These weights have not been evaluated." in model_card(FACTS)
+    assert "torch 2.0" in model_card(FACTS)
+
+
+@pytest.mark.parametrize(("suites", "names"), [([], ["Toy-Reach"]), (["a", "b"], ["Toy-Reach", "a", "b"])])
+def test_success_has_its_counts_and_its_interval(suites: list[str], names: list[str]) -> None:
+    evaluation = {"success": rate("all"), "suites": [rate(name) for name in suites]}
+    facts = replace(FACTS, base="org/base", adapter=True, evaluation=evaluation)
+    matter = yaml.safe_load(front_matter(facts))
+    assert (matter["base_model"], matter["base_model_relation"]) == ("org/base", "adapter")
+    (index,) = matter["model-index"]
+    assert index["name"] == "run"
+    assert [result["dataset"]["name"] for result in index["results"]] == names
+    (metric,) = index["results"][0]["metrics"]
+    assert (metric["type"], metric["value"]) == ("success_rate", 0.3333)
+    assert metric["args"] == {"successes": 1, "episodes": 3, "wilson_95": [0.0615, 0.9]}
+    assert "| all episodes | 33.3% | 6.1% to 90.0% | 1 of 3 |" in model_card(facts)
+
+
+def test_many_tasks_are_cut_and_it_is_said() -> None:
+    evaluation = {"success": rate("all"), "tasks": [rate(f"task {number}") for number in range(45)]}
+    text = model_card(replace(FACTS, evaluation=evaluation))
+    assert "| task 39 |" in text
+    assert "| task 40 |" not in text
+    assert "5 tasks more are in `results.json`." in text
