@@ -107,7 +107,7 @@ def _source(args: argparse.Namespace) -> Source:
 
 
 def kept_episodes(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
-    """The first `wanted` episodes to keep, and how many start states were used up for them."""
+    """Return the first `wanted` episodes to keep, and the number of start states tried for them."""
     kept: list[Any] = []
     for tried, episode in enumerate(episodes, start=1):
         if episode.success or keep_failures:

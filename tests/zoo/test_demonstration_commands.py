@@ -147,15 +147,15 @@ def test_a_collection_without_a_single_episode_leaves_nothing(
     monkeypatch.chdir(tmp_path)
 
     take = collect.kept_episodes
-    monkeypatch.setattr(collect, "_take", lambda shown, *_, **__: ([], 75))
+    monkeypatch.setattr(collect, "kept_episodes", lambda shown, *_, **__: ([], 75))
     assert guarded(collect.run, [*POLICY, "-o", "demos/none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "none of the 150 start states that were tried was solved, and nothing was written" in line
     assert not list(tmp_path.iterdir())
     # What is there stays, also when no more come to it.
-    monkeypatch.setattr(collect, "_take", take)
+    monkeypatch.setattr(collect, "kept_episodes", take)
     assert collect.run([*POLICY, "--keep-failures", "-o", "demos/some"]) == 0
-    monkeypatch.setattr(collect, "_take", lambda shown, *_, **__: ([], 75))
+    monkeypatch.setattr(collect, "kept_episodes", lambda shown, *_, **__: ([], 75))
     more = [*POLICY, "-n", "4", "--keep-failures", "-o", "demos/some"]
     assert collect.run(more) == 0
     assert "3 of 4 episodes" in capsys.readouterr().out

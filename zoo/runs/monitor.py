@@ -124,8 +124,9 @@ class EvaluationFile:
         self, num_timesteps: int, results: Sequence[float], lengths: Sequence[int], successes: Sequence[bool]
     ) -> None:
         """Append one evaluation of as many episodes as the ones before, and write the file anew."""
-        row = (np.int64(num_timesteps), *map(np.asarray, (results, lengths, successes)))
-        for name, value, kind in zip(_ARRAYS, row, (np.int64, np.float64, np.int64, np.bool_), strict=True):
-            self._rows[name].append(value.astype(kind))
+        row = zip((num_timesteps, results, lengths, successes), (int, float, int, bool), strict=True)
+        for name, (values, kind) in zip(_ARRAYS, row, strict=True):
+            self._rows[name].append(np.asarray(values, dtype=kind))
+        arrays: dict[str, Any] = {name: np.stack(rows) for name, rows in self._rows.items()}
         with atomic_file(self._path) as partial, partial.open("wb") as file:
-            np.savez(file, **{name: np.stack(rows) for name, rows in self._rows.items()})
+            np.savez(file, **arrays)
