@@ -40,7 +40,7 @@ test: setup  ## the whole test suite
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
 # What is left out: real simulators, other programs, training, a stand-in of the Hub, and what takes long.
-test-fast: setup  ## the tests of a minute or two
+test-fast: setup  ## the tests without simulators, other programs and training
 	@$(PY) -m pytest -n 2 --dist worksteal -q \
 		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
 
