@@ -35,7 +35,7 @@ def make() -> Iterator[Callable[..., VLAVectorEnv]]:
 
 @pytest.fixture
 def alive() -> Callable[[int], bool]:
-    """Is there a process of this id?"""
+    """Whether there is a process of this id."""
 
     def look(pid: int) -> bool:
         try:

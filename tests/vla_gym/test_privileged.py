@@ -1,4 +1,4 @@
-"""What scripted experts read crosses from the simulator to the caller, whole, and only when asked for."""
+"""`privileged` reaches the caller whole, and only when asked for."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_no_id_belongs_to_two_families() -> None:
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is gone afterwards."""
+    """Remove afterwards the ids that a test registers."""
     monkeypatch.setattr("vla_gym.registry._ADDED", [])
     before = set(gym.registry)
     yield

@@ -25,7 +25,7 @@ PICTURE_FORMATS = {
     "ColorRaw": "r8g8b8a8unorm",
     "PositionSegmentation": "r16g16b16a16sint",
 }
-"""What ManiSkill 3.0.1 sets for this shader pack (`mani_skill/render/shaders.py`)."""
+"""ManiSkill 3.0.1's settings for this shader pack (`mani_skill/render/shaders.py`)."""
 
 
 def check_place(environ: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""How SAPIEN (ManiSkill) can use this machine: the device it draws on and, where asked, physics on the GPU.
+"""SAPIEN (ManiSkill) on this machine: the device it draws on and, where asked, physics on the GPU.
 
 Without a Vulkan driver, or with one too old, SAPIEN ends the process with a segmentation fault; without a part of GPU
 physics it does the same, or downloads a library unasked. So child processes try first, before any worker starts: one

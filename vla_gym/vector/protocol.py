@@ -37,7 +37,7 @@ class EnvConfig:
     num_groups: int
     """Groups over all ranks."""
     split: str
-    """Which start states (and, for some benchmarks, tasks)."""
+    """Selects start states (and, for some benchmarks, tasks)."""
     schedule: str
     """`random` or `grid`."""
     image_size: int

@@ -58,7 +58,7 @@ class Stage:
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.part = slice(envs.start, envs.stop)
-        """Which of the N environments."""
+        """Its environments among the N."""
         self._runner = runner
         self._action_space = action_space
         self._guard = guard

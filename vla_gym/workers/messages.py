@@ -47,16 +47,8 @@ class Failure:
 
 def write_setup(setup: SubEnvSetup, slots: Sequence[int]) -> bytes:
     """The first message: the setup, and the slots of this worker."""
-    fields = {
-        "slots": list(slots),
-        "env_id": setup.env_id,
-        "simulator": setup.simulator,
-        "simulator_kwargs": dict(setup.simulator_kwargs),
-        "tasks": [dataclasses.asdict(task) for task in setup.tasks],
-        "rule": dataclasses.asdict(setup.rule),
-        "memory": dataclasses.asdict(setup.memory),
-    }
-    return json.dumps(fields).encode()
+    plain = dataclasses.replace(setup, simulator_kwargs=dict(setup.simulator_kwargs))
+    return json.dumps({"slots": list(slots), **dataclasses.asdict(plain)}).encode()
 
 
 def read_setup(message: bytes) -> tuple[SubEnvSetup, list[int]]:

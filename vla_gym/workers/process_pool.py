@@ -90,7 +90,7 @@ class WorkerProcess:
         return message
 
     def exit_reason(self) -> str:
-        """How the process ended, for an error message."""
+        """Description of the process's end, for an error message."""
         try:
             code = self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
