@@ -6,14 +6,16 @@ Shape letters: see `vla_gym.specs`; P start states (groups), G members of a grou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
+from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel, even_scale
+from zoo.rollout.log_prob_levels import even_scale
 
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation, as published for GRPO."""
@@ -150,9 +152,6 @@ def normalize(advantage: Tensor, mean: float, std: float, eps: float = NORMALIZE
     return (advantage - mean) / (std + eps)
 
 
-CREDIT_LEVELS: tuple[CreditLevel, ...] = ("chunk", "action")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Discount:
     """How far credit reaches; counts decisions, or simulator steps where steps are credited."""
@@ -166,8 +165,8 @@ class Discount:
 def check_levels(reward: str, value: str, logprob: str) -> None:
     """Raise for levels that do not exist or do not go together."""
     for name, level in (("reward_level", reward), ("value_level", value)):
-        if level not in CREDIT_LEVELS:
-            raise unknown_name(name, str(level), CREDIT_LEVELS)
+        if level not in get_args(CreditLevel):
+            raise unknown_name(name, str(level), get_args(CreditLevel))
     if value == "action" and reward == "chunk":
         raise BadValue(
             "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "

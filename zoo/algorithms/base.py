@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -25,8 +25,6 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import (
-    KL_REFERENCES,
-    KLReference,
     Reference,
     check_reference,
     make_reference,
@@ -34,6 +32,7 @@ from zoo.algorithms.reference_policy import (
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
+from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
@@ -44,11 +43,9 @@ from zoo.rollout.collector import (
     is_chunk_policy,
 )
 from zoo.rollout.env_views import chunk_view, plain_view, vector_view, vla_envs
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel
 from zoo.rollout.stats import LogWindow, PhaseClock, RolloutStats
 from zoo.rollout.types import RolloutStart
 
-LEVELS = ("token", "action", "chunk")
 PLAIN_REFUSES = {
     "recompute_logprobs": False,
     "kl_coef": 0.0,
@@ -407,15 +404,15 @@ def _check_update_settings(
     micro_batch_size: int | None,
 ) -> None:
     """Raise `UnknownName` or `BadValue` for settings that no update can have."""
-    if logprob_level not in LEVELS:
-        raise unknown_name("logprob_level", str(logprob_level), LEVELS)
+    if logprob_level not in get_args(LogprobLevel):
+        raise unknown_name("logprob_level", str(logprob_level), get_args(LogprobLevel))
     if dual_clip is not None and dual_clip <= 1:
         raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
     if batch_size < 1 or n_epochs < 1:
         raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
     if kl_coef < 0:
         raise BadValue(f"kl_coef must be 0 (off) or more, got {kl_coef}")
-    if kl_reference not in KL_REFERENCES:
-        raise unknown_name("kl_reference", str(kl_reference), KL_REFERENCES)
+    if kl_reference not in get_args(KLReference):
+        raise unknown_name("kl_reference", str(kl_reference), get_args(KLReference))
     if micro_batch_size is not None and micro_batch_size < 1:
         raise BadValue(f"micro_batch_size must be at least 1, or None, got {micro_batch_size}")

@@ -18,16 +18,16 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import group_advantage, live_groups
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.reference_policy import KLReference
 from zoo.algorithms.train_state import Counters
 from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, entropy_to_judge, nothing_to_learn
 from zoo.algorithms.update_metrics import UpdateMetrics, advantage_range, learning_rates, rank_means
+from zoo.config.algorithm_configs import KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import RolloutCollector, is_chunk_policy
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
-from zoo.rollout.log_prob_levels import LogprobLevel, trajectory_scale
+from zoo.rollout.log_prob_levels import trajectory_scale
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
 from zoo.rollout.types import RolloutStart
 

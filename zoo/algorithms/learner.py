@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vla_gym.errors import BadValue
 from vla_policies.types import Evaluation
 from zoo.algorithms.losses import LossTerms, PPOLoss
+from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
 from zoo.distributed.fsdp import (
     hand_over,
     learning_copy,
@@ -32,7 +33,7 @@ from zoo.distributed.fsdp import (
     whole,
 )
 from zoo.distributed.process_group import lost_ranks
-from zoo.rollout.log_prob_levels import CreditLevel, LogprobLevel, step_values, to_level
+from zoo.rollout.log_prob_levels import step_values, to_level
 from zoo.rollout.types import Minibatch, Scores
 
 

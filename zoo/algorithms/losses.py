@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from zoo.config.algorithm_configs import ValueClip
 from zoo.rollout.log_prob_levels import weighted_loss
 from zoo.rollout.types import Minibatch, Scores
-
-ValueClip = Literal["replace", "max"]
-"""`replace`: the clipped value stands in for the value (Stable-Baselines3). `max`: the worse of both (PPO2)."""
 
 
 @dataclass(frozen=True)

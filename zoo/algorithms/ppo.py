@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -25,9 +25,8 @@ from zoo.algorithms.advantages import (
     write_advantages,
 )
 from zoo.algorithms.learner import critic_parameters
-from zoo.algorithms.losses import PPOLoss, ValueClip
+from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.reference_policy import KLReference
 from zoo.algorithms.training_warnings import UpdateHealth, entropy_to_judge
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
@@ -36,8 +35,9 @@ from zoo.algorithms.update_metrics import (
     learning_rates,
     rank_means,
 )
+from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, ValueClip
 from zoo.distributed.process_group import ProcessGroup
-from zoo.rollout.log_prob_levels import STEP_VALUES_LACKING, CreditLevel, LogprobLevel
+from zoo.rollout.log_prob_levels import STEP_VALUES_LACKING
 from zoo.rollout.stats import RolloutStats
 
 
@@ -121,8 +121,8 @@ class PPO(VLAOnPolicyAlgorithm):
         bootstrap_time_limit: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        if value_clip not in ("replace", "max"):
-            raise unknown_name("value_clip", str(value_clip), ("replace", "max"))
+        if value_clip not in get_args(ValueClip):
+            raise unknown_name("value_clip", str(value_clip), get_args(ValueClip))
         if huber_delta is not None and huber_delta <= 0:
             raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
         check_levels(reward_level, value_level, logprob_level)

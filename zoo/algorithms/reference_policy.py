@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,8 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.types import Evaluation
+from zoo.config.algorithm_configs import KLReference
 from zoo.runs.folder import REFERENCE_FILE
-
-KLReference = Literal["adapter_off", "copy"]
-KL_REFERENCES: tuple[KLReference, ...] = ("adapter_off", "copy")
 
 
 class Reference(ABC):
@@ -91,8 +89,8 @@ class FrozenCopy(Reference):
 
 def check_reference(policy: Any, kind: str) -> None:
     """Raise unless `policy` has the reference that `kind` names."""
-    if kind not in KL_REFERENCES:
-        raise unknown_name("kl_reference", kind, KL_REFERENCES)
+    if kind not in get_args(KLReference):
+        raise unknown_name("kl_reference", kind, get_args(KLReference))
     if kind == "adapter_off" and not _has_adapter(policy):
         raise BadValue(
             "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one "

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from zoo.algorithms.learner import Learner
 from zoo.algorithms.reference_policy import Reference
+from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import LogprobLevel
 from zoo.rollout.minibatches import Columns, MinibatchShard, in_parts, minibatch_shards
 from zoo.rollout.types import MicroBatch, Minibatch
 

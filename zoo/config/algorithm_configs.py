@@ -14,14 +14,14 @@ from typing import Annotated, ClassVar, Literal
 from vla_gym.errors import unknown_name
 from zoo.config.settings import Count, CountOrZero, Fraction, NonNegative, Positive, Range, Schedulable
 
-LogProbLevel = Literal["token", "action", "chunk"]
+LogprobLevel = Literal["token", "action", "chunk"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk."""
 CreditLevel = Literal["chunk", "action"]
 """Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 ValueClip = Literal["replace", "max"]
-"""The clipped value replaces the value, as in SB3; or the worse of both errors counts."""
+"""`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class OnPolicyConfig:
     """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
     dual_clip: Positive | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
-    logprob_level: LogProbLevel
+    logprob_level: LogprobLevel
     """Extent of one ratio. RLinf."""
     recompute_logprobs: bool = False
     """Whether the rollout is scored again in the training path before the first step. RLinf, pull request 1534."""
@@ -72,7 +72,7 @@ class PPOConfig(OnPolicyConfig):
     batch_size: Count = 64
     n_epochs: Count = 10
     max_grad_norm: Positive = 0.5
-    logprob_level: LogProbLevel = "action"
+    logprob_level: LogprobLevel = "action"
     n_steps: Count = 2048
     """T, decisions of each environment in a rollout."""
     gamma: Fraction = 0.99
@@ -110,7 +110,7 @@ class GRPOConfig(OnPolicyConfig):
     batch_size: Count = 256
     n_epochs: Count = 1
     max_grad_norm: Positive = 1.0
-    logprob_level: LogProbLevel = "token"
+    logprob_level: LogprobLevel = "token"
     clip_range_high: Positive | None = 0.28
     rollouts_per_update: Count = 1
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""

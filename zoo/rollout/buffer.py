@@ -10,7 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from zoo.rollout.log_prob_levels import LogprobLevel, elements_per_decision, executed_mask, to_level
+from zoo.config.algorithm_configs import LogprobLevel
+from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, to_level
 from zoo.rollout.off_policy_correction import importance_weight
 from zoo.rollout.types import Minibatch, Step
 

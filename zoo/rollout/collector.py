@@ -15,11 +15,12 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise, SlotNoise
 from vla_policies.types import ActionSample, Evaluation
+from zoo.config.algorithm_configs import CreditLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.env_loop import env_loop
 from zoo.rollout.env_views import vla_envs
-from zoo.rollout.log_prob_levels import CreditLevel, step_values
+from zoo.rollout.log_prob_levels import step_values
 from zoo.rollout.stats import PhaseClock, RolloutRecorder, RolloutStats
 from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
 

@@ -11,19 +11,13 @@ and the weights alone say what counts how much.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample, Evaluation
-
-LogprobLevel = Literal["token", "action", "chunk"]
-"""What one probability ratio is of: a token, the A tokens of a step, or the whole executed chunk."""
-
-CreditLevel = Literal["chunk", "action"]
-"""What one reward, advantage or value is of: the whole executed chunk, or a step of it."""
+from zoo.config.algorithm_configs import LogprobLevel
 
 
 def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
