@@ -26,13 +26,8 @@ from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import RemoteRollouts
 from zoo.training.rollout_worker import RolloutWorker
 from zoo.training.run_plan import RunPlan
-from zoo.training.setup import (
-    ENV_DEFAULTS,
-    make_model,
-    open_run_folder,
-    warnings_as_lines,
-)
-from zoo.training.trainer import RLTrainer, TrainJob
+from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, warnings_as_lines
+from zoo.training.trainer import TrainJob
 
 _logger = logging.getLogger(__name__)
 

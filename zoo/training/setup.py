@@ -1,4 +1,4 @@
-"""The parts of a training run: algorithm, policy, run folder, warnings as lines."""
+"""The parts of a training run: algorithm, policy, run folder, warnings as lines; and the trainer of PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import BadValue, WorkerRestarted
@@ -22,9 +24,25 @@ from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
 from zoo.distributed.fsdp import sharding_asked
 from zoo.distributed.process_group import ProcessGroup
+from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
-from zoo.runs.folder import ARGS_FILE, RunFolder, create_run_folder, describe_run, locked
-from zoo.training.trainer import TrainJob
+from zoo.runs.folder import (
+    ARGS_FILE,
+    RunFolder,
+    closing_lines,
+    create_run_folder,
+    describe_run,
+    headline,
+    locked,
+)
+from zoo.runs.loggers import ScreenTable
+from zoo.runs.lookup import TRAINING
+from zoo.runs.monitor import MonitorFile
+from zoo.runs.progress import Progress
+from zoo.runs.report_page import write_run_page
+from zoo.training.callbacks import CheckpointCallback, MonitorCallback
+from zoo.training.evaluation import Evaluator
+from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
 
@@ -135,3 +153,62 @@ def warnings_as_lines() -> Iterator[None]:
         warnings.simplefilter("always", WorkerRestarted)
         warnings.showwarning = show
         yield
+
+
+class RLTrainer(Trainer):
+    """A run of PPO or GRPO: evaluations are filmed, the last one is reported."""
+
+    command = TRAINING
+    model: VLAOnPolicyAlgorithm
+
+    def headline(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.policy.parameters())
+        return headline(self.config, self.run.path, size, self.done)
+
+    def make_checkpoints(self) -> CheckpointCallback:
+        return CheckpointCallback(self.run.path, save_freq=self.config.save_freq)
+
+    def make_evaluator(self) -> Evaluator:
+        return Evaluator(
+            self.config,
+            self.envs.benchmark.tasks,
+            lambda: self.model.policy,
+            lambda: self.checkpoints.stopping,
+            self.process_group,
+        )
+
+    def screen(self) -> list[KVWriter]:
+        return [ScreenTable(self.config.algo)]
+
+    def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
+        file = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
+        cleanup.callback(file.close)
+        return [MonitorCallback(file, progress)]
+
+    def is_work_left(self) -> bool:
+        state = self.model.train_state
+        assert state is not None, "it was saved"
+        return bool(self.config.eval_episodes) or state.num_timesteps < self.config.n_timesteps
+
+    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
+        tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
+        # A run that only made up for its last evaluation has seen no task.
+        if steps > self.done:
+            seen = len(self.model.tasks_seen)
+            _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
+        video = None
+        if evaluator is not None and episodes is not None:
+            _logger.info(self.table(episodes))
+            self.write_evaluation(episodes)
+            fps = float(self.envs.metadata["render_fps"])
+            video = evaluator.video.write(self.run.videos / f"step_{steps}.mp4", fps=fps)
+        write_run_page(self.run)
+        lines = closing_lines(
+            self.run.path,
+            video,
+            events=self.events,
+            n_timesteps=self.config.n_timesteps,
+            done=steps,
+            num_starts=sum(task.num_trials for task in tasks),
+        )
+        _logger.info(lines)

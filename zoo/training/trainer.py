@@ -16,23 +16,20 @@ from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
-from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.files import quoted, write_text
-from zoo.runs.folder import EVALUATION_FILE, RunFolder, closing_lines, headline
-from zoo.runs.loggers import JsonLines, ScreenTable, TensorBoard, start_tracker
-from zoo.runs.lookup import TRAINING, ResumePoint
-from zoo.runs.monitor import EvaluationFile, MonitorFile
+from zoo.runs.folder import EVALUATION_FILE, RunFolder
+from zoo.runs.loggers import JsonLines, TensorBoard, start_tracker
+from zoo.runs.lookup import ResumePoint
+from zoo.runs.monitor import EvaluationFile
 from zoo.runs.progress import Progress
-from zoo.runs.report_page import write_run_page
 from zoo.training.callbacks import (
     BestPolicy,
     CheckpointCallback,
     EvaluationCallback,
-    MonitorCallback,
     Stopped,
     StopSignals,
 )
@@ -97,7 +94,7 @@ class Trainable(Protocol):
 
 
 class Trainer:
-    """Trains `model` into `run`; subclasses say how an algorithm's runs are announced, saved and concluded."""
+    """Trains `model` into `run`; subclasses add what differs between algorithms."""
 
     command: ClassVar[str]
     """The command that makes such runs and goes on with them."""
@@ -284,62 +281,3 @@ class Trainer:
             actions=self.model.policy.action_selection_text(deterministic=True),
             start_kind=benchmark.start_kind,
         )
-
-
-class RLTrainer(Trainer):
-    """A run of PPO or GRPO: evaluations are filmed, the last one is reported."""
-
-    command = TRAINING
-    model: VLAOnPolicyAlgorithm
-
-    def headline(self) -> str:
-        size = sum(parameter.numel() for parameter in self.model.policy.parameters())
-        return headline(self.config, self.run.path, size, self.done)
-
-    def make_checkpoints(self) -> CheckpointCallback:
-        return CheckpointCallback(self.run.path, save_freq=self.config.save_freq)
-
-    def make_evaluator(self) -> Evaluator:
-        return Evaluator(
-            self.config,
-            self.envs.benchmark.tasks,
-            lambda: self.model.policy,
-            lambda: self.checkpoints.stopping,
-            self.process_group,
-        )
-
-    def screen(self) -> list[KVWriter]:
-        return [ScreenTable(self.config.algo)]
-
-    def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
-        file = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
-        cleanup.callback(file.close)
-        return [MonitorCallback(file, progress)]
-
-    def is_work_left(self) -> bool:
-        state = self.model.train_state
-        assert state is not None, "it was saved"
-        return bool(self.config.eval_episodes) or state.num_timesteps < self.config.n_timesteps
-
-    def conclude(self, evaluator: Evaluator | None, episodes: list[EpisodeRecord] | None) -> None:
-        tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
-        # A run that only made up for its last evaluation has seen no task.
-        if steps > self.done:
-            seen = len(self.model.tasks_seen)
-            _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
-        video = None
-        if evaluator is not None and episodes is not None:
-            _logger.info(self.table(episodes))
-            self.write_evaluation(episodes)
-            fps = float(self.envs.metadata["render_fps"])
-            video = evaluator.video.write(self.run.videos / f"step_{steps}.mp4", fps=fps)
-        write_run_page(self.run)
-        lines = closing_lines(
-            self.run.path,
-            video,
-            events=self.events,
-            n_timesteps=self.config.n_timesteps,
-            done=steps,
-            num_starts=sum(task.num_trials for task in tasks),
-        )
-        _logger.info(lines)
