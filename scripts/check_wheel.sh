@@ -13,6 +13,7 @@ cd "$work"
 venv/bin/python -c "import vla_gym, vla_policies, zoo; print(vla_gym.list_envs())"
 venv/bin/vla-zoo train --algo ppo --env Toy-Reach -n 1024 --eval-episodes 6 --seed 0 -f "$work/logs"
 test -f "$work/logs/ppo/Toy-Reach_1/evaluations.npz"
+test -f "$work/logs/ppo/Toy-Reach_1/report.html"
 
 # Without its extra a benchmark says how to get it, in one line and with exit code 2.
 code=0
