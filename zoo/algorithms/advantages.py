@@ -1,4 +1,4 @@
-"""Advantages: pure estimators, ranks checked at the door, and their way into the rollout buffer.
+"""Advantages: pure estimators that check their shapes, and what they write into the rollout buffer.
 
 Shape letters: see `vla_gym.specs`; P start states (groups), G members of a group.
 """
@@ -58,9 +58,7 @@ def gae(
     if last_value_N.shape != reward_TN.shape[1:]:
         raise ValueError(f"last_value_N is {tuple(last_value_N.shape)}, reward_TN {tuple(reward_TN.shape)}")
     done_TN = terminated_TN | truncated_TN
-    next_value_TN = torch.cat([value_TN[1:], last_value_N[None]])
-    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
-    next_value_TN = torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
+    next_value_TN = _next_values(value_TN, terminated_TN, truncated_TN, final_value_TN, last_value_N)
     delta_TN = reward_TN + gamma * next_value_TN - value_TN
     advantage_TN = torch.empty_like(delta_TN)
     running_N = torch.zeros_like(last_value_N)
@@ -85,10 +83,10 @@ def step_gae(
 ) -> Tensor:
     """`gae` with every executed simulator step as a row of its own, `[T, N, K]`, zero where not executed.
 
-    gamma and lambda count simulator steps. `lambda_inside` stands in for lambda between two steps of one
-    chunk: with 1 and one value repeated over its chunk, the values inside cancel, and step k's advantage is
-    the chunk's rewards from k on + what follows - the chunk's value: credit per step from a critic that
-    speaks once per chunk. A chunk of which nothing was run ends the sum.
+    gamma and lambda count simulator steps. `lambda_inside` replaces lambda between two steps of one chunk: with 1 and
+    one value repeated over its chunk, the values inside cancel, and step k's advantage is the chunk's rewards from k
+    on + the return after the chunk - the chunk's value: credit per step from one value per chunk. A chunk of which
+    nothing was run ends the sum.
     """
     if reward_TNK.ndim != 3 or reward_TNK.shape != value_TNK.shape:
         raise ValueError(
@@ -97,9 +95,7 @@ def step_gae(
         )
     inside = gae_lambda if lambda_inside is None else lambda_inside
     done_TN = terminated_TN | truncated_TN
-    next_value_TN = torch.cat([value_TNK[1:, :, 0], last_value_N[None]])
-    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
-    next_value_TN = torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
+    next_value_TN = _next_values(value_TNK[..., 0], terminated_TN, truncated_TN, final_value_TN, last_value_N)
     advantage_TNK = torch.zeros_like(reward_TNK)
     running_N = torch.zeros_like(last_value_N)
     num_decisions, _, chunk = reward_TNK.shape
@@ -116,35 +112,45 @@ def step_gae(
     return advantage_TNK
 
 
+def _next_values(
+    value_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    final_value_TN: Tensor,
+    last_value_N: Tensor,
+) -> Tensor:
+    next_value_TN = torch.cat([value_TN[1:], last_value_N[None]])
+    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
+    return torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
+
+
 def group_advantage(score_PG: Tensor, eps: float = GROUP_EPS) -> Tensor:
     """`[P, G]` -> `[P, G]`: (score - group mean) / (unbiased group standard deviation + eps).
 
-    Shao et al. 2024 (GRPO, arXiv:2402.03300, outcome supervision). A group whose members all scored
-    alike gets exactly zero.
+    Shao et al. 2024 (GRPO, arXiv:2402.03300, outcome supervision). A zero-variance group gets exactly zero.
     """
     if score_PG.ndim != 2 or score_PG.shape[1] < 2:
         raise ValueError(f"score_PG must be [starts, group >= 2], got {tuple(score_PG.shape)}")
     centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)
-    # The mean of equal floats may miss them by a rounding error, which the division would blow up.
+    # The mean of equal floats may differ from them by a rounding error, which the division would blow up.
     alike_P1 = score_PG.amax(dim=1, keepdim=True) == score_PG.amin(dim=1, keepdim=True)
     advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + eps)
     return advantage_PG.masked_fill(alike_P1, 0.0)
 
 
-def live_groups(score_PG: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
-    """Bool `[P]`: groups worth an update.
+def groups_with_signal(score_PG: Tensor, bounds: tuple[float, float] | None = None) -> Tensor:
+    """Bool `[P]`: groups whose scores differ; the advantages of zero-variance groups are all zero.
 
-    A group is dead when all its members scored alike: its advantages are all zero. With `bounds` =
-    (low, high) a group must also have low <= mean score <= high (published for LIBERO: success rate
+    With `bounds` = (low, high) a group must also have low <= mean score <= high (published for LIBERO: success rate
     0.1 .. 0.9, that is any mixed group of eight).
     """
     if score_PG.ndim != 2:
         raise ValueError(f"score_PG must be [starts, group], got {tuple(score_PG.shape)}")
-    live_P = score_PG.amax(dim=1) > score_PG.amin(dim=1)
+    signal_P = score_PG.amax(dim=1) > score_PG.amin(dim=1)
     if bounds is not None:
         mean_P = score_PG.mean(dim=1)
-        live_P = live_P & (mean_P >= bounds[0]) & (mean_P <= bounds[1])
-    return live_P
+        signal_P = signal_P & (mean_P >= bounds[0]) & (mean_P <= bounds[1])
+    return signal_P
 
 
 def normalize(advantage: Tensor, mean: float, std: float, eps: float = NORMALIZE_EPS) -> Tensor:
@@ -154,12 +160,10 @@ def normalize(advantage: Tensor, mean: float, std: float, eps: float = NORMALIZE
 
 @dataclass(frozen=True, kw_only=True)
 class Discount:
-    """How far credit reaches; counts decisions, or simulator steps where steps are credited."""
+    """Discount and lambda of the estimate, per decision, or per simulator step where steps are credited."""
 
     gamma: float
-    """Discount."""
     gae_lambda: float
-    """Lambda of the generalised advantage estimate."""
 
 
 def check_levels(reward: str, value: str, logprob: str) -> None:
@@ -230,7 +234,7 @@ def step_advantages(
 def write_advantages(
     buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel, process_group: ProcessGroup
 ) -> None:
-    """Put advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) and weights into the buffer."""
+    """Write advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) and weights into the buffer."""
     if advantage.ndim == 2:
         buffer.advantage_TN.copy_(advantage)
     else:
@@ -241,6 +245,6 @@ def write_advantages(
     )
 
 
-def chosen(values: Tensor, mask: Tensor) -> Tensor:
+def masked(values: Tensor, mask: Tensor) -> Tensor:
     """`values` where `mask`, else zero."""
     return torch.where(mask, values, torch.zeros((), dtype=values.dtype))

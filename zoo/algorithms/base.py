@@ -1,8 +1,10 @@
-"""Settings, parts and state of PPO and GRPO, and Stable-Baselines3's contract; the loop is in `on_policy`."""
+"""Settings, components and state of PPO and GRPO, and Stable-Baselines3's contract; the loop is in `on_policy`."""
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -15,7 +17,7 @@ from stable_baselines3.common.policies import (
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -24,11 +26,7 @@ from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
-from zoo.algorithms.reference_policy import (
-    Reference,
-    check_reference,
-    make_reference,
-)
+from zoo.algorithms.reference_policy import Reference, check_reference, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
@@ -55,22 +53,22 @@ PLAIN_REFUSES = {
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
-    *(
-        "process_group",
-        "rollout_source",
-        "rollout_stats",
-        "train_state",
-        "tasks_seen",
-        "clock",
-        "training_warnings",
-    ),
-    *("_collector", "_learner", "_reference", "_log_window"),
+    *("process_group", "rollout_source", "rollout_stats", "train_state", "tasks_seen", "clock"),
+    *("training_warnings", "_collector", "_learner", "_reference", "_log_window"),
 )
 """Attributes that `save` leaves out."""
+_SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
+
+
+def constructor_settings(local: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`."""
+    return {
+        name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")
+    }
 
 
 class AlgorithmBase(OnPolicyAlgorithm):
-    """Settings, parts and state of an algorithm.
+    """Settings, components and state of an algorithm.
 
     Policies with `act` and `evaluate` (`VLAPolicy`) are trained on whole chunks, kept token by token; any
     other policy goes through SB3's own rollout loop and buffer.
@@ -82,12 +80,22 @@ class AlgorithmBase(OnPolicyAlgorithm):
         "MultiInputPolicy": MultiInputActorCriticPolicy,
         "VLAPolicy": VLAPolicy,
     }
+    batch_size: int
+    n_epochs: int
+    clip_range: Any
+    clip_range_high: float | None
+    normalize_advantage: bool = False
+    target_kl: float | None
+    dual_clip: float | None
+    logprob_level: LogprobLevel
+    recompute_logprobs: bool
+    kl_coef: float
+    kl_reference: KLReference
+    micro_batch_size: int | None
     reward_level: CreditLevel = "chunk"
-    """Unit of one reward and advantage."""
     value_level: CreditLevel = "chunk"
-    """Unit of one value."""
     bootstrap_time_limit: bool = True
-    """Whether an episode that its time limit cut off is worth the value of its last observation."""
+    # Beyond the constructor's settings:
     offload_idle: bool = False
     """Whether the optimiser's state rests in main memory while the policy decides."""
     off_policy: bool = False
@@ -100,37 +108,19 @@ class AlgorithmBase(OnPolicyAlgorithm):
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | VLAVectorEnv | str | None,
         *,
-        batch_size: int,
-        n_epochs: int,
-        clip_range: float | Schedule,
-        normalize_advantage: bool,
-        target_kl: float | None,
-        clip_range_high: float | None,
-        dual_clip: float | None,
-        logprob_level: LogprobLevel,
-        recompute_logprobs: bool,
-        kl_coef: float,
-        kl_reference: KLReference,
-        micro_batch_size: int | None,
         process_group: ProcessGroup | None,
-        **sb3: Any,
+        **settings: Any,
     ) -> None:
-        _check_update_settings(
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            dual_clip=dual_clip,
-            logprob_level=logprob_level,
-            kl_coef=kl_coef,
-            kl_reference=kl_reference,
-            micro_batch_size=micro_batch_size,
-        )
+        """Arguments that `OnPolicyAlgorithm` knows go to it; the other `settings` become attributes of their names."""
+        vars(self).update({name: settings.pop(name) for name in sorted(settings.keys() - _SB3_SETTINGS)})
+        self._check_update_settings()
         self.process_group = current_process_group() if process_group is None else process_group
         self.rollout_source: RolloutSource | None = None
         """Source of rollouts that other processes collect; None = this process collects its own."""
         self.rollout_stats: RolloutStats | None = None
         """The last rollout of all ranks; None for plain policies."""
         self.train_state: TrainState | None = None
-        """The run at the last update boundary; None inside an update, whose weights belong to neither side."""
+        """The run between two updates; None within an update, whose weights belong to neither side."""
         self.tasks_seen: set[int] = set()
         """Tasks of which at least one step was trained on."""
         self.clock = PhaseClock()
@@ -145,22 +135,10 @@ class AlgorithmBase(OnPolicyAlgorithm):
             chunk_view(env) if self._is_chunk(policy) else plain_view(env),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-            **sb3,
+            **settings,
         )
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.clip_range: Any = clip_range
-        self.clip_range_high = clip_range_high
-        self.dual_clip = dual_clip
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
-        self.logprob_level: LogprobLevel = logprob_level
-        self.recompute_logprobs = recompute_logprobs
-        self.kl_coef = kl_coef
-        self.kl_reference: KLReference = kl_reference
-        self.micro_batch_size = micro_batch_size
 
-    # Parts ------------------------------------------------------------------------------------------
+    # Components ------------------------------------------------------------------------------------------
 
     @property
     def chunked(self) -> bool:
@@ -181,17 +159,17 @@ class AlgorithmBase(OnPolicyAlgorithm):
         return first_env(self.env, self.process_group)
 
     def collector(self) -> RolloutCollector:
-        """The collector of this process; made anew when environment, policy, buffer or seed are others."""
-        made = self._collector
+        """The collector of this process; replaced when environment, policy, buffer or seed are."""
+        present = self._collector
         if (
-            made is None
-            or made.env is not self.env
-            or made.policy is not self.policy
-            or made.buffer is not self.chunk_buffer
-            or made.seed != self.noise_seed
+            present is None
+            or present.env is not self.env
+            or present.policy is not self.policy
+            or present.buffer is not self.chunk_buffer
+            or present.seed != self.noise_seed
         ):
-            made = self._collector = self.make_collector()
-        return made
+            present = self._collector = self.make_collector()
+        return present
 
     def make_collector(self) -> RolloutCollector:
         """Return a collector for the present environment, policy and buffer."""
@@ -244,7 +222,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     @property
     def learner(self) -> Learner:
-        """Takes the optimiser steps of the present policy."""
+        """The learner of the present policy."""
         if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
             scorer = (
                 ChunkScorer(self.policy, self.logprob_level, self.value_level)
@@ -263,23 +241,23 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     @property
     def reference(self) -> Reference:
-        """The reference policy of the KL term: the policy as it was when this was first asked for.
+        """The reference policy of the KL term: the policy as it was at the first access, before the first update.
 
-        That is before the first update; a checkpoint keeps it, a model that was saved and loaded does not.
+        A checkpoint keeps it; a model that was saved and loaded does not.
         """
         if self._reference is None:
             self._reference = make_reference(self.policy, self.kl_reference)
         return self._reference
 
     def record(self, values: dict[str, float]) -> None:
-        """Hand numbers to the logger."""
+        """Log numbers."""
         for key, value in values.items():
             self.logger.record(key, value)
 
     # State ------------------------------------------------------------------------------------------
 
     def capture_state(self) -> TrainState:
-        """Return the present state; draws nothing and asks nothing of a simulator."""
+        """Return the present state, without a random number drawn or a simulator stepped."""
         envs = vla_envs(self.env)
         return TrainState(
             counters=self.counters(),
@@ -307,7 +285,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         )
 
     def restore_state(self, state: TrainState) -> None:
-        """Go back to `state`, of this rank's sub-environments; raises `BadValue` for an environment of another kind."""
+        """Restore `state`, of this rank's sub-environments; raises `BadValue` for an environment of another kind."""
         envs = vla_envs(self.env)
         if (envs is None) != (state.env is None):
             raise BadValue("the checkpoint is of an environment of another kind than the present one")
@@ -315,7 +293,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         # An environment whose state is not kept begins anew, which SB3 does when there is no last observation.
         if envs is not None and state.env is not None:
             envs.load_state_dict(state.env)
-            # The constructor asked for a seed at the next reset, which would start the schedule anew.
+            # The constructor set a seed for the next reset, which would start the schedule anew.
             self.env.unwrapped._reset_seeds()
             self._last_obs = state.last_obs
             self._last_episode_starts = state.arrays["episode_starts"]
@@ -326,7 +304,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         set_rng_state(state.rng)
 
     def restore_counters(self, counters: Counters) -> None:
-        """Take over counts and seeds."""
+        """Restore counts and seeds."""
         self.num_timesteps = counters.num_timesteps
         self._total_timesteps = counters.total_timesteps
         self._num_timesteps_at_start = counters.num_timesteps_at_start
@@ -340,15 +318,15 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     @classmethod
     def _is_chunk(cls, policy: str | type) -> bool:
-        found = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
-        return found is not None and is_chunk_policy(found)
+        policy_class = cls.policy_aliases.get(policy) if isinstance(policy, str) else policy
+        return policy_class is not None and is_chunk_policy(policy_class)
 
     def _setup_model(self) -> None:
         if self.chunked:
             self._check_chunk_settings()
-            # Without a seed of its own a run draws one; all ranks have rank 0's, and so the same weights.
-            drawn = int(np.random.randint(2**31)) if self.seed is None else self.seed
-            self.noise_seed = self.process_group.broadcast_object(drawn)
+            # Without a seed a run draws one; all ranks have rank 0's, and so the same weights.
+            seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+            self.noise_seed = self.process_group.broadcast_object(seed)
             if self.process_group.size > 1:
                 self.seed = self.noise_seed
             if self.rollout_buffer_class is None:
@@ -360,13 +338,31 @@ class AlgorithmBase(OnPolicyAlgorithm):
         if self.kl_coef:
             check_reference(self.policy, self.kl_reference)
 
+    def _check_update_settings(self) -> None:
+        """Raise `UnknownName` or `BadValue` for settings that no update can have."""
+        if self.logprob_level not in get_args(LogprobLevel):
+            raise unknown_name("logprob_level", str(self.logprob_level), get_args(LogprobLevel))
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
+        if self.batch_size < 1 or self.n_epochs < 1:
+            raise BadValue(
+                f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}"
+            )
+        if self.kl_coef < 0:
+            raise BadValue(f"kl_coef must be 0 (off) or more, got {self.kl_coef}")
+        if self.kl_reference not in get_args(KLReference):
+            raise unknown_name("kl_reference", str(self.kl_reference), get_args(KLReference))
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise BadValue(f"micro_batch_size must be at least 1, or None, got {self.micro_batch_size}")
+
     def _check_chunk_settings(self) -> None:
         if self.use_sde:
             raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
-        wanted = self.rollout_buffer_class
-        if wanted is not None and not issubclass(wanted, ChunkRolloutBuffer):
+        buffer_class = self.rollout_buffer_class
+        if buffer_class is not None and not issubclass(buffer_class, ChunkRolloutBuffer):
             raise BadValue(
-                f"rollout_buffer_class of a chunk policy must derive from ChunkRolloutBuffer, got {wanted.__name__}"
+                "rollout_buffer_class of a chunk policy must derive from ChunkRolloutBuffer, got "
+                f"{buffer_class.__name__}"
             )
 
     def _check_plain_settings(self) -> None:
@@ -391,28 +387,3 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *_OF_THIS_PROCESS]
-
-
-def _check_update_settings(
-    *,
-    batch_size: int,
-    n_epochs: int,
-    dual_clip: float | None,
-    logprob_level: str,
-    kl_coef: float,
-    kl_reference: str,
-    micro_batch_size: int | None,
-) -> None:
-    """Raise `UnknownName` or `BadValue` for settings that no update can have."""
-    if logprob_level not in get_args(LogprobLevel):
-        raise unknown_name("logprob_level", str(logprob_level), get_args(LogprobLevel))
-    if dual_clip is not None and dual_clip <= 1:
-        raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {dual_clip}")
-    if batch_size < 1 or n_epochs < 1:
-        raise BadValue(f"batch_size and n_epochs must be at least 1, got {batch_size} and {n_epochs}")
-    if kl_coef < 0:
-        raise BadValue(f"kl_coef must be 0 (off) or more, got {kl_coef}")
-    if kl_reference not in get_args(KLReference):
-        raise unknown_name("kl_reference", str(kl_reference), get_args(KLReference))
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise BadValue(f"micro_batch_size must be at least 1, or None, got {micro_batch_size}")

@@ -1,4 +1,4 @@
-"""GRPO: no critic; members of a group start in the same state and are judged against each other."""
+"""GRPO: no critic; members of a group start in the same state and are compared with each other."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.algorithms.advantages import group_advantage, live_groups
+from zoo.algorithms.advantages import group_advantage, groups_with_signal
+from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters
-from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, entropy_to_judge, nothing_to_learn
+from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, discrete_entropy, nothing_to_learn
 from zoo.algorithms.update_metrics import UpdateMetrics, advantage_range, learning_rates, rank_means
 from zoo.config.algorithm_configs import KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -35,27 +36,32 @@ from zoo.rollout.types import RolloutStart
 class GRPO(VLAOnPolicyAlgorithm):
     """Group Relative Policy Optimization (arXiv:2402.03300) over whole episodes.
 
-    The environment's `group_size` G is the only setting of G: slots g*G .. g*G + G-1 always begin in one
+    The environment's `group_size` G is the only setting of G: sub-environments g*G .. g*G + G-1 always begin in one
     start state, which is asserted by its hash. Each update runs `rollouts_per_update` rounds of one episode
-    per slot in lock-step (a slot whose episode has ended costs nothing until the round is over). An
+    per sub-environment in lock-step (one whose episode has ended costs nothing until the round is over). An
     episode's score is the sum of its rewards; its advantage (score - group mean) / (group std + 1e-6) goes
-    to every executed token. Groups whose members all scored alike are dead: they are left out of the update
+    to every executed token. Groups whose scores are all alike (zero variance) are left out of the update
     and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long it was.
 
     Exploration comes from the policy's sampling temperature. Needs a `VLAPolicy` and an environment of
     `vla_gym.make_vec(..., group_size=G)`, G >= 2, with `schedule="random"`.
 
     :param rollouts_per_update: rounds per update; episodes per update = num_envs * rollouts_per_update.
-    :param batch_size: decisions per minibatch (a rollout is cut into equal parts of at most this many).
+    :param batch_size: decisions per minibatch (a rollout is split evenly into minibatches of at most this many).
     :param clip_range_high: upper clip bound ("clip-higher"); None = as `clip_range`.
-    :param resample_dead_groups: further rounds, at most, that replace dead groups by live ones before an update
+    :param resample_dead_groups: further rounds, at most, that replace zero-variance groups before an update
         (dynamic sampling); 0 = none.
-    :param max_barren_episodes: episodes without a single success or live group after which the run is refused
-        (`NothingToLearn`): from 0 % group comparison has nothing to compare. 0 = never.
-    :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps every live one.
+    :param max_barren_episodes: episodes without a success or a group with signal after which the run is refused
+        (`NothingToLearn`): at 0 % group comparison has nothing to compare. 0 = never.
+    :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps all with signal.
 
     The other parameters are those of `PPO`.
     """
+
+    rollouts_per_update: int
+    score_bounds: tuple[float, float] | None
+    resample_dead_groups: int
+    max_barren_episodes: int
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         max_barren_episodes: int = 256,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        settings = constructor_settings(locals())
         if rollouts_per_update < 1:
             raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
         if resample_dead_groups < 0:
@@ -98,41 +105,15 @@ class GRPO(VLAOnPolicyAlgorithm):
         self._needs_reset = True
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
+            **settings,
             n_steps=1,  # set from the environment below
-            batch_size=batch_size,
-            n_epochs=n_epochs,
             gamma=1.0,
             gae_lambda=1.0,
-            clip_range=clip_range,
-            normalize_advantage=False,
-            ent_coef=ent_coef,
             vf_coef=0.0,
-            max_grad_norm=max_grad_norm,
             use_sde=False,
             sde_sample_freq=-1,
             rollout_buffer_kwargs={"rollouts": rollouts_per_update},
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            clip_range_high=clip_range_high,
-            dual_clip=dual_clip,
-            logprob_level=logprob_level,
-            recompute_logprobs=recompute_logprobs,
-            kl_coef=kl_coef,
-            kl_reference=kl_reference,
-            micro_batch_size=micro_batch_size,
-            process_group=process_group,
         )
-        self.resample_dead_groups = resample_dead_groups
-        self.max_barren_episodes = max_barren_episodes
-        self.rollouts_per_update = rollouts_per_update
         self.score_bounds = None if score_bounds is None else (float(score_bounds[0]), float(score_bounds[1]))
         if not is_chunk_policy(self.policy_class):
             raise BadValue(
@@ -170,7 +151,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         before = self._last_obs
         result = super()._setup_learn(total_timesteps, *args, **kwargs)
         if self._last_obs is not before:
-            # SB3 has just begun an episode in every slot: the first round takes those.
+            # SB3 has just begun an episode in every sub-environment: the first round takes those.
             self._needs_reset = False
         return result
 
@@ -195,14 +176,14 @@ class GRPO(VLAOnPolicyAlgorithm):
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
         advantage_N = group_advantage(score_PG).flatten()
-        taking_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
-        buffer.advantage_TN.copy_(torch.where(taking_TN, advantage_N, 0.0))
+        selected_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
+        buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))
         column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
-        elements_M = buffer.elements_TN(self.logprob_level)[taking_TN]
-        buffer.element_scale_TN[taking_TN] = trajectory_scale(
-            elements_M, column_TN[taking_TN], self.process_group.all_reduce_sum
+        elements_M = buffer.elements_TN(self.logprob_level)[selected_TN]
+        buffer.element_scale_TN[selected_TN] = trajectory_scale(
+            elements_M, column_TN[selected_TN], self.process_group.all_reduce_sum
         )
-        self._log_groups(stats.groups, signal_P, zero_variance_P=~live_groups(score_PG))
+        self._log_groups(stats.groups, signal_P, zero_variance_P=~groups_with_signal(score_PG))
         executed_TN = buffer.executed_TN > 0
         means = {
             "rollout/rewards": buffer.reward_TN[executed_TN],
@@ -212,15 +193,15 @@ class GRPO(VLAOnPolicyAlgorithm):
         self.record(rank_means(means, self.process_group) | advantage_range(advantage_N, self.process_group))
 
     def _log_groups(self, groups: GroupStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
-        """Log the groups of all ranks, and keep what the update's warnings need of them."""
+        """Log the groups of all ranks, and keep their counts for the update's warnings."""
         outcomes = all_outcomes(groups.outcomes, signal_P, self.process_group)
-        self._count_barren(outcomes)
+        self._count_no_signal(outcomes)
         kept = sum(group.kept for group in outcomes)
         self._health = {
             "groups": len(outcomes),
-            "groups_live": kept,
+            "groups_with_signal": kept,
             "groups_solved": sum(group.successes == group.size for group in outcomes),
-            "barren_updates": self._barren_updates,
+            "no_signal_updates": self._barren_updates,
         }
         for line in group_lines(outcomes):
             self.logger.info(line)
@@ -235,11 +216,13 @@ class GRPO(VLAOnPolicyAlgorithm):
             values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
         self.record(values)
 
-    def _count_barren(self, outcomes: Sequence[GroupOutcome]) -> None:
+    def _count_no_signal(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Count episodes since the last signal or success; raises `NothingToLearn` past the limit."""
-        barren = not any(group.kept or group.successes for group in outcomes)
-        self._barren_updates = self._barren_updates + 1 if barren else 0
-        self._barren_episodes = self._barren_episodes + sum(group.size for group in outcomes) if barren else 0
+        if any(group.kept or group.successes for group in outcomes):
+            self._barren_updates = self._barren_episodes = 0
+        else:
+            self._barren_updates += 1
+            self._barren_episodes += sum(group.size for group in outcomes)
         if 0 < self.max_barren_episodes <= self._barren_episodes:
             raise NothingToLearn(nothing_to_learn(self._barren_episodes))
 
@@ -247,7 +230,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         """Bool `[P]`: collected groups whose scores differ, within `score_bounds`, and that lost no episode."""
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, self.group_size)
         whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
-        return live_groups(score_PG, self.score_bounds) & whole_P
+        return groups_with_signal(score_PG, self.score_bounds) & whole_P
 
     def rollout_start(self) -> RolloutStart:
         start = replace(super().rollout_start(), at_episode_start=not self._needs_reset)
@@ -276,15 +259,15 @@ class GRPO(VLAOnPolicyAlgorithm):
         return replace(
             super().counters(),
             needs_reset=self._needs_reset,
-            barren_updates=self._barren_updates,
-            barren_episodes=self._barren_episodes,
+            no_signal_updates=self._barren_updates,
+            no_signal_episodes=self._barren_episodes,
         )
 
     def restore_counters(self, counters: Counters) -> None:
         super().restore_counters(counters)
         self._needs_reset = bool(counters.needs_reset)
-        self._barren_updates = counters.barren_updates or 0
-        self._barren_episodes = counters.barren_episodes or 0
+        self._barren_updates = counters.no_signal_updates or 0
+        self._barren_episodes = counters.no_signal_episodes or 0
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -298,7 +281,7 @@ class GRPO(VLAOnPolicyAlgorithm):
                 health,
                 clip_fraction=values["train/actor/clip_fraction"],
                 kl=values["train/actor/approx_kl_k3"],
-                entropy=entropy_to_judge(self.policy, values["train/actor/entropy"]),
+                entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
                 ratio_gap=values["train/actor/ratio_first_gap"],
             )
         self.training_warnings.check(health)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from vla_gym.errors import BadValue
@@ -24,12 +25,11 @@ from vla_policies.types import Evaluation
 from zoo.algorithms.losses import LossTerms, PPOLoss
 from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
 from zoo.distributed.fsdp import (
-    hand_over,
+    fsdp_requested,
     learning_copy,
-    mesh_of_all,
     shard,
-    sharding_asked,
     sharding_settings,
+    sync_weights,
     whole,
 )
 from zoo.distributed.process_group import lost_ranks
@@ -45,7 +45,7 @@ class Scorer(nn.Module):
         self.policy: Any = policy
 
     def forward(self, *inputs: Any) -> Any:
-        """The loss, or a tuple that begins with it; nothing else in it has a gradient."""
+        """Return the loss, or a tuple that begins with it; nothing else in it has a gradient."""
         raise NotImplementedError
 
 
@@ -71,11 +71,11 @@ class Learner:
             device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
         )
         self.own_precision = self.accelerator.mixed_precision != "no"
-        """Is scoring done in another precision than acting, so that a rollout must be scored again first?"""
-        self.sharded = sharding_asked() and self.accelerator.num_processes > 1
-        """Is the policy that learns a second one, cut over the ranks?"""
+        """Whether scoring has another precision than acting, so that a rollout must be scored again first."""
+        self.sharded = fsdp_requested() and self.accelerator.num_processes > 1
+        """Whether the policy that learns is a second one, sharded over the ranks."""
         if self.sharded:
-            self._scorer: nn.Module = self._cut(scorer, group)
+            self._scorer: nn.Module = self._shard(scorer, group)
             optimizer = scorer.policy.optimizer
         else:
             self._scorer = self._replicated(scorer, group)
@@ -91,12 +91,12 @@ class Learner:
         scaled = self.accelerator.scaler is not None
         self._clip = self.accelerator.clip_grad_norm_ if scaled else nn.utils.clip_grad_norm_
         self._parameters = list(self.policy.parameters())
-        self._resting: list[nn.Parameter] = []
+        self._frozen: list[nn.Parameter] = []
 
     def _replicated(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
-        """Every rank has all of it; gradients are averaged."""
-        leave_frozen_alone(scorer)
-        # Accelerate knows groups of all processes only; among some it is asked for everything but that.
+        """Replicate the policy on every rank; gradients are averaged."""
+        ignore_frozen_parameters(scorer)
+        # Accelerate knows groups of all processes only; among some it prepares everything but the averaging.
         prepared: nn.Module = self.accelerator.prepare_model(
             scorer, device_placement=False, evaluation_mode=group is not None
         )
@@ -104,123 +104,124 @@ class Learner:
             return DistributedDataParallel(prepared, process_group=group, find_unused_parameters=True)
         return prepared
 
-    def _cut(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
-        """Every rank has a part of a second policy, which from now on is the one that learns."""
+    def _shard(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
+        """Shard a second policy, which learns from now on, over the ranks."""
         if group is not None:
             raise BadValue(
                 "FSDP shards over all processes; leave --placement out, or use a DDP configuration"
             )
         scorer.policy = learning_copy(scorer.policy)
-        mesh = mesh_of_all(self.accelerator.device, self.accelerator.num_processes)
+        mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
         settings = sharding_settings(self.accelerator.mixed_precision)
         shard(scorer, scorer.policy.optimizer, mesh, **settings)
         return scorer
 
     def serves(self, policy: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Is this the learner of that policy and optimiser?"""
+        """Whether this is the learner of `policy` and `optimizer`."""
         return self.acting is policy and self.raw_optimizer is optimizer
 
     def score(self, *inputs: Any) -> Any:
-        """What the scorer makes of a minibatch, or of a part of one."""
+        """Return the scorer's result for a micro-batch."""
         # A prepared module sets its precision itself.
         with self.accelerator.autocast() if self.sharded else nullcontext():
             return self._scorer(*inputs)
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
-        """Context manager to score and go backward in: ranks exchange gradients with the `last` micro-batch only."""
-        # A sharded gradient is kept in parts, so each part of a minibatch is sent at once.
+        """Context manager for scoring and going backward; ranks exchange gradients with the `last` micro-batch only."""
+        # A sharded gradient has room for one shard only, so each micro-batch's is sent at once.
         whole_gradient = nullcontext() if last or self.sharded else self.accelerator.no_sync(self._scorer)
         with lost_ranks(), whole_gradient:
             yield
 
     def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Backward, clip, step. Returns the global gradient norm before clipping, and whether it stepped.
+        """Go backward, clip and step; return the global gradient norm before clipping, and whether it stepped.
 
-        A gradient that is not finite changes nothing: neither weights nor optimiser state.
+        A gradient that is not finite changes neither weights nor optimiser state.
         """
         self.zero_grad()
         self.backward(loss)
         return self.apply()
 
     def zero_grad(self) -> None:
-        """Forget gradients."""
+        """Drop the gradients."""
         self._optimizer.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a part of the loss."""
+        """Add the gradient of a micro-batch's loss."""
         self.accelerator.backward(loss)
 
     def apply(self) -> tuple[Tensor, bool]:
-        """Clip and step with the gradients gathered; as `step`."""
-        for parameter in self._resting:
+        """Clip and step with the gradients accumulated; returns as `step`."""
+        for parameter in self._frozen:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None
         with lost_ranks():
             norm = whole(self._clip(self._parameters, self.max_grad_norm))
         finite = math.isfinite(norm)
         if finite or self.accelerator.scaler is not None:
-            # A loss scaler sees for itself what is not finite, steps over it and lowers its scale: it must be asked.
+            # A loss scaler itself skips a step that is not finite, and lowers its scale.
             self._optimizer.step()
         else:
             self._optimizer.zero_grad()
         return norm, finite
 
-    def hand_over(self) -> None:
-        """After an update: let the acting policy have the weights. Every rank must call it."""
+    def sync_weights(self) -> None:
+        """Copy the weights into the acting policy after an update. Every rank must call it."""
         if self.sharded:
             with lost_ranks():
-                hand_over(self.policy, self.acting)
+                sync_weights(self.policy, self.acting)
 
     @contextmanager
-    def only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Inside, steps move these parameters alone; the others, and what the optimiser knows of them, rest."""
-        moving = {id(one) for one in parameters}
-        self._resting = [one for one in self._parameters if one.requires_grad and id(one) not in moving]
-        # Data parallelism waits for every gradient it was told of; alone, the backward pass can stop early.
+    def train_only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Context manager in which steps change `parameters` alone; the others keep their optimiser state too."""
+        trained = {id(parameter) for parameter in parameters}
+        self._frozen = [
+            parameter
+            for parameter in self._parameters
+            if parameter.requires_grad and id(parameter) not in trained
+        ]
+        # Data parallelism waits for every gradient it has registered; alone, the backward pass can stop early.
         alone = self.accelerator.num_processes == 1
         try:
-            for one in self._resting if alone else ():
-                one.requires_grad_(False)
+            for parameter in self._frozen if alone else ():
+                parameter.requires_grad_(False)
             yield
         finally:
-            for one in self._resting:
-                one.requires_grad_(True)
-            self._resting = []
+            for parameter in self._frozen:
+                parameter.requires_grad_(True)
+            self._frozen = []
 
 
-def leave_frozen_alone(module: nn.Module) -> None:
-    """Let data parallelism send neither parameters that are not trained (every rank has read them) nor buffers."""
-    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
-    kept = frozen + [name for name, _ in module.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, kept)
+def ignore_frozen_parameters(module: nn.Module) -> None:
+    """Have data parallelism send neither frozen parameters (every rank has read them) nor buffers."""
+    ignored = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    ignored += [name for name, _ in module.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
 
 
 def critic_parameters(policy: Any) -> list[nn.Parameter]:
-    """The parameters of a policy that its values alone depend on.
-
-    Raises `BadValue` when it has none to tell apart.
-    """
+    """The trained parameters that only values depend on; raises `BadValue` when there are none."""
     if hasattr(policy, "backbone"):
-        found = policy.backbone.critic_parameters()
+        parameters = policy.backbone.critic_parameters()
     elif hasattr(policy, "value_net") and hasattr(policy, "mlp_extractor"):
-        found = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
+        parameters = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
     else:
         raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
-    return [one for one in found if one.requires_grad]
+    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 class RolloutScorer(Scorer):
-    """Loss of an `Objective`; subclasses say how a minibatch is scored.
+    """Computes a `PPOLoss`; subclasses score the minibatch.
 
-    The loss alone carries a graph: what it leaves out (a critic that is not trained, a policy that rests) then has
-    no gradient that another rank could wait for.
+    The loss alone carries a graph: what it leaves out (a critic or a policy that is not trained) then has no gradient
+    that another rank could wait for.
     """
 
     def forward(self, batch: Minibatch, loss: PPOLoss | None) -> tuple[Tensor, LossTerms, Scores] | Tensor:
-        """The loss with its gradient, and without one its terms and the scores.
+        """Return the loss with its gradient, its terms and the scores without.
 
-        Without a loss: the log-probability of every token, `[B, K, A]`.
+        Without `loss`, return the log-probability of every token, `[B, K, A]`.
         """
         if loss is None:
             logprob_BKA: Tensor = self.policy.evaluate(batch.obs, batch.choice).logprob_BKA

@@ -14,12 +14,11 @@ from zoo.rollout.types import Minibatch, Scores
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The policy loss of every element, and what clipping did to it."""
+    """The policy loss of every element, with gradients."""
 
     loss: Tensor
-    """Loss, with gradient."""
     ratio: Tensor
-    """Probability ratio new / old, with gradient."""
+    """Probability ratio new / old."""
 
 
 def clipped_surrogate(
@@ -35,8 +34,8 @@ def clipped_surrogate(
 
     Schulman et al. 2017 (PPO, arXiv:1707.06347, eq. 7), as a loss. Bounds may differ ("clip-higher": Yu et
     al. 2025, DAPO, arXiv:2503.14476). `dual_clip` c > 1 caps the loss at c * |A| where A < 0 (Ye et al.
-    2020, arXiv:1912.09729), so that one action that became far likelier cannot dominate.
-    `advantage` must broadcast to `logprob`.
+    2020, arXiv:1912.09729), so that one action that became far likelier cannot dominate. `advantage` must broadcast to
+    `logprob`.
     """
     if logprob.shape != old_logprob.shape:
         raise ValueError(f"logprob is {tuple(logprob.shape)}, old_logprob {tuple(old_logprob.shape)}")
@@ -70,7 +69,7 @@ def value_loss(
 ) -> Tensor:
     """Error of `value` against `target`: e**2, or Huber's e**2 / 2 below `huber_delta` and linear above.
 
-    With `clip`, V_clip = old_value + clamp(value - old_value, -clip, clip) takes part as `value_clip` says.
+    With `clip`, V_clip = old_value + clamp(value - old_value, -clip, clip) is used as `value_clip` says.
     Huber carries the usual factor 1/2, the square does not (Stable-Baselines3): vf_coef 1 with Huber equals
     vf_coef 0.5 without.
     """
@@ -136,18 +135,18 @@ class PPOLoss:
     clip_vf: float | None
     """Largest move of a value per update; None = free."""
     value_clip: ValueClip
-    """How the clipped value takes part."""
+    """How the clipped value is used."""
     huber_delta: float | None
     """None = squared error."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy."""
     critic_only: bool = False
-    """Leave everything but the value error out of the loss (it is still reported)."""
+    """Whether the loss is the value error alone (the other terms are still reported)."""
 
-    def __call__(self, scored: Scores, batch: Minibatch) -> LossTerms:
-        """Loss of the minibatch; the pieces are means over its decisions."""
+    def __call__(self, scores: Scores, batch: Minibatch) -> LossTerms:
+        """Return the minibatch's loss; its terms are means over decisions."""
         surrogate = clipped_surrogate(
-            scored.logprob_BL,
+            scores.logprob_BL,
             batch.old_logprob_BL,
             batch.advantage_BL,
             clip_low=self.clip_low,
@@ -155,16 +154,16 @@ class PPOLoss:
             dual_clip=self.dual_clip,
         )
         policy = weighted_loss(surrogate.loss, batch.weight_BL)
-        entropy = weighted_loss(scored.entropy_BL, batch.weight_BL)
+        entropy = weighted_loss(scores.entropy_BL, batch.weight_BL)
         loss = policy - self.ent_coef * entropy
         if self.kl_coef and not self.critic_only:
-            loss = loss + self.kl_coef * _kl_to_reference(scored, batch)
+            loss = loss + self.kl_coef * _kl_to_reference(scores, batch)
         if self.critic_only:
             loss = torch.zeros((), device=loss.device)
         value = torch.zeros((), device=loss.device)
         if self.vf_coef:
             error_BU = value_loss(
-                scored.value_BU,
+                scores.value_BU,
                 batch.old_value_BU,
                 batch.return_BU,
                 clip=self.clip_vf,
@@ -178,25 +177,23 @@ class PPOLoss:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The loss of one minibatch and its pieces, scalars."""
+    """The loss of one minibatch, with its gradient, and its terms, scalars."""
 
     loss: Tensor
-    """With gradient."""
     policy: Tensor
-    """Surrogate."""
     value: Tensor
     """Value error, unweighted; zero without a critic."""
     entropy: Tensor
-    """Weighted mean entropy."""
+    """Weighted mean."""
 
 
-def _kl_to_reference(scored: Scores, batch: Minibatch) -> Tensor:
+def _kl_to_reference(scores: Scores, batch: Minibatch) -> Tensor:
     """Mean KL per executed token of each decision, weighted as the decision's policy loss is."""
-    assert scored.token_logprob_BW is not None
+    assert scores.token_logprob_BW is not None
     assert batch.ref_logprob_BW is not None
     assert batch.token_mask_BW is not None
     assert batch.weight_BL is not None
     # Both are zero where nothing was executed, and so is their KL.
-    kl_BW = reference_kl(scored.token_logprob_BW, batch.ref_logprob_BW)
+    kl_BW = reference_kl(scores.token_logprob_BW, batch.ref_logprob_BW)
     kl_B = kl_BW.sum(dim=1) / batch.token_mask_BW.sum(dim=1).clamp(min=1)
     return (kl_B * batch.weight_BL.sum(dim=1)).mean()

@@ -17,7 +17,7 @@ from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.update_metrics import UpdateMetrics
 from zoo.distributed.fsdp import check_precision
-from zoo.distributed.optimizer_offload import resting
+from zoo.distributed.optimizer_offload import offloaded_state
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.stats import RolloutStats
 from zoo.rollout.types import Step
@@ -79,10 +79,10 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int
     ) -> bool:
-        """Fill the rollout buffer, advantages included; False when a callback, on any rank, stopped it."""
+        """Fill the rollout buffer and its advantages; False when a callback, on any rank, stopped it."""
         assert self._last_obs is not None, "No previous observation was provided"
         assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
-        rest = resting(self.policy.optimizer) if self.offload_idle else nullcontext()
+        rest = offloaded_state(self.policy.optimizer) if self.offload_idle else nullcontext()
         with rest, self.clock.phase("rollout"):
             if not self.chunked:
                 return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
@@ -96,7 +96,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                 self._last_obs = source.obs
             if stats is None:
                 return False
-            self._take_in(stats)
+            self._count_rollout(stats)
             with self.clock.phase("advantages"):
                 self.compute_returns_and_advantages(stats)
             callback.update_locals({"rollout_buffer": self.chunk_buffer})
@@ -104,7 +104,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         return True
 
     def after_decision(self, callback: BaseCallback, step: Step | None) -> bool:
-        """Count a decision and call Stable-Baselines3's callbacks; False when one of them wants to stop.
+        """Count a decision and call Stable-Baselines3's callbacks; False when one of them stops training.
 
         While a rollout lasts `num_timesteps` grows by this rank's steps alone. `step` is None for a rollout that other
         processes collected.
@@ -136,8 +136,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                 data.recompute_log_probs(learner, self._n_updates)
             if self.kl_coef and not loss.critic_only:
                 data.compute_ref_log_probs(self.reference)
-            moving = learner.only(critic_parameters(learner.policy)) if loss.critic_only else nullcontext()
-            with moving:
+            critic = critic_parameters(learner.policy) if loss.critic_only else None
+            with nullcontext() if critic is None else learner.train_only(critic):
                 go_on = True
                 for _ in range(self.n_epochs):
                     metrics.begin_epoch()
@@ -160,7 +160,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                     self._n_updates += 1
                     if not go_on:
                         break
-            learner.hand_over()
+            learner.sync_weights()
         self._updates_done += 1
         self.log_update(loss, metrics)
 
@@ -180,7 +180,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
 
     # Inside -----------------------------------------------------------------------------------------
 
-    def _take_in(self, stats: RolloutStats) -> None:
+    def _count_rollout(self, stats: RolloutStats) -> None:
         """Count the rollout of all ranks."""
         self.rollout_stats = stats
         self.num_timesteps = stats.num_timesteps

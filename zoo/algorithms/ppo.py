@@ -18,16 +18,17 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     Discount,
     check_levels,
-    chosen,
     decision_advantages,
+    masked,
     normalize,
     step_advantages,
     write_advantages,
 )
+from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.training_warnings import UpdateHealth, entropy_to_judge
+from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
     advantage_range,
@@ -64,7 +65,7 @@ class PPO(VLAOnPolicyAlgorithm):
         price of one more forward pass; for weights in half precision.
     :param kl_coef: weight of the KL to a reference policy, per token (k3 estimate); 0 = none.
     :param kl_reference: "adapter_off", the policy without its LoRA adapter, or "copy", a frozen second copy.
-    :param micro_batch_size: decisions scored at once; a minibatch's gradient is gathered from such parts. None
+    :param micro_batch_size: decisions scored at once; a minibatch's gradient is accumulated over them. None
         = whole minibatches. The result is the same, the memory is less.
     :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
     :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
@@ -76,6 +77,11 @@ class PPO(VLAOnPolicyAlgorithm):
         is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
     :param process_group: processes that train together; None = all that a launcher has started.
     """
+
+    clip_range_vf: Any
+    value_clip: ValueClip
+    huber_delta: float | None
+    critic_warmup_updates: int
 
     def __init__(
         self,
@@ -121,6 +127,7 @@ class PPO(VLAOnPolicyAlgorithm):
         bootstrap_time_limit: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        settings = constructor_settings(locals())
         if value_clip not in get_args(ValueClip):
             raise unknown_name("value_clip", str(value_clip), get_args(ValueClip))
         if huber_delta is not None and huber_delta <= 0:
@@ -131,54 +138,14 @@ class PPO(VLAOnPolicyAlgorithm):
                 f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
                 f"vf_coef {vf_coef}"
             )
-        # Read while the model is set up.
-        self.reward_level, self.value_level = reward_level, value_level
-        self.critic_warmup_updates = critic_warmup_updates
-        self.bootstrap_time_limit = bootstrap_time_limit
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            clip_range_high=clip_range_high,
-            dual_clip=dual_clip,
-            logprob_level=logprob_level,
-            recompute_logprobs=recompute_logprobs,
-            kl_coef=kl_coef,
-            kl_reference=kl_reference,
-            micro_batch_size=micro_batch_size,
-            process_group=process_group,
-        )
-        self.clip_range_vf = clip_range_vf
-        self.value_clip: ValueClip = value_clip
-        self.huber_delta = huber_delta
+        super().__init__(**settings)
         self._largest_reward = 0.0
         self._check_batch()
         if _init_setup_model:
             self._setup_model()
 
     def _check_batch(self) -> None:
-        """SB3's own checks: assertions and words that its users (and its tests) know."""
+        """Check as SB3 does, with its messages."""
         if self.normalize_advantage:
             assert self.batch_size > 1, "`batch_size` must be greater than 1 to normalise advantages"
         if self.env is None:
@@ -220,7 +187,7 @@ class PPO(VLAOnPolicyAlgorithm):
             dual_clip=self.dual_clip,
             ent_coef=self.ent_coef,
             vf_coef=self.vf_coef,
-            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),  # type: ignore[operator]
+            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
             value_clip=self.value_clip,
             huber_delta=self.huber_delta,
             kl_coef=self.kl_coef,
@@ -238,7 +205,7 @@ class PPO(VLAOnPolicyAlgorithm):
         self._advantage_spread = high - low
         if self.normalize_advantage:
             advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
-        write_advantages(buffer, chosen(advantage, valid), self.logprob_level, self.process_group)
+        write_advantages(buffer, masked(advantage, valid), self.logprob_level, self.process_group)
         valid_TN = buffer.executed_TN > 0
         means = {
             "rollout/rewards": buffer.reward_TN[valid_TN],
@@ -272,7 +239,7 @@ class PPO(VLAOnPolicyAlgorithm):
                     advantage_spread=self._advantage_spread,
                     clip_fraction=values["train/actor/clip_fraction"],
                     kl=values["train/actor/approx_kl_k3"],
-                    entropy=entropy_to_judge(self.policy, values["train/actor/entropy"]),
+                    entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
                     value_gap=self._value_gap(value, target),
                     skipped_steps=metrics.skipped_steps,
                     ratio_gap=values["train/actor/ratio_first_gap"],

@@ -1,4 +1,4 @@
-"""The reference policy of the KL term: what the policy was before reinforcement learning.
+"""The reference policy of the KL term: the policy before reinforcement learning.
 
 Reference
 ├── AdapterOff    the policy's own network with its LoRA adapter switched off: no second copy
@@ -32,15 +32,15 @@ class Reference(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write into a checkpoint what cannot be had from the policy itself."""
+        """Write weights that the policy does not hold into a checkpoint."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
+        """Read the files of `save`."""
 
 
 class AdapterOff(Reference):
-    """The weights beneath the adapter. An adapter that brought its own training along belongs merged first."""
+    """The weights beneath the adapter; merge an adapter that was trained before."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -52,7 +52,7 @@ class AdapterOff(Reference):
         return result
 
     def save(self, folder: Path) -> None:
-        """Nothing: training leaves the weights beneath as they are."""
+        """Nothing: training does not change the weights beneath the adapter."""
 
     def load(self, folder: Path) -> None:
         """Nothing, see `save`."""
@@ -76,8 +76,8 @@ class FrozenCopy(Reference):
         return result
 
     def save(self, folder: Path) -> None:
-        # Modules may hold one tensor under several names; safetensors wants memory of its own for each.
-        state = {name: one.detach().cpu().clone() for name, one in self._policy.state_dict().items()}
+        # Modules may hold a tensor under several names; safetensors requires separate memory for each.
+        state = {name: tensor.detach().cpu().clone() for name, tensor in self._policy.state_dict().items()}
         save_file(state, folder / REFERENCE_FILE)
 
     def load(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from zoo.algorithms.reference_policy import Reference
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.minibatches import Columns, MinibatchShard, in_parts, minibatch_shards
+from zoo.rollout.minibatches import Columns, MinibatchShard, minibatch_shards, split_evenly
 from zoo.rollout.types import MicroBatch, Minibatch
 
 
@@ -25,13 +25,13 @@ class RolloutData(Protocol):
     """The data of one update."""
 
     def minibatches(self, epoch: int) -> Iterator[Iterable[MicroBatch]]:
-        """One pass over the rollout, shuffled by `epoch`; every rank has as many minibatches and micro-batches."""
+        """One pass over the rollout, shuffled by `epoch`; equally many minibatches and micro-batches on every rank."""
 
     def recompute_log_probs(self, learner: Learner, epoch: int) -> None:
         """Replace the rollout's log-probabilities by those of the training path."""
 
     def compute_ref_log_probs(self, reference: Reference) -> None:
-        """Keep the reference policy's log-probabilities of the rollout."""
+        """Write the reference policy's log-probabilities of the rollout."""
 
     def values_and_returns(self) -> tuple[Tensor, Tensor]:
         """The rollout's values and their targets, flat."""
@@ -64,8 +64,8 @@ class ChunkRolloutData:
 
     def recompute_log_probs(self, learner: Learner, epoch: int) -> None:
         if self.off_policy:
-            self.buffer.keep_behaviour()
-        # In the update's own micro-batches, as many on every rank: a sharded policy scores nothing alone.
+            self.buffer.keep_behaviour_logprobs()
+        # In the update's own micro-batches, equally many on every rank: all ranks score a sharded policy together.
         with torch.no_grad():
             for shard in self._shards(epoch):
                 for index_B in shard.micro_batches(self.micro_batch_size):
@@ -75,7 +75,9 @@ class ChunkRolloutData:
 
     def compute_ref_log_probs(self, reference: Reference) -> None:
         with torch.no_grad():
-            for index_B in in_parts(self.buffer.chosen(), self.micro_batch_size or self.batch_size):
+            for index_B in split_evenly(
+                self.buffer.selected_indices(), self.micro_batch_size or self.batch_size
+            ):
                 batch = self._to_score(index_B)
                 self.buffer.write_reference(index_B, reference.evaluate(batch.obs, batch.choice).logprob_BKA)
 
@@ -91,9 +93,9 @@ class ChunkRolloutData:
         """This rank's shards of one pass's minibatches."""
         group = self.process_group
         columns = Columns(num_ranks=group.size, rank=group.rank, num_envs=self.num_envs)
-        taking_TC = columns.in_env_order(group.all_gather(self.buffer.taking()))
+        selected_TC = columns.in_env_order(group.all_gather(self.buffer.selected()))
         rng = np.random.default_rng([self.seed, epoch])
-        return minibatch_shards(taking_TC, columns, self.batch_size, rng)
+        return minibatch_shards(selected_TC, columns, self.batch_size, rng)
 
     def _micro_batches(self, shard: MinibatchShard) -> Iterator[MicroBatch]:
         indices = shard.micro_batches(self.micro_batch_size)
@@ -103,7 +105,7 @@ class ChunkRolloutData:
             )
 
     def _to_score(self, index_B: Tensor) -> Minibatch:
-        """The decisions at `index_B`; where there are none the first of all, as other ranks wait for a score."""
+        """The decisions at `index_B`, or the buffer's first where there are none, as other ranks wait for a score."""
         scored_B = index_B if len(index_B) else torch.zeros(1, dtype=torch.int64)
         return self.buffer.minibatch(scored_B, self.level, self.device)
 
@@ -139,7 +141,7 @@ class PlainRolloutData:
             yield batch.micro_batches(self.micro_batch_size)
 
     def recompute_log_probs(self, learner: Learner, epoch: int) -> None:
-        """Nothing: mixed precision is met as Stable-Baselines3 would."""
+        """Nothing: Stable-Baselines3 does not either."""
 
     def compute_ref_log_probs(self, reference: Reference) -> None:
         raise AssertionError("kl_coef is refused for plain policies")

@@ -1,4 +1,4 @@
-"""The state of a run at an update boundary, so that whatever interrupts the next rollout can be undone."""
+"""The state of a run between two updates, to which a run returns when the next rollout is interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counters:
     num_timesteps: int
     """Simulator steps done."""
     total_timesteps: int
-    """Simulator steps asked for."""
+    """Simulator steps that `learn` trains for."""
     num_timesteps_at_start: int
     """Simulator steps done when `learn` began."""
     episode_num: int
@@ -37,13 +37,13 @@ class Counters:
     """Seed of decisions and of the order of minibatches."""
     needs_reset: bool | None = None
     """GRPO: whether the next round begins with a reset."""
-    barren_updates: int | None = None
-    """GRPO: updates running without signal or success."""
-    barren_episodes: int | None = None
-    """GRPO: episodes in them."""
+    no_signal_updates: int | None = None
+    """GRPO: consecutive updates without signal or success."""
+    no_signal_episodes: int | None = None
+    """GRPO: episodes of these updates."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values under the names a checkpoint has for them."""
+        """Return the values under their names in a checkpoint."""
         values = {_FILE_NAMES[field.name]: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -63,15 +63,15 @@ _FILE_NAMES = {
     "progress_remaining": "_current_progress_remaining",
     "noise_seed": "noise_seed",
     "needs_reset": "_needs_reset",
-    "barren_updates": "_barren_updates",
-    "barren_episodes": "_barren_episodes",
+    "no_signal_updates": "_barren_updates",
+    "no_signal_episodes": "_barren_episodes",
 }
 """Field of `Counters` -> name in `training_state.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """A run between two updates; weights and optimiser, which no rollout changes, are kept beside it."""
+    """A run between two updates, but for weights and optimiser, which no rollout changes."""
 
     counters: Counters
     """Counts and seeds."""
@@ -113,7 +113,7 @@ class TrainState:
                 **self.env,
                 **{key: [item for state in env_states for item in state[key]] for key in _PER_ENV},
             }
-        joined = {key: np.concatenate([part[key] for part in arrays]) for key in self.arrays}
+        joined = {key: np.concatenate([of_rank[key] for of_rank in arrays]) for key in self.arrays}
         return replace(self, env=env, arrays=joined)
 
     def scatter(self, own: slice, num_envs: int) -> TrainState:
@@ -146,7 +146,7 @@ def observation_arrays(last_obs: Any, episode_starts: np.ndarray | None) -> dict
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of every random generator a run draws from, as JSON values; taking it draws nothing.
+    """The state of every random generator a run draws from, as JSON values; draws nothing.
 
     Python's `random`, NumPy's legacy global generator (Stable-Baselines3 shuffles with it), torch's CPU generator
     and, where CUDA is in use, the present CUDA device's.
@@ -171,9 +171,9 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Go back to `state`.
+    """Restore `state`.
 
-    The state of a CUDA device is for the present one, where there is one: a run may go on on other machines, and a
+    A CUDA generator's state is for the present device and ignored without one: runs go on on other machines, and a
     `VLAPolicy`'s decisions depend on none of these (see `vla_policies.actions.noise`).
     """
     python, numpy_ = state["python"], state["numpy"]

@@ -1,4 +1,4 @@
-"""Warnings for runs that train on garbage: named, rate-limited, each with the knob to turn; and one refusal."""
+"""Warnings for runs that learn nothing or diverge, named and rate-limited, each with a remedy; and one refusal."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from zoo.evaluation.statistics import wilson_interval
 
 
 class TrainingWarning(UserWarning):
-    """A run goes on, but what it learns from looks wrong."""
+    """A run goes on, but its numbers are out of their normal range."""
 
 
 class NothingToLearn(VLAZooError, RuntimeError):
-    """A run that would go on for hours without a single gradient."""
+    """A run without a single gradient is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateHealth:
-    """What one update is judged by; nan means "does not apply"."""
+    """Numbers of one update that `faults` checks; nan means "does not apply"."""
 
     groups: int = 0
     """GRPO: groups collected."""
-    groups_live: int = 0
-    """GRPO: groups whose members did not all score alike (and pass the filter)."""
+    groups_with_signal: int = 0
+    """GRPO: groups whose scores differ (and pass the filter)."""
     groups_solved: int = 0
     """GRPO: groups of which every member succeeded."""
-    barren_updates: int = 0
-    """GRPO: updates running, this one included, in which every group was dead and not one episode succeeded."""
+    no_signal_updates: int = 0
+    """GRPO: consecutive updates, this one included, without a group with signal or a success."""
     advantage_spread: float = math.nan
     """Highest minus lowest advantage before any normalisation."""
     clip_fraction: float = math.nan
@@ -54,25 +54,25 @@ KL_HIGH = 0.3
 ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
-BARREN_UPDATES_HIGH = 5
-BARREN_ADVICE = (
+NO_SIGNAL_UPDATES_HIGH = 5
+NO_SIGNAL_ADVICE = (
     "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
     "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
 )
-"""What to do about a policy that never succeeds."""
+"""Remedies for a policy that never succeeds."""
 
 
 def nothing_to_learn(episodes: int) -> str:
-    """Why a run that compares groups is refused after so many episodes, none of them solved."""
+    """Message that refuses a run after `episodes` without a success."""
     _, high = wilson_interval(0, episodes)
     return (
         f"not one success in {episodes} episodes (the true rate is below {high:.1%}, 95 % interval), and groups that "
-        f"all failed teach nothing. {BARREN_ADVICE}. To go on all the same: -params max_barren_episodes:0"
+        f"all failed teach nothing. {NO_SIGNAL_ADVICE}. To go on all the same: -params max_barren_episodes:0"
     )
 
 
-def entropy_to_judge(policy: Any, entropy: float) -> float:
-    """`entropy` where small means certain, nan for densities (flow policies, Gaussians)."""
+def discrete_entropy(policy: Any, entropy: float) -> float:
+    """`entropy` of discrete choices; nan for densities (flow policies, Gaussians), where small is not certain."""
     backbone = getattr(policy, "backbone", None)
     if backbone is not None:
         return math.nan if backbone.continuous else entropy
@@ -80,18 +80,18 @@ def entropy_to_judge(policy: Any, entropy: float) -> float:
 
 
 def faults(health: UpdateHealth) -> dict[str, str]:
-    """Name -> one sentence and the knob, for everything that is out of its normal range."""
+    """Name -> sentence and remedy, for every number out of its normal range."""
     found: dict[str, str] = {}
-    # All solved is no fault: then there is nothing left to learn.
-    if not health.groups_live and health.groups_solved < health.groups:
+    # All solved is no fault: nothing is left to learn.
+    if not health.groups_with_signal and health.groups_solved < health.groups:
         found["AllGroupsDead"] = (
             f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
             "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"
         )
-    if health.barren_updates >= BARREN_UPDATES_HIGH:
+    if health.no_signal_updates >= NO_SIGNAL_UPDATES_HIGH:
         found["NoSuccessAtAll"] = (
-            f"not one success in {health.barren_updates} updates running: group comparison cannot start from 0 %. "
-            f"{BARREN_ADVICE}"
+            f"not one success in {health.no_signal_updates} updates running: group comparison cannot start from 0 %. "
+            f"{NO_SIGNAL_ADVICE}"
         )
     if health.advantage_spread == 0.0:
         found["ZeroAdvantage"] = (
@@ -135,10 +135,10 @@ class TrainingWarnings:
     """Warns of each named fault at its 1st, 2nd, 4th, 8th ... occurrence, so that a long run is not flooded."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """How often each fault occurred."""
+    """Occurrences of each fault."""
 
     def check(self, health: UpdateHealth) -> list[str]:
-        """Warn of what is wrong and due; returns the names of everything that is wrong."""
+        """Warn of the faults whose occurrence is due; return the names of all."""
         found = faults(health)
         for name, text in found.items():
             count = self.counts[name] = self.counts.get(name, 0) + 1

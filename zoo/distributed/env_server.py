@@ -1,4 +1,4 @@
-"""Env ranks and rollout ranks find each other: who listens where, and whose simulators run behind which connection."""
+"""Connections between env ranks, which serve simulators, and rollout ranks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from zoo.distributed.process_group import ProcessGroup
 
 @dataclass
 class EnvServers:
-    """The servers of this rank, none where it has no simulators to lend, and the addresses of all."""
+    """The servers of this rank, none where it has no simulators to serve, and the addresses of all."""
 
     addresses: list[list[tuple[str, int]]]
-    """Of each rank of the run: host and port of each of its servers."""
+    """By rank of the run: host and port of each of its servers."""
     key: bytes
-    """What both ends of a connection must know."""
+    """Secret shared by both ends of a connection."""
     listeners: list[Listener] = field(default_factory=list)
     """Of this rank."""
     failures: list[Exception] = field(default_factory=list)
-    """What ended a server of this rank."""
+    """Errors that ended servers of this rank."""
     _threads: list[threading.Thread] = field(default_factory=list)
     _envs: list[VLAVectorEnv] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class EnvServers:
         ]
 
     def join(self) -> None:
-        """Wait until every client has hung up; raises what ended a server."""
+        """Wait until every client has closed its connection; raises the error that ended a server."""
         for thread in self._threads:
             thread.join()
         if self.failures:
@@ -64,21 +64,21 @@ class EnvServers:
             self.failures.append(error)
 
 
-def meet_servers(placement: Placement, process_group: ProcessGroup) -> EnvServers:
-    """Open this rank's servers, and hear of the others'. Every rank of the run must call it."""
+def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvServers:
+    """Open this rank's servers and exchange all addresses. Every rank of the run must call it."""
     key = str(process_group.broadcast_object(secrets.token_hex(32))).encode()
     listeners = []
     if placement.remote_envs and process_group.rank in placement.env:
-        host = own_address()
+        host = local_address()
         listeners = [
             Listener((host, 0), authkey=key) for _ in range(placement.clients_of(process_group.rank))
         ]
-    addresses = process_group.all_gather_object([list(one.address) for one in listeners])
+    addresses = process_group.all_gather_object([list(listener.address) for listener in listeners])
     return EnvServers(addresses=addresses, key=key, listeners=listeners)
 
 
-def own_address() -> str:
-    """The address of this machine that the run's other machines reach: the one it reaches their meeting point from."""
+def local_address() -> str:
+    """Address of this machine for the run's other machines: the one it reaches `MASTER_ADDR` from."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))
         address: str = probe.getsockname()[0]

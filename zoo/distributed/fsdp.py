@@ -1,9 +1,9 @@
-"""FSDP2: weights, gradients and optimiser state cut over the ranks while learning, whole while acting.
+"""FSDP2: weights, gradients and optimiser state sharded over the ranks while learning, whole while acting.
 
-Ranks act at their own pace (an episode ends early here and late there), so acting must not wait for anybody.
-The policy that acts is therefore whole on every rank, in its own precision; a second one, cut into W parts by
-`torch.distributed.fsdp.fully_shard`, learns, and hands its weights over after every update. Settings are those
-that `accelerate launch` read from its configuration.
+Ranks act at their own pace (an episode ends early here and late there), so acting must not wait for another rank.
+The policy that acts is therefore whole on every rank, in its own precision; a second one, sharded over W ranks by
+`torch.distributed.fsdp.fully_shard`, learns, and its weights are copied after every update. Settings are those that
+`accelerate launch` read from its configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -29,8 +29,8 @@ MASTER = "master"
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-def sharding_asked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Does the launcher's configuration ask for FSDP?"""
+def fsdp_requested(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher's configuration turns FSDP on."""
     return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
@@ -51,9 +51,9 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
         )
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
-    # Old log-probabilities, advantages and the loss go in and out as they are: 16 bits would move a ratio by per cents.
-    asked = plugin.mixed_precision_policy or MixedPrecisionPolicy()
-    precision = replace(asked, output_dtype=None, cast_forward_inputs=False)
+    # Old log-probabilities, advantages and the loss are not cast: 16 bits would move a ratio by per cents.
+    configured = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+    precision = replace(configured, output_dtype=None, cast_forward_inputs=False)
     if precision.reduce_dtype is not None:
         precision = replace(precision, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mp_policy": precision}
@@ -62,20 +62,20 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
     return settings
 
 
-def masters_asked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Does the launcher's configuration have every rank learn in float32, whatever precision the policy acts in?"""
+def keeps_master_weights(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether every rank learns in float32, whatever precision the policy acts in, by the launcher's configuration."""
     several = int(environment.get("WORLD_SIZE", "1")) > 1
-    return sharding_asked(environment) and several and environment.get(_PRECISION, "no") != "no"
+    return fsdp_requested(environment) and several and environment.get(_PRECISION, "no") != "no"
 
 
-def trains_in_less(module: nn.Module) -> bool:
-    """Has it trained weights of less than 32 bits?"""
-    return any(one.requires_grad and one.dtype.itemsize < 4 for one in module.parameters())
+def has_low_precision_parameters(module: nn.Module) -> bool:
+    """Whether trained weights have less than 32 bits."""
+    return any(parameter.requires_grad and parameter.dtype.itemsize < 4 for parameter in module.parameters())
 
 
 def check_precision(policy: nn.Module) -> None:
     """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512."""
-    if trains_in_less(policy) and not masters_asked():
+    if has_low_precision_parameters(policy) and not keeps_master_weights():
         raise BadValue(
             "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "
             "policy_kwargs:{backbone_kwargs: {dtype: float32}}, or lora: {rank: 32} there, or let FSDP2 keep float32 "
@@ -85,55 +85,49 @@ def check_precision(policy: nn.Module) -> None:
 
 
 def learning_copy(policy: Any) -> Any:
-    """A second policy with an optimiser of its own, which from now on is the first one's too.
-
-    What the optimiser knows goes over to the second one; there is never more than one of it.
-    """
-    known, policy.optimizer.state = policy.optimizer.state, defaultdict(dict)
+    """A second policy, whose optimiser becomes the first one's too; the optimiser's state is moved, not copied."""
+    state, policy.optimizer.state = policy.optimizer.state, defaultdict(dict)
     copied = deepcopy(policy)
-    pairs = zip(parameters_of(policy.optimizer), parameters_of(copied.optimizer), strict=True)
+    pairs = zip(optimizer_parameters(policy.optimizer), optimizer_parameters(copied.optimizer), strict=True)
     for before, after in pairs:
-        if before in known:
-            copied.optimizer.state[after] = known.pop(before)
+        if before in state:
+            copied.optimizer.state[after] = state.pop(before)
     policy.optimizer = copied.optimizer
     return copied
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """In the order in which its state is numbered."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The optimiser's parameters, in the order in which its state is numbered."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, **settings: Any) -> None:
-    """Cut `module` over the ranks of `mesh`, and what `optimizer` knows of its parameters likewise.
+    """Shard `module` over the ranks of `mesh`, and the state of its `optimizer` likewise.
 
-    As one unit: families run parts of their layers by hand, so no smaller module's `forward` is sure to be called.
-    Weights are then whole on each rank during a forward and backward pass, in the precision of `mp_policy`; what is
-    trained is kept in float32, from a checkpoint's masters where there are any.
+    As one unit: families run some of their layers by hand, so no smaller module's `forward` is sure to be called.
+    Weights are then whole on each rank during a forward and backward pass, in the precision of `mp_policy`; trained
+    weights are kept in float32, from a checkpoint's masters where there are any.
     """
-    names: dict[Tensor, str] = {one: name for name, one in module.named_parameters()}
-    state = {names[one]: dict(values) for one, values in optimizer.state.items()}
-    for one, name in names.items():
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    state = {names[parameter]: dict(values) for parameter, values in optimizer.state.items()}
+    for parameter, name in names.items():
         master = state.get(name, {}).pop(MASTER, None)
-        if settings["mp_policy"].param_dtype is not None and one.requires_grad:
-            one.data = one.data.float() if master is None else master.to(one.device)
-    members = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+        if settings["mp_policy"].param_dtype is not None and parameter.requires_grad:
+            parameter.data = parameter.data.float() if master is None else master.to(parameter.device)
+    groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     fully_shard(module, mesh=mesh, **settings)
-    parts = dict(module.named_parameters())
-    for group, wanted in zip(optimizer.param_groups, members, strict=True):
-        group["params"] = [parts[name] for name in wanted]
+    sharded = dict(module.named_parameters())
+    for group, members in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [sharded[name] for name in members]
     optimizer.state.clear()
     for name, values in state.items():
-        optimizer.state[parts[name]] = {key: cut_like(parts[name], one) for key, one in values.items()}
+        optimizer.state[sharded[name]] = {
+            key: shard_like(sharded[name], value) for key, value in values.items()
+        }
 
 
-def mesh_of_all(device: torch.device, size: int) -> DeviceMesh:
-    """All ranks in a row."""
-    return init_device_mesh(device.type, (size,))
-
-
-def cut_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of `value`, which every rank has whole, cut as `parameter` is; scalars stay whole."""
+def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """This rank's shard of `value`, which every rank has whole, by the layout of `parameter`; scalars stay whole."""
     if not isinstance(parameter, DTensor) or not value.dim():
         return value
     value = value.to(parameter.device_mesh.device_type)
@@ -141,14 +135,14 @@ def cut_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be cut over ranks; every rank must ask."""
+    """All of a tensor that may be sharded. Every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def hand_over(learning: nn.Module, acting: nn.Module) -> None:
-    """Give the acting policy the learning one's trained weights; every rank must ask."""
+def sync_weights(learning: nn.Module, acting: nn.Module) -> None:
+    """Copy the trained weights into the acting policy. Every rank must call it."""
     targets = dict(acting.named_parameters())
-    for name, one in learning.named_parameters():
-        if one.requires_grad:
-            targets[name].copy_(whole(one))
+    for name, parameter in learning.named_parameters():
+        if parameter.requires_grad:
+            targets[name].copy_(whole(parameter))

@@ -1,6 +1,6 @@
-"""Moving what rests out of a GPU's memory: while a rank decides, its optimiser has nothing to do.
+"""Moving the optimiser's state out of a GPU's memory while a rank decides.
 
-Adam keeps two numbers for every trained one, and gradients one more: with all weights trained that is more than the
+Adam keeps two numbers for every trained weight, and gradients one more: with all weights trained that is more than the
 policy itself, and room for more environments or larger batches of inference.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 
 @contextmanager
-def resting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, the optimiser's state is in main memory and gradients are forgotten; after, it is back as it was."""
+def offloaded_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Context manager that keeps the optimiser's state in main memory; gradients are dropped."""
     optimizer.zero_grad(set_to_none=True)
     homes = move_state(optimizer, torch.device("cpu"))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -30,11 +30,11 @@ def resting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def move_state(
     optimizer: torch.optim.Optimizer, device: torch.device
 ) -> list[tuple[dict[str, Tensor], str, torch.device]]:
-    """Move every tensor of the state that is elsewhere; returns where each was: (its dict, its name, its device)."""
+    """Move the state's tensors to `device`; return (dict, name, device before) of each that was elsewhere."""
     moved = []
     for values in optimizer.state.values():
-        for name, one in values.items():
-            if isinstance(one, Tensor) and one.device != device:
-                moved.append((values, name, one.device))
-                values[name] = one.to(device)
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.device != device:
+                moved.append((values, name, value.device))
+                values[name] = value.to(device)
     return moved

@@ -35,23 +35,23 @@ class Placement:
 
     @property
     def everywhere(self) -> bool:
-        """Has every rank every role?"""
+        """Whether every rank has every role."""
         return all(getattr(self, role) == tuple(range(self.size)) for role in ROLES)
 
     @property
     def remote_envs(self) -> bool:
-        """Do rollout ranks ask other ranks for their simulators' steps?"""
+        """Whether rollout ranks step simulators of other ranks."""
         return self.env != self.rollout
 
     @property
     def weights_to(self) -> tuple[int, ...]:
-        """Ranks that decide with weights which the first actor rank must send them."""
+        """Ranks that decide with weights sent by the first actor rank."""
         return tuple(rank for rank in self.rollout if rank not in self.actor)
 
     def relay(self, rank: int) -> tuple[int | None, tuple[int, ...]]:
-        """From which rank `rank` gets weights (None: from nobody) and to which it passes them on.
+        """The rank that `rank` receives weights from (or None), and the ranks it sends them on to.
 
-        A binary tree below the first actor rank: nobody sends more than two copies, however many ranks decide.
+        A binary tree below the first actor rank: each sends at most two copies, however many ranks decide.
         """
         nodes = (self.actor[0], *self.weights_to)
         if rank not in nodes:
@@ -60,7 +60,7 @@ class Placement:
         return nodes[(place - 1) // 2] if place else None, nodes[2 * place + 1 : 2 * place + 3]
 
     def servers_of(self, rollout: int) -> tuple[tuple[int, int], ...]:
-        """(env rank, which of its connections) that a rollout rank's slots are dealt to, in order."""
+        """(env rank, index of its connection) that a rollout rank's sub-environments are dealt to, in order."""
         place, served, servers = self.rollout.index(rollout), len(self.rollout), len(self.env)
         if servers >= served:
             share = servers // served
@@ -80,7 +80,7 @@ def parse_placement(text: str, size: int) -> Placement:
     """
     if text == ALL:
         return _checked(dict.fromkeys(ROLES, tuple(range(size))), text, size)
-    parts: dict[str, list[str]] = {}
+    items_of: dict[str, list[str]] = {}
     role = ""
     for item in text.split(","):
         name, equals, ranks = item.partition("=")
@@ -88,15 +88,15 @@ def parse_placement(text: str, size: int) -> Placement:
             role = name.strip()
             if role not in ROLES:
                 raise unknown_name("role in --placement", role, ROLES)
-            if role in parts:
+            if role in items_of:
                 raise BadValue(f"--placement {text} names {role} twice")
         elif not role:
             raise BadValue(f"--placement must be '{ALL}' or like {_EXAMPLE}, got '{text}'")
-        parts.setdefault(role, []).append(ranks if equals else item)
-    if lacking := [one for one in ROLES if one not in parts]:
+        items_of.setdefault(role, []).append(ranks if equals else item)
+    if lacking := [name for name in ROLES if name not in items_of]:
         raise BadValue(f"--placement {text} lacks {' and '.join(lacking)}. Example: {_EXAMPLE}")
-    found = {role: _ranks(items, f"--placement {text}: {role}", size) for role, items in parts.items()}
-    return _checked(found, text, size)
+    ranks_of = {role: _ranks(items, f"--placement {text}: {role}", size) for role, items in items_of.items()}
+    return _checked(ranks_of, text, size)
 
 
 def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def _ranks(items: list[str], where: str, size: int) -> tuple[int, ...]:
 
 
 def _checked(ranks: dict[str, tuple[int, ...]], text: str, size: int) -> Placement:
-    role = max(ROLES, key=lambda one: ranks[one][-1])
+    role = max(ROLES, key=lambda name: ranks[name][-1])
     if (most := ranks[role][-1]) >= size:
         have = f"{size} processes, ranks 0-{size - 1}" if size > 1 else "1 process"
         raise BadValue(
@@ -154,7 +154,7 @@ def check_shares(placement: Placement, *, num_envs: int, num_stages: int, group_
 
 
 def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None:
-    """Raise `BadValue` where nobody could go on collecting while others learn, and for algorithms but PPO."""
+    """Raise `BadValue` where no rank could collect while others learn, and for algorithms but PPO."""
     if max_staleness and algo != "ppo":
         raise BadValue(f"max_staleness={max_staleness} is for ppo, got {algo}; leave it at 0")
     both = set(placement.rollout) & set(placement.actor)

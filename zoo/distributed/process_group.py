@@ -1,8 +1,8 @@
-"""The processes of a run: who this one is, and what they tell each other. Nothing else asks `torch.distributed`.
+"""The processes of a run and their collective operations on host data.
 
-`accelerate launch` starts W processes of one command; each is a rank 0 .. W-1. Rank 0 alone prints and writes.
-What travels here is host data (counts, flags, episodes), over gloo and as plain bytes; gradients take
-Accelerate's way, see `zoo.algorithms.learner`. With one process every answer is immediate.
+`accelerate launch` starts W processes of one command; each is a rank 0 .. W-1. Rank 0 alone prints and writes. Counts,
+flags and episodes go over gloo as plain bytes; gradients go through Accelerate, see `zoo.algorithms.learner`. One
+process communicates with none.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from zoo.config.batch_plan import check_division
 from zoo.config.run_config import RunConfig
 
 HOST_TIMEOUT = timedelta(hours=2)
-"""How long ranks wait for each other: the slowest rollout, or rank 0 while it films. A dead rank is noticed at once."""
+"""How long ranks wait for each other: the slowest rollout, a video of rank 0. A rank that ends is noticed at once."""
 
 
 class ProcessGroup:
-    """This process among those of its run. What the methods say of "every rank" must be called by every rank."""
+    """This process among those of its run. Methods over ranks must be called by every rank."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, gradient_group: Any = None) -> None:
         self.gradient_group = gradient_group
-        """Where gradients are averaged, if that is among some of the run's processes only; None = among all."""
+        """Group in which gradients are averaged, where it is not all of the run's processes; None = all."""
         self.rank = rank
         """Number of this process."""
         self.size = size
@@ -46,16 +46,16 @@ class ProcessGroup:
 
     @property
     def host_group(self) -> Any:
-        """The gloo group behind what the methods say; None with one process."""
+        """The gloo group of the host data; None with one process."""
         return self._group
 
     @property
     def is_first(self) -> bool:
-        """Is this the rank that prints and writes?"""
+        """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
     def subgroup(self, numbers: Sequence[int]) -> ProcessGroup | None:
-        """The ranks of these numbers as ranks 0, 1, ... of their own; None on the others. Every rank must ask."""
+        """A group of the ranks `numbers`, as 0, 1, ...; None on the others. Every rank must call it."""
         if tuple(numbers) == tuple(range(self.size)):
             return self
         group = dist.new_group(list(numbers), backend="gloo", timeout=HOST_TIMEOUT)
@@ -64,7 +64,7 @@ class ProcessGroup:
             return None
         return ProcessGroup(list(numbers).index(self.rank), len(numbers), group, gradient_group)
 
-    # Every rank tells every rank --------------------------------------------------------------------
+    # All to all -------------------------------------------------------------------------------------
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum over ranks, elementwise, float64 on the CPU."""
@@ -75,7 +75,7 @@ class ProcessGroup:
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
-        """Is the flag set on some rank?"""
+        """Whether the flag is set on some rank."""
         return bool(self.all_reduce_max(torch.tensor([float(flag)]))[0])
 
     def moments(self, values: Tensor) -> tuple[float, float]:
@@ -93,32 +93,32 @@ class ProcessGroup:
         """The ranks' `[T, n]` (one shape everywhere) as `[T, W * n]`, in rank order."""
         if self.size == 1:
             return values
-        parts = [torch.empty_like(values) for _ in range(self.size)]
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
         with lost_ranks():
-            dist.all_gather(parts, values.contiguous(), group=self._group)
-        return torch.cat(parts, dim=1)
+            dist.all_gather(gathered, values.contiguous(), group=self._group)
+        return torch.cat(gathered, dim=1)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Each rank's JSON value, in rank order."""
-        return [json.loads(one) for one in self._collect(json.dumps(value).encode())]
+        return [json.loads(data) for data in self._collect(json.dumps(value).encode())]
 
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's JSON value."""
         return self.all_gather_object(value if self.is_first else None)[0]
 
-    # Every rank tells rank 0 ------------------------------------------------------------------------
+    # All to rank 0 ----------------------------------------------------------------------------------
 
     def gather(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """On rank 0 each rank's arrays, in rank order; an empty list elsewhere."""
         if self.size == 1:
             return [dict(arrays)]
-        packed = save_arrays({key: np.ascontiguousarray(one) for key, one in arrays.items()})
-        return [load_arrays(one) for one in self._collect(packed, to_first=True)]
+        packed = save_arrays({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+        return [load_arrays(data) for data in self._collect(packed, to_first=True)]
 
-    # One rank tells whoever asks --------------------------------------------------------------------
+    # Flags ------------------------------------------------------------------------------------------
 
     def new_flag(self) -> str:
-        """Return the name of a flag that nobody has set; the same on every rank, each of which must call it."""
+        """Return the name of an unset flag; the same on every rank, each of which must call it."""
         self._num_flags += 1
         return f"flag {self._num_flags}"
 
@@ -128,7 +128,7 @@ class ProcessGroup:
             self._store().set(name, "1")
 
     def has_flag(self, name: str) -> bool:
-        """Whether some rank has set the flag; a question to rank 0's machine, for once a decision."""
+        """Whether some rank has set the flag; a request to rank 0's machine, cheap enough for every decision."""
         if self.size == 1:
             return False
         with lost_ranks():
@@ -152,23 +152,22 @@ class ProcessGroup:
         """Bytes of any length from every rank: to all of them, or to rank 0 (the others get an empty list)."""
         if self.size == 1:
             return [data]
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        lengths = self.all_gather(torch.tensor([[len(mine)]]))[0].tolist()
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        lengths = self.all_gather(torch.tensor([[len(own)]]))[0].tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        wanted = self.is_first or not to_first
-        parts = [torch.empty_like(padded) for _ in lengths] if wanted else None
+        padded[: len(own)] = own
+        gathered = [torch.empty_like(padded) for _ in lengths] if self.is_first or not to_first else None
         with lost_ranks():
             if to_first:
-                dist.gather(padded, parts, group=self._group, group_dst=0)
+                dist.gather(padded, gathered, group=self._group, group_dst=0)
             else:
-                dist.all_gather(parts, padded, group=self._group)
-        return [part[:length].numpy().tobytes() for part, length in zip(parts or [], lengths)]
+                dist.all_gather(gathered, padded, group=self._group)
+        return [tensor[:length].numpy().tobytes() for tensor, length in zip(gathered or [], lengths)]
 
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """Inside, a broken connection to another rank raises `LostRank`."""
+    """Context manager that raises `LostRank` for a broken connection to another rank."""
     try:
         yield
     except dist.DistError as error:
@@ -185,7 +184,7 @@ _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
 
 def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes of this command a launcher has started.
+    """Number of processes of this command that a launcher has started.
 
     Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, and for DeepSpeed.
     """
@@ -221,12 +220,12 @@ def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
 
 
 def is_initialized() -> bool:
-    """Have the processes of the run met?"""
+    """Whether the processes of the run have met."""
     return dist.is_initialized()
 
 
 def current_process_group() -> ProcessGroup:
-    """The processes met by `join`, or some of them; see `Ranks.taken_for_all`. Meets them where nobody has."""
+    """All processes of the run; meets them where `join` has not."""
     if launched_processes() == 1:
         return ProcessGroup()
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -272,7 +271,7 @@ def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, 
 
 
 def own_block(count: int, process_group: ProcessGroup) -> slice:
-    """Which of `count` things (frames, start states) this rank takes: a block of them, so that tasks change seldom."""
+    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom."""
     return slice(
         process_group.rank * count // process_group.size,
         (process_group.rank + 1) * count // process_group.size,

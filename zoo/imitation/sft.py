@@ -119,7 +119,7 @@ class SFT:
     def acting_policy(self) -> VLAPolicy:
         """The policy with its present weights, ready to act; every rank must call it."""
         if self._learner is not None:
-            self._learner.hand_over()
+            self._learner.sync_weights()
         self.policy.set_training_mode(False)
         return self.policy
 

@@ -15,27 +15,20 @@ from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, to
 from zoo.rollout.off_policy_correction import importance_weight
 from zoo.rollout.types import Minibatch, Step
 
-_FIXED = (
-    "reward_TN",
-    "value_TN",
-    "final_value_TN",
-    "executed_TN",
-    "terminated_TN",
-    "truncated_TN",
-)
-"""Filled by `write`, `[T, N]` from the start."""
+_FIXED = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "terminated_TN", "truncated_TN")
+"""Filled by `write`; `[T, N]` before the first decision too."""
 
 
 class ChunkRolloutBuffer:
-    """T decisions of N columns (slots; GRPO: slots x rollouts), kept on the CPU.
+    """T decisions of N columns (sub-environments; GRPO: rounds x sub-environments), kept on the CPU.
 
     Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
-    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 slots are
+    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 sub-environments are
     0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
-    12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep the dtype they come in.
+    12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep their dtype.
 
-    The constructor takes what Stable-Baselines3 gives its own buffers (gamma and gae_lambda are read by
-    the algorithm), and `rollouts`: how many times a rollout goes over the environments.
+    The arguments are those of Stable-Baselines3's buffers (gamma and gae_lambda are read by the algorithm), and
+    `rollouts`, the rounds of a rollout.
     """
 
     def __init__(
@@ -67,17 +60,24 @@ class ChunkRolloutBuffer:
         self.step_advantage_TNK: Tensor | None = None
         self.step_return_TNK: Tensor | None = None
         self.value_scale = 1.0
-        self._allocate_columns()
+        shape = (buffer_size, self.columns)
+        self.reward_TN = torch.zeros(shape)
+        self.value_TN = torch.zeros(shape)
+        self.final_value_TN = torch.zeros(shape)
+        self.advantage_TN = torch.zeros(shape)
+        self.return_TN = torch.zeros(shape)
+        self.element_scale_TN = torch.zeros(shape)
+        self.executed_TN = torch.zeros(shape, dtype=torch.int64)
+        self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
+        self.pos = 0
 
     def reset(self) -> None:
-        """Forget the rollout; memory is kept."""
+        """Clear the rollout; memory is kept."""
         self.pos = 0
         self.behaviour_logprob_TNKA = None
-        for column in (self.executed_TN, self.terminated_TN, self.truncated_TN):
-            column.zero_()
-        for column in (self.reward_TN, self.value_TN, self.final_value_TN, self.advantage_TN, self.return_TN):
-            column.zero_()
-        self.element_scale_TN.zero_()
+        for name in (*_FIXED, "advantage_TN", "return_TN", "element_scale_TN"):
+            getattr(self, name).zero_()
 
     def write(
         self,
@@ -90,11 +90,11 @@ class ChunkRolloutBuffer:
         step_reward_nK: np.ndarray | None = None,
         step_value_nK: Tensor | None = None,
     ) -> None:
-        """Put a step of `columns` (integers `[n]`) into row `row` (0 .. T-1).
+        """Write a step of `columns` (integers `[n]`) to row `row` (0 .. T-1).
 
         Args:
-            bootstrapped_n: bool, the episode ended here and is worth `final_value_n` more; None = none did.
-            final_value_n: values of the observations in which those episodes ended, float32; anything elsewhere.
+            bootstrapped_n: bool, the episode ended here and its return goes on with `final_value_n`; None = none did.
+            final_value_n: values of the observations in which those episodes ended, float32; unread elsewhere.
             step_reward_nK: reward of every simulator step, zero where not executed; None where a decision has one
                 advantage.
             step_value_nK: value of every simulator step, float32; None where a decision has one.
@@ -125,7 +125,7 @@ class ChunkRolloutBuffer:
         self.pos = max(self.pos, row + 1)
 
     def like(self, columns: int) -> ChunkRolloutBuffer:
-        """An empty buffer for the same decisions, of so many columns."""
+        """An empty buffer of the same shapes, with `columns` columns."""
         return type(self)(
             self.buffer_size,
             self.observation_space,
@@ -137,25 +137,25 @@ class ChunkRolloutBuffer:
         )
 
     def take_columns(self, columns: slice, other: ChunkRolloutBuffer, source: slice) -> None:
-        """Overwrite columns by those of another buffer, as if they had been collected here."""
+        """Overwrite columns by those of another buffer."""
         collected = other.collected()
         for name, own in self.collected().items():
             own[:, columns] = collected[name][:, source]
 
     def collected(self) -> dict[str, Tensor]:
-        """Everything that `write` fills, `[T, N, ...]` each, by name; observations as `obs/<key>`, records alike."""
-        named = {f"obs/{key}": one for key, one in self.obs.items()}
-        named |= {f"record/{key}": one for key, one in self.record.items()}
+        """The tensors that `write` fills, `[T, N, ...]`, by name: also `obs/<key>` and `record/<key>`."""
+        named = {f"obs/{key}": tensor for key, tensor in self.obs.items()}
+        named |= {f"record/{key}": tensor for key, tensor in self.record.items()}
         steps = {"step_reward_TNK": self.step_reward_TNK, "step_value_TNK": self.step_value_TNK}
-        named |= {name: one for name, one in steps.items() if one is not None}
+        named |= {name: tensor for name, tensor in steps.items() if tensor is not None}
         return named | {name: getattr(self, name) for name in ("logprob_TNKA", *_FIXED)}
 
     def write_columns(self, columns: Tensor, collected: Mapping[str, Tensor]) -> None:
-        """Put `collected` of another buffer of as many rows, `[T, n, ...]` each, into `columns` (int64 `[n]`)."""
+        """Write `collected` of another buffer with T rows, `[T, n, ...]` each, to `columns` (int64 `[n]`)."""
         if not self.obs:
             self._allocate({name: (value.shape[2:], value.dtype) for name, value in collected.items()})
         own = self.collected()
-        assert own.keys() == collected.keys(), "the other buffer keeps other things"
+        assert own.keys() == collected.keys(), "the other buffer has other tensors"
         for name, whole in own.items():
             whole[:, columns] = collected[name]
         self.pos = self.buffer_size
@@ -169,13 +169,13 @@ class ChunkRolloutBuffer:
         """Unmasked elements of every decision at `level`, int64 `[T, N]`."""
         return elements_per_decision(self.executed_TN, self.logprob_TNKA.shape[3], level)
 
-    def taking(self) -> Tensor:
-        """Bool `[T, N]`: decisions that take part in the update."""
+    def selected(self) -> Tensor:
+        """Bool `[T, N]`: decisions that the update uses."""
         return self.element_scale_TN > 0
 
-    def chosen(self) -> Tensor:
-        """Flat indices (row * N + column) of the decisions that take part, int64 `[M]`."""
-        return torch.nonzero(self.taking().flatten())[:, 0]
+    def selected_indices(self) -> Tensor:
+        """Flat indices (row * N + column) of the `selected` decisions, int64 `[M]`."""
+        return torch.nonzero(self.selected().flatten())[:, 0]
 
     def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
         """The decisions at flat indices `index_B`, on `device`."""
@@ -227,10 +227,10 @@ class ChunkRolloutBuffer:
         logprob_BW, mask_BW = to_level(take(self.ref_logprob_TNKA), executed_B, "token")
         return {"ref_logprob_BW": logprob_BW, "token_mask_BW": mask_BW}
 
-    def keep_behaviour(self) -> None:
-        """Before `replace_logprobs`: decisions were made by other weights than those that are scored against.
+    def keep_behaviour_logprobs(self) -> None:
+        """Keep the log-probabilities under the weights that decided; call it before `replace_logprobs`.
 
-        Minibatches then weigh advantages by `zoo.rollout.off_policy_correction.importance_weight`.
+        Minibatches then weight advantages by `zoo.rollout.off_policy_correction.importance_weight`.
         """
         self.behaviour_logprob_TNKA = self.logprob_TNKA.clone()
 
@@ -245,7 +245,7 @@ class ChunkRolloutBuffer:
         self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
 
     def _allocate(self, shapes: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
-        """Memory for everything whose shape the first decision tells: name as in `collected` -> shape and dtype."""
+        """Allocate tensors of the first decision's shapes; `shapes` is name as in `collected` -> shape and dtype."""
         for name, (shape, dtype) in shapes.items():
             if name in _FIXED:
                 continue
@@ -255,16 +255,3 @@ class ChunkRolloutBuffer:
                 (self.obs if kind == "obs" else self.record)[key] = zeros
             else:
                 setattr(self, name, zeros)
-
-    def _allocate_columns(self) -> None:
-        shape = (self.buffer_size, self.columns)
-        self.reward_TN = torch.zeros(shape)
-        self.value_TN = torch.zeros(shape)
-        self.final_value_TN = torch.zeros(shape)
-        self.advantage_TN = torch.zeros(shape)
-        self.return_TN = torch.zeros(shape)
-        self.element_scale_TN = torch.zeros(shape)
-        self.executed_TN = torch.zeros(shape, dtype=torch.int64)
-        self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
-        self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
-        self.pos = 0

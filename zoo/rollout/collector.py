@@ -27,12 +27,12 @@ from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
 
 @runtime_checkable
 class ChunkPolicy(Protocol):
-    """The methods that tell a chunk policy from a plain one."""
+    """The methods by which a chunk policy differs from a plain one."""
 
     def act(
         self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
     ) -> ActionSample:
-        """Decide; `noise` has a row for each observation."""
+        """Decide, with a row of `noise` for each observation."""
 
     def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:
         """Score decisions made earlier."""
@@ -47,10 +47,10 @@ class RolloutSource(Protocol):
     """Fills the rollout buffer: `RolloutCollector` here, `zoo.training.remote_rollouts` from other processes."""
 
     obs: Observation
-    """Present observation of this rank's sub-environments, after a rollout that was stopped too."""
+    """Present observation of this rank's sub-environments, also after a rollout that was stopped."""
 
     def collect(self, start: RolloutStart, on_step: OnStep) -> RolloutStats | None:
-        """Fill the buffer with the next rollout; None when `on_step`, on any rank, ended it.
+        """Fill the buffer with the next rollout; None when `on_step`, on any rank, stopped it.
 
         Every rank must call it.
         """
@@ -67,7 +67,7 @@ class CollectorConfig:
     value_level: CreditLevel = "chunk"
     """"action" keeps a value of every simulator step."""
     bootstrap_time_limit: bool = True
-    """Whether an episode cut off by time is worth the value of its last observation."""
+    """Whether the return of an episode cut off by time goes on with the value of its last observation."""
 
 
 class RolloutCollector:
@@ -91,7 +91,7 @@ class RolloutCollector:
         self.policy = policy
         self.buffer = buffer
         self.recorder = RolloutRecorder()
-        """This rank's part of the present rollout."""
+        """This rank's numbers of the present rollout."""
         self.obs: Observation = {}
         """Present observation."""
         self.done_N = np.zeros(env.num_envs, dtype=bool)
@@ -113,21 +113,14 @@ class RolloutCollector:
         return replace(stats, **self.results())
 
     def fill(self, start: RolloutStart, on_step: OnStep) -> bool:
-        """Fill the buffer with this rank's decisions; False when it is to stop. Waits for no other rank."""
-        self._begin()
+        """Fill the buffer with this rank's decisions; False when a rank stopped it. Waits for no other rank."""
+        self._flag = self._process_group.new_flag()
+        self.recorder.begin()
         return self._fill(start, on_step)
 
     def results(self) -> dict[str, Any]:
-        """Fields of `RolloutStats` that only this kind of collector knows; may ask the policy."""
-        return {"done_N": self.done_N, "last_value_N": self.last_value_N()}
-
-    def last_value_N(self) -> Tensor:
-        """Values of the present observations, `[N]`."""
-        return self._values(self.obs)
-
-    def _begin(self) -> None:
-        self._flag = self._process_group.new_flag()
-        self.recorder.begin()
+        """Fields of `RolloutStats` that differ by kind of collector."""
+        return {"done_N": self.done_N, "last_value_N": self._values(self.obs)}
 
     def _fill(self, start: RolloutStart, on_step: OnStep) -> bool:
         loop = env_loop(self.env, start.obs, self._act(start.number), self._clock)
@@ -137,12 +130,13 @@ class RolloutCollector:
                 for decision, step in enumerate(steps):
                     if not self._count(decision, step, on_step):
                         return False
+                    bootstrapped_n = self._bootstrapped(step)
                     self.buffer.write(
                         decision,
                         step.env_n,
                         step,
-                        bootstrapped_n=self._bootstrapped(step),
-                        final_value_n=self._final_values(step),
+                        bootstrapped_n=bootstrapped_n,
+                        final_value_n=self._final_values(step, bootstrapped_n),
                         **self._per_step(step),
                     )
                     self.done_N = step.done_n
@@ -159,7 +153,7 @@ class RolloutCollector:
         return act
 
     def _count(self, decision: int, step: Step, on_step: OnStep) -> bool:
-        """Hand the step on and record it; False when the rollout is to stop, here or on another rank."""
+        """Call `on_step` and record the step; False when this or another rank stops the rollout."""
         if not on_step(step):
             self._process_group.set_flag(self._flag)
             return False
@@ -167,32 +161,29 @@ class RolloutCollector:
         return not self._process_group.has_flag(self._flag)
 
     def _per_step(self, step: Step) -> dict[str, Any]:
-        """Rewards and values of the chunk's simulator steps, where advantages are of steps."""
+        """Rewards and values of the chunk's simulator steps, where steps are credited."""
         if self._config.reward_level == "chunk":
             return {}
         if step.step_reward_nK is None:
             raise BadValue(
                 "reward_level='action' needs each step's reward: infos['step_rewards'], as vla_gym.make_vec gives"
             )
-        chunk = step.sample.action_BKA.shape[1]
-        return {
-            "step_reward_nK": step.step_reward_nK,
-            "step_value_nK": step_values(step.sample, chunk)
-            if self._config.value_level == "action"
-            else None,
-        }
+        per_step: dict[str, Any] = {"step_reward_nK": step.step_reward_nK}
+        if self._config.value_level == "action":
+            per_step["step_value_nK"] = step_values(step.sample, step.sample.action_BKA.shape[1])
+        return per_step
 
     def _bootstrapped(self, step: Step) -> np.ndarray:
-        """Bool `[n]`: the episode was cut off and is worth the value of its last observation.
+        """Bool `[n]`: the episode was cut off, and its return goes on with the value of its last observation.
 
-        An episode lost with its simulator has not failed: its last decision is worth what was expected of it.
+        That includes every episode lost with its simulator, which has not failed.
         """
         return step.truncated_n & (self._config.bootstrap_time_limit | step.lost_n)
 
-    def _final_values(self, step: Step) -> Tensor:
+    def _final_values(self, step: Step, bootstrapped_n: np.ndarray) -> Tensor:
         """Values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""
         value_n = torch.zeros(len(step.env_n))
-        rows = np.flatnonzero(self._bootstrapped(step))
+        rows = np.flatnonzero(bootstrapped_n)
         if len(rows):
             last = [step.infos[row]["terminal_observation"] for row in rows.tolist()]
             stacked = {key: np.stack([obs[key] for obs in last]) for key in last[0]}

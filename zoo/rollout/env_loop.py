@@ -36,8 +36,8 @@ class EnvLoop(Protocol):
     ) -> Generator[Step, None, None]:
         """At most `num_decisions` decisions of every sub-environment, numbered from `first_decision`.
 
-        With `renew` a new episode begins where one ended; else its sub-environment rests, and the steps end with the
-        last episode. However this ends, it leaves no step under way, and `obs` as the sub-environments stand.
+        With `renew` a new episode begins where one ended; else its sub-environment stops, and the steps end with the
+        last episode. However this ends, no step is under way, and `obs` is the sub-environments' present one.
         """
 
 
@@ -73,7 +73,9 @@ class PlainEnvLoop:
             assert isinstance(next_obs, dict)
             self.obs = next_obs
             truncated_N = done_N & _from_infos(infos, "TimeLimit.truncated", False, bool)
-            whole = "step_rewards" in infos[0]
+            step_reward_nK = None
+            if "step_rewards" in infos[0]:
+                step_reward_nK = np.stack([info["step_rewards"] for info in infos])
             yield Step(
                 env_n=env_N,
                 obs=obs,
@@ -82,14 +84,14 @@ class PlainEnvLoop:
                 reward_n=reward_N,
                 terminated_n=done_N & ~truncated_N,
                 truncated_n=truncated_N,
-                # An environment that does not say how much of a chunk it ran has run it all, as one step.
+                # Without `executed` in its infos an environment has run the whole chunk, as one step.
                 executed_n=_from_infos(infos, "executed", sample.action_BKA.shape[1], np.int64),
                 counted_n=_from_infos(infos, "executed", 1, np.int64),
                 success_n=_from_infos(infos, "success", False, bool),
                 lost_n=_from_infos(infos, "lost", False, bool),
                 task_id_n=_from_infos(infos, "task_id", -1, np.int64),
                 start_state_n=[str(info.get("start_state", "")) for info in infos],
-                step_reward_nK=np.stack([info["step_rewards"] for info in infos]) if whole else None,
+                step_reward_nK=step_reward_nK,
                 infos=infos,
             )
 
@@ -152,7 +154,7 @@ class _Decision:
 
 
 class _StageLoop:
-    """One stage in the course of a rollout. Each turn receives from the workers once and then sends once."""
+    """One stage during a rollout. Each turn receives from the workers once and then sends once."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _StageLoop:
         self.obs = obs
         """The stage's present observation."""
         self.steps: deque[Step] = deque()
-        """Steps that are through and not yet yielded."""
+        """Finished steps that are not yet yielded."""
         self._env = env
         self._stage = stage
         self._act = act
@@ -183,7 +185,7 @@ class _StageLoop:
         return self._stage.pending
 
     def decide_until(self, next_decision: int, end: int) -> None:
-        """Decide number `next_decision` now, if it is below `end`, and the others in turn."""
+        """Take decision number `next_decision` now, if it is below `end`, and the others in turn."""
         self._next, self._end = next_decision, end
         if not self.pending:
             self._decide()
@@ -263,18 +265,9 @@ def _joined(steps: Sequence[Step]) -> Step:
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(step, name) for step in steps])
 
-    arrays = (
-        "env_n",
-        "reward_n",
-        "terminated_n",
-        "truncated_n",
-        "executed_n",
-        "counted_n",
-        "success_n",
-        "lost_n",
-    )
+    arrays = ("env_n", "reward_n", "terminated_n", "truncated_n", "executed_n", "counted_n", "success_n")
     return Step(
-        **{name: joined(name) for name in (*arrays, "task_id_n", "step_reward_nK")},
+        **{name: joined(name) for name in (*arrays, "lost_n", "task_id_n", "step_reward_nK")},
         obs=_joined_obs([step.obs for step in steps]),
         sample=joined_samples([step.sample for step in steps]),
         next_obs=_joined_obs([step.next_obs for step in steps]),

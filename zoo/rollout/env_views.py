@@ -1,4 +1,4 @@
-"""Environments of `vla_gym`, however they were made, as Stable-Baselines3's `VecEnv`; others are left as they are."""
+"""Environments of `vla_gym` in any form as Stable-Baselines3's `VecEnv`; others unchanged."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 
 
 def chunk_view(env: Any) -> Any:
-    """For policies that act in chunks: also what names an environment here and none of Gymnasium's."""
+    """The view for chunk policies; a name that Gymnasium has not registered is an id of `vla_gym`."""
     if isinstance(env, str) and env not in gym.registry:
         env = make_vec(env)
     return vector_view(env)
 
 
 def plain_view(env: Any) -> Any:
-    """For policies with SB3's own networks: images go first-channel."""
+    """The view for policies with SB3's own networks: images channels-first."""
     env = vector_view(env)
     return VecTransposeImage(env) if isinstance(env, SB3VecEnv) else env
 
 
 def vector_view(env: Any) -> Any:
-    """A `VLAVectorEnv`, what `gym.make("vla_gym/...")` gives, or that name, as `as_sb3()`; anything else unchanged.
+    """A `VLAVectorEnv`, a result of `gym.make("vla_gym/...")`, or that name, as `as_sb3()`; anything else unchanged.
 
-    Raises `BadValue` for a single environment in wrappers, which a vector environment cannot keep.
+    Raises `BadValue` for a single environment in wrappers, which would be lost.
     """
     if isinstance(env, str) and env.startswith("vla_gym/") and env in gym.registry:
         env = gym.make(env)
     if isinstance(env, gym.Env) and isinstance(env.unwrapped, VLAEnv):
-        env = _slots_of(env)
+        env = _vector_env_of(env)
     return env.as_sb3() if isinstance(env, VLAVectorEnv) else env
 
 
-def _slots_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
-    """The one-slot vector environment beneath what `gym.make` gives."""
+def _vector_env_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
+    """The vector environment, of one sub-environment, beneath a result of `gym.make`."""
     while isinstance(env, OrderEnforcing | PassiveEnvChecker):
         env = env.env
     if not isinstance(env, VLAEnv):
@@ -53,6 +53,6 @@ def _slots_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
 
 
 def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
-    """The environment of `vla_gym` beneath whatever wraps it; None when there is none."""
+    """The environment of `vla_gym` beneath all wrappers; None when there is none."""
     base = None if env is None else env.unwrapped
     return base.envs if isinstance(base, SB3VecEnv) else None

@@ -52,7 +52,6 @@ class GroupCollector(RolloutCollector):
         self._spare: ChunkRolloutBuffer | None = None
 
     def results(self) -> dict[str, Any]:
-        """No value follows: rounds end with their episodes."""
         return {"groups": self.groups}
 
     def _fill(self, start: RolloutStart, on_step: OnStep) -> bool:
@@ -67,8 +66,8 @@ class GroupCollector(RolloutCollector):
     def _resample(self, rollout: int, on_step: OnStep) -> bool:
         """Dynamic sampling (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.2), within `max_extra_rounds`.
 
-        A further round is kept aside; its groups with signal take the places of those without, first come first
-        served, and the rest of it is dropped. So an update has the size it was given, or less when the rounds run out.
+        A further round goes to a spare buffer; its groups with signal replace those without, in order, and its other
+        groups are dropped. So an update has its configured size, or less when the rounds run out.
         """
         config, groups = self._group_config, self.groups
         size = config.group_size
@@ -101,7 +100,7 @@ class GroupCollector(RolloutCollector):
         groups: GroupStats,
         on_step: OnStep,
     ) -> bool:
-        """Round `number`: one episode in every sub-environment, into `buffer` from `first_column` on."""
+        """Collect round `number`, one episode in every sub-environment, into `buffer` from `first_column` on."""
         if not self._at_episode_start:
             with self._clock.phase("env"):
                 obs = self.env.reset()
@@ -135,11 +134,9 @@ class GroupCollector(RolloutCollector):
 
     @staticmethod
     def _write(row: int, first_column: int, step: Step, buffer: ChunkRolloutBuffer) -> None:
-        # An episode's score is the sum of its rewards, so nothing is estimated beyond a time limit.
-        ended = replace(
-            step, terminated_n=step.terminated_n, truncated_n=np.zeros(len(step.env_n), dtype=bool)
-        )
-        buffer.write(row, first_column + step.env_n, ended)
+        # An episode's score is the sum of its rewards: no value follows a time limit.
+        unbounded = replace(step, truncated_n=np.zeros(len(step.env_n), dtype=bool))
+        buffer.write(row, first_column + step.env_n, unbounded)
 
 
 def _no_groups(num_columns: int) -> GroupStats:
@@ -151,7 +148,7 @@ def _indices(mask_P: Tensor) -> list[int]:
 
 
 def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
-    """Assert that sub-environments g*G .. g*G + G-1 began in one state; others could not be compared."""
+    """Raise unless sub-environments g*G .. g*G + G-1, which are compared, began in one state."""
     for first in range(0, len(start_states), group_size):
         members = start_states[first : first + group_size]
         if len(set(members)) != 1:
@@ -164,17 +161,18 @@ def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
 def all_outcomes(
     own: Sequence[GroupOutcome], kept_P: Tensor, process_group: ProcessGroup
 ) -> list[GroupOutcome]:
-    """Every rank's outcomes, with whether each group (bool `[P]` of this rank's) takes part in the update."""
+    """Every rank's outcomes; `kept_P`, bool, are this rank's groups that the update uses."""
     outcomes = [
         asdict(replace(outcome, kept=kept)) for outcome, kept in zip(own, kept_P.tolist(), strict=True)
     ]
-    return [GroupOutcome(**outcome) for part in process_group.all_gather_object(outcomes) for outcome in part]
+    gathered = process_group.all_gather_object(outcomes)
+    return [GroupOutcome(**outcome) for of_rank in gathered for outcome in of_rank]
 
 
 def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:
-    """One line: each group's start state (shortened), its successes, and whether it takes part."""
-    parts = [
+    """One line: each group's start state (shortened), its successes, and whether the update drops it."""
+    groups = [
         f"{group.start_state[:_SHORT]} {group.successes}/{group.size}{'' if group.kept else ' dead'}"
         for group in outcomes
     ]
-    return ["groups: " + " | ".join(parts)] if parts else []
+    return ["groups: " + " | ".join(groups)] if groups else []

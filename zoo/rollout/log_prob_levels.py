@@ -28,8 +28,8 @@ def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
 def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tuple[Tensor, Tensor]:
     """Token numbers (log-probabilities, entropies) summed up to `level`, with their mask.
 
-    Returns float `[B, L]` and bool `[B, L]`, L = K * A, K or 1. What was not executed is zero and masked;
-    a chunk of which nothing was executed is masked.
+    Returns float `[B, L]` and bool `[B, L]`, L = K * A, K or 1. Elements that were not executed are zero and masked;
+    so is a chunk of which nothing was executed.
     """
     if token_BKA.ndim != 3:
         raise ValueError(f"token_BKA must be [decisions, steps, dims], got {tuple(token_BKA.shape)}")
@@ -45,7 +45,7 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
 
 
 def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel) -> Tensor:
-    """How many unmasked elements `to_level` gives a decision: same shape as `executed`, same dtype."""
+    """Number of a decision's unmasked elements after `to_level`; shape and dtype of `executed`."""
     if level == "token":
         return executed * action_dim
     return executed if level == "action" else (executed > 0).to(executed.dtype)
@@ -56,7 +56,7 @@ Total = Callable[[Tensor], Tensor]
 
 
 def even_scale(elements_M: Tensor, total: Total = Tensor.double) -> float:
-    """The weight with which each element of M decisions (of all ranks' together) counts the same.
+    """The weight of each element of M decisions (all ranks together) with which all count the same.
 
     The weighted sum over all elements, divided by the number of decisions, is their plain mean. Zero without any.
     """
@@ -68,9 +68,8 @@ def trajectory_scale(elements_M: Tensor, trajectory_M: Tensor, total: Total = Te
     """Float `[M]`: weights with which every trajectory counts the same, however long it was.
 
     Each of the B trajectories present gets weight 1/B, spread evenly over its n_b elements: an element of
-    trajectory b weighs M / (B * n_b). "Present" are those among the M decisions given, so what a filter
-    removed does not shrink the rest. `trajectory_M` holds any integers that name the trajectories; M and B are those
-    of all ranks.
+    trajectory b weighs M / (B * n_b). Only trajectories among the M decisions count, so a filter does not shrink the
+    rest. `trajectory_M` holds any integers that name the trajectories; M and B are those of all ranks.
     """
     if elements_M.shape != trajectory_M.shape or elements_M.ndim != 1:
         raise ValueError(f"got {tuple(elements_M.shape)} and {tuple(trajectory_M.shape)}, both must be [M]")
@@ -89,7 +88,7 @@ def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Scalar: mean of `x` where `mask`; zero when nothing is."""
+    """Scalar: mean of `x` where `mask`; zero where the mask is empty."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(
         min=1
     )

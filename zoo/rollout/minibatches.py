@@ -1,6 +1,6 @@
 """The order in which an update goes over the decisions of all ranks, and the shard of them this rank scores.
 
-The order follows from the mask of decisions that take part and a random generator, both the same on every
+The order follows from the mask of decisions that the update uses and a random generator, both the same on every
 rank. It is spread evenly: each minibatch takes nearly as many decisions from one column as from another, so
 ranks, which hold equally many columns, score nearly equally many.
 """
@@ -29,7 +29,7 @@ class MinibatchShard:
     """W."""
 
     def micro_batches(self, most: int | None) -> list[Tensor]:
-        """Its indices in micro-batches of at most `most` (None: one): as many on every rank, some maybe empty."""
+        """Indices in micro-batches of at most `most` (None: one); equally many on every rank, some maybe empty."""
         return list(torch.tensor_split(self.index_B, 1 if most is None else -(-self.most // most)))
 
     def weight(self, index_B: Tensor) -> float:
@@ -63,31 +63,30 @@ class Columns:
         return column_B // (self.num_envs * self.num_ranks) * self.num_envs + column_B % self.num_envs
 
 
-def even_order(taking_TC: Tensor, rng: np.random.Generator) -> Tensor:
-    """Flat indices of the decisions that take part (bool `[T, C]`), shuffled and spread evenly over columns, `[M]`.
+def even_order(selected_TC: Tensor, rng: np.random.Generator) -> Tensor:
+    """Flat indices of the selected decisions (bool `[T, C]`), shuffled and spread evenly over columns, `[M]`.
 
     A decision's place is (its rank in a random order of its column + one number in [0, 1) of that column) over the
     column's count: any stretch of the order holds nearly the same share of every column.
     """
-    taking = taking_TC.numpy()
-    drawn = np.where(taking, rng.random(taking.shape), np.inf)
+    selected = selected_TC.numpy()
+    drawn = np.where(selected, rng.random(selected.shape), np.inf)
     place = np.argsort(np.argsort(drawn, axis=0), axis=0)
-    key = (place + rng.random(taking.shape[1])) / np.maximum(taking.sum(axis=0), 1)
-    chosen = np.flatnonzero(taking)
-    return torch.from_numpy(chosen[np.argsort(key.ravel()[chosen], kind="stable")])
+    key = (place + rng.random(selected.shape[1])) / np.maximum(selected.sum(axis=0), 1)
+    indices = np.flatnonzero(selected)
+    return torch.from_numpy(indices[np.argsort(key.ravel()[indices], kind="stable")])
 
 
 def minibatch_shards(
-    taking_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator
+    selected_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator
 ) -> Iterator[MinibatchShard]:
-    """One pass: minibatches of at most `batch_size` decisions, sizes differing by at most one.
+    """One pass: minibatches of at most `batch_size` decisions; `selected_TC` is the mask of all ranks in env order.
 
-    `taking_TC` is the mask of all ranks in env order. So no remainder of a few decisions takes a step as large as a
-    full minibatch's.
+    Sizes differ by at most one, so that no remainder of a few decisions takes a step as large as a full minibatch's.
     """
-    total_columns = taking_TC.shape[1]
+    total_columns = selected_TC.shape[1]
     own_columns = total_columns // columns.num_ranks
-    for index_B in in_parts(even_order(taking_TC, rng), batch_size):
+    for index_B in split_evenly(even_order(selected_TC, rng), batch_size):
         row_B, column_B = index_B // total_columns, index_B % total_columns
         rank_B = columns.rank_of(column_B)
         own_B = rank_B == columns.rank
@@ -99,15 +98,12 @@ def minibatch_shards(
         )
 
 
-def in_parts(index_M: Tensor, batch_size: int) -> list[Tensor]:
-    """`ceil(M / batch_size)` parts whose sizes differ by at most one."""
+def split_evenly(index_M: Tensor, batch_size: int) -> list[Tensor]:
+    """`ceil(M / batch_size)` pieces whose sizes differ by at most one."""
     return list(torch.tensor_split(index_M, -(-len(index_M) // batch_size))) if len(index_M) else []
 
 
-def columns_of(part: range, held: range, rounds: int) -> Tensor:
-    """Columns of `part` in the buffer of a rank that holds `held`, int64 `[rounds * len(part)]`.
-
-    A buffer's columns are (round, sub-environment).
-    """
-    envs = torch.arange(part.start - held.start, part.stop - held.start)
-    return (torch.arange(rounds)[:, None] * len(held) + envs).flatten()
+def columns_of(envs: range, held: range, rounds: int) -> Tensor:
+    """Columns (round, sub-environment) of `envs` in the buffer of a rank that holds `held`, int64 `[rounds * n]`."""
+    env_n = torch.arange(envs.start - held.start, envs.stop - held.start)
+    return (torch.arange(rounds)[:, None] * len(held) + env_n).flatten()

@@ -1,4 +1,4 @@
-"""Learning from decisions that older weights made: the decoupled objective of PPO. Pure.
+"""Learning from decisions of older weights: the decoupled objective of PPO. Pure.
 
 The policy is kept near a proximal policy, the weights at the update's beginning, while the expectation is corrected
 for the behaviour policy, the weights that decided (Hilton, Cobbe and Schulman 2022, "Batch size-invariance for policy
@@ -7,7 +7,7 @@ optimization", arXiv:2110.00641, equation 3):
     L = E_behaviour[ w min(r A, clip(r, 1 - low, 1 + high) A) ]
     r = pi / pi_proximal,   w = pi_proximal / pi_behaviour
 
-As w > 0, that is PPO's loss with w A for the advantage. Published systems leave elements out whose w exceeds a cap.
+As w > 0, this is PPO's loss with advantage w A. Published systems leave elements out whose w exceeds a cap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of a rollout: what the environments of every rank did, and the seconds each phase took."""
+"""Numbers of a rollout: episodes and steps of every rank's environments, and the seconds of each phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.rollout.types import Step
 
 
 class PhaseClock:
-    """Seconds spent in named phases since the last reading."""
+    """Seconds spent in named phases since the last `read`."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -56,7 +56,7 @@ class TrainingEpisode:
     info: Mapping[str, float]
     """Stable-Baselines3's `r`, `l` and `t`, for `ep_info_buffer`."""
     success: bool | None
-    """Its `is_success`, where the environment says it."""
+    """Its `is_success`; None where the environment has none."""
     record: EpisodeRecord | None
     """The episode as `vla_gym` reports it; None for other environments, and for episodes lost with a worker."""
 
@@ -72,7 +72,7 @@ class GroupOutcome:
     size: int
     """G."""
     kept: bool = False
-    """Whether the group takes part in the update."""
+    """Whether the update uses the group."""
 
 
 @dataclass
@@ -80,13 +80,13 @@ class GroupStats:
     """The groups of this rank's rollout, in the buffer's order."""
 
     outcomes: list[GroupOutcome]
-    """One of each group."""
+    """By group."""
     lost_N: Tensor
-    """Bool, one of each column of the buffer: the episode was lost with its simulator."""
+    """Bool, by column of the buffer: the episode was lost with its simulator."""
     num_resampled: int = 0
-    """Groups without signal that others took the place of."""
+    """Groups without signal that were replaced."""
     extra_rounds: int = 0
-    """Rounds that this took."""
+    """Rounds collected to replace them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,34 +102,34 @@ class RolloutStats:
     num_lost: int
     """Episodes lost with their simulators."""
     episodes: tuple[TrainingEpisode, ...]
-    """Episodes that ended, in the order one process would have seen: by decision, then by sub-environment."""
+    """Episodes that ended, in the order of a single process: by decision, then by sub-environment."""
     tasks: frozenset[int]
     """Tasks of which at least one step was run."""
     done_N: np.ndarray | None = None
     """Bool: the last decision ended an episode; None where rollouts end with their episodes."""
     last_value_N: Tensor | None = None
-    """Values of the observations after the last decision; None where nothing follows the last decision."""
+    """Values of the observations after the last decision; None where rollouts end with their episodes."""
     groups: GroupStats | None = None
-    """With groups: their results."""
+    """Results of the groups, with GRPO."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers for the log."""
 
 
 class RolloutRecorder:
-    """Gathers a rollout decision by decision, then puts the ranks' parts together."""
+    """Records a rollout decision by decision, then joins the records of all ranks."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a rollout; the rest of an interrupted one is dropped."""
+        """Begin a rollout; the record of an interrupted one is dropped."""
         self._sim_steps: dict[int, int] = {}
         self._ended: list[dict[str, Any]] = []
         self._counts = {"decisions": 0, "lost": 0}
         self._tasks: set[int] = set()
 
     def add(self, decision: int, first_env: int, step: Step) -> None:
-        """Take in decision number `decision`; `first_env` is this rank's first sub-environment among all ranks'."""
+        """Record decision number `decision`; `first_env` is this rank's first sub-environment among all ranks'."""
         self._sim_steps[decision] = self._sim_steps.get(decision, 0) + int(step.counted_n.sum())
         self._counts["decisions"] += int((step.counted_n > 0).sum())
         self._tasks.update(np.unique(step.task_id_n[step.task_id_n >= 0]).tolist())
@@ -153,7 +153,7 @@ class RolloutRecorder:
             )
 
     def own(self) -> dict[str, Any]:
-        """This rank's part of the rollout, JSON values."""
+        """This rank's record, JSON values."""
         return {
             "sim_steps": sorted(self._sim_steps.items()),
             "ended": self._ended,
@@ -161,35 +161,31 @@ class RolloutRecorder:
             **self._counts,
         }
 
-    def merge(self, part: Mapping[str, Any]) -> None:
-        """Take in the `own` of a rank outside the process group."""
-        for decision, sim_steps in part["sim_steps"]:
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add the `own` of a rank outside the process group."""
+        for decision, sim_steps in other["sim_steps"]:
             self._sim_steps[decision] = self._sim_steps.get(decision, 0) + sim_steps
-        self._ended += part["ended"]
-        self._tasks.update(part["tasks"])
+        self._ended += other["ended"]
+        self._tasks.update(other["tasks"])
         for key in self._counts:
-            self._counts[key] += part[key]
+            self._counts[key] += other[key]
 
     def finish(self, process_group: ProcessGroup, num_timesteps: int) -> RolloutStats:
-        """Put the parts of all ranks, begun at `num_timesteps`, together. Every rank must call it."""
-        parts = process_group.all_gather_object(self.own())
+        """Join the records of all ranks; the rollout began at `num_timesteps`. Every rank must call it."""
+        total = RolloutRecorder()
+        for own in process_group.all_gather_object(self.own()):
+            total.merge(own)
         began_at = num_timesteps
-        by_decision: dict[int, int] = {}
-        for decision, sim_steps in (pair for part in parts for pair in part["sim_steps"]):
-            by_decision[decision] = by_decision.get(decision, 0) + sim_steps
         after: dict[int, int] = {}
-        for decision in sorted(by_decision):
-            num_timesteps += by_decision[decision]
+        for decision, sim_steps in total.own()["sim_steps"]:
+            num_timesteps += sim_steps
             after[decision] = num_timesteps
-        ended = sorted(
-            (episode for part in parts for episode in part["ended"]),
-            key=lambda episode: (episode["decision"], episode["env"]),
-        )
+        ended = sorted(total._ended, key=lambda episode: (episode["decision"], episode["env"]))
         return RolloutStats(
             num_timesteps=num_timesteps,
-            num_decisions=sum(part["decisions"] for part in parts),
+            num_decisions=total._counts["decisions"],
             num_sim_steps=num_timesteps - began_at,
-            num_lost=sum(part["lost"] for part in parts),
+            num_lost=total._counts["lost"],
             episodes=tuple(
                 TrainingEpisode(
                     num_timesteps=after[episode["decision"]],
@@ -201,7 +197,7 @@ class RolloutRecorder:
                 )
                 for episode in ended
             ),
-            tasks=frozenset(task for part in parts for task in part["tasks"]),
+            tasks=frozenset(total._tasks),
         )
 
 
@@ -215,11 +211,11 @@ class LogWindow:
         self._rollouts: list[RolloutStats] = []
 
     def add(self, stats: RolloutStats) -> None:
-        """Take in a rollout."""
+        """Add a rollout."""
         self._rollouts.append(stats)
 
     def read(self, clock: PhaseClock) -> dict[str, float]:
-        """`env/*`, `rollout/success_once` and `time/*` since the last reading; starts anew."""
+        """`env/*`, `rollout/success_once` and `time/*` since the last `read`; starts anew."""
         rollouts, self._rollouts = self._rollouts, []
         episodes = [episode.record for stats in rollouts for episode in stats.episodes]
         values = episode_metrics([record for record in episodes if record is not None])

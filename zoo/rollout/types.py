@@ -1,4 +1,4 @@
-"""Records that cross files while an algorithm collects and updates.
+"""Records that pass between the files of collecting and updating.
 
 Shape letters: see `vla_gym.specs`; n of this process's N sub-environments; B decisions of a minibatch, L elements of
 a decision (tokens, actions, or 1), U values of a decision (K, or 1), W its K * A tokens, M decisions of an update.
@@ -40,7 +40,7 @@ class Step:
     executed_n: np.ndarray
     """Simulator steps of the chunk that were run, int64."""
     counted_n: np.ndarray
-    """Simulator steps that `num_timesteps` counts, int64: `executed_n`, or 1 where the environment does not say."""
+    """Simulator steps that `num_timesteps` counts, int64: `executed_n`, or 1 where `infos` have no such count."""
     success_n: np.ndarray
     """Bool: solved at the last of these steps."""
     lost_n: np.ndarray
@@ -50,7 +50,7 @@ class Step:
     start_state_n: Sequence[str]
     """Hash of the simulator state each episode began in; empty where there is none."""
     step_reward_nK: np.ndarray | None
-    """Reward of every simulator step, zero where not executed; None where the environment does not say."""
+    """Reward of every simulator step, zero where not executed; None where `infos` have none."""
     infos: Sequence[Mapping[str, Any]]
     """`infos` as Stable-Baselines3 gives them to callbacks."""
 
@@ -61,14 +61,14 @@ class Step:
         return done_n
 
     def spread(self, value_n: np.ndarray, num_envs: int) -> np.ndarray:
-        """`[N]`: `value_n` in its sub-environments' places, zero elsewhere."""
+        """`value_n` at its sub-environments' indices, zero elsewhere, `[N]`."""
         value_N = np.zeros(num_envs, dtype=value_n.dtype)
         value_N[self.env_n] = value_n
         return value_N
 
 
 OnStep = Callable[[Step | None], bool]
-"""Called after every decision (None: a rollout that others collected); False stops the rollout."""
+"""Called after every decision (with None after a rollout of other processes); False stops the rollout."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RolloutStart:
     """Where a rollout begins."""
 
     number: int
-    """Updates done; the noise of decisions follows from it."""
+    """Number of updates done; the noise of decisions follows from it."""
     num_timesteps: int
     """Simulator steps of the run so far."""
     obs: Observation
@@ -124,7 +124,7 @@ class Minibatch:
             return
         count = -(-len(self) // size)
         for number in range(count):
-            # Of equal size, but for one.
+            # Sizes differ by at most one.
             rows = slice(len(self) * number // count, len(self) * (number + 1) // count)
             batch = replace(
                 self, **{field.name: _sliced(getattr(self, field.name), rows) for field in fields(self)}

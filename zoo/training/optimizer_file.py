@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.distributed.fsdp import MASTER, cut_like, parameters_of, trains_in_less, whole
+from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, shard_like, whole
 
 
 def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
@@ -26,8 +26,8 @@ def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
         if keep:
             tensors[key] = value.cpu().clone()
 
-    if trains_in_less(policy):
-        for index, parameter in enumerate(parameters_of(optimizer)):
+    if has_low_precision_parameters(policy):
+        for index, parameter in enumerate(optimizer_parameters(optimizer)):
             add(f"{index}.{MASTER}", parameter.float())
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
@@ -59,7 +59,7 @@ def load_optimizer(
         raise BadValue(
             f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
         )
-    parameters = parameters_of(optimizer)
+    parameters = optimizer_parameters(optimizer)
     moments: dict[int, dict[str, Tensor]] = {}
     masters: dict[int, Tensor] = {}
     for key, tensor in tensors.items():
@@ -67,7 +67,7 @@ def load_optimizer(
         if name == MASTER:
             masters[int(number)] = tensor
         else:
-            moments.setdefault(int(number), {})[name] = cut_like(parameters[int(number)], tensor)
+            moments.setdefault(int(number), {})[name] = shard_like(parameters[int(number)], tensor)
     optimizer.load_state_dict({"state": moments, "param_groups": list(groups)})
     for index, values in moments.items():
         state = optimizer.state[parameters[index]]

@@ -1,7 +1,6 @@
 """`RemoteRollouts`: the actor side of a split placement.
 
-It requests rollouts, with the weights to collect them, and puts the shards that come into this rank's buffer, as if it
-had collected them itself.
+It requests rollouts, with the weights to collect them, and writes the shards it receives to this rank's buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
 from zoo.distributed.weight_sync import WeightSender, debug_sync, trained, weights_hash
-from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
 from zoo.rollout.types import Observation, OnStep, RolloutStart
@@ -27,10 +25,9 @@ from zoo.training.rollout_worker import RolloutWorker
 
 
 class RemoteRollouts:
-    """A `RolloutSource` for one actor rank; `own` collects in this very process, where the rank has that role too.
+    """A `RolloutSource` for one actor rank; `own` is the worker of this process, where the rank decides too.
 
-    With `max_staleness` k > 0 rollout n is requested as soon as the weights of version n - k are there, so it is
-    collected while k updates are still to be made.
+    With `max_staleness` k > 0 rollout n is requested with the weights of version n - k, k updates ahead.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class RemoteRollouts:
         self._own = own
         self._max_staleness = max_staleness
         self._place = placement.actor.index(rank)
-        self._wanted = block(self._place, len(placement.actor), num_envs)
+        self._envs = block(self._place, len(placement.actor), num_envs)
         self._sender: WeightSender | None = None
         self._groups: GroupStats | None = None
         self._requested = self._received = 0
@@ -78,19 +75,19 @@ class RemoteRollouts:
         return replace(stats, last_value_N=self.last_value_N, groups=self._groups, metrics=metrics)
 
     def receive(self, version: int) -> float:
-        """Request the rollouts due with weights of `version`, and take this rank's columns of the next one.
+        """Request the rollouts due with weights of `version`, and receive this rank's columns of the next one.
 
-        Returns the megabytes of weights that were sent.
+        Returns the megabytes of weights sent.
         """
         self.recorder.begin()
         weights_mb = self._request(version)
         with self._model.clock.phase("waiting"):
-            self._take_all()
+            self._receive_shards()
         self._received = version + 1
         return weights_mb
 
     def close(self) -> None:
-        """Tell rollout ranks to stop; rollouts collected ahead of that are thrown away."""
+        """Stop the rollout ranks; rollouts collected ahead are dropped."""
         for _ in range(self._received, self._requested):
             for rank in self._senders():
                 self._channel.receive(rank)
@@ -99,7 +96,7 @@ class RemoteRollouts:
         self._channel.wait()
 
     def _request(self, version: int) -> float:
-        """Send out the weights of `version` with requests for the rollouts that may be collected with them."""
+        """Send the weights of `version` with requests for the rollouts that may be collected with them."""
         if not version or debug_sync():
             digests = self._model.process_group.all_gather_object(weights_hash(trained(self._model.policy)))
             if len(set(digests)) > 1:
@@ -121,25 +118,24 @@ class RemoteRollouts:
             self._own.collect(version)
         return sent / 1e6
 
-    def _take_all(self) -> None:
-        buffer, wanted = self._model.chunk_buffer, len(self._wanted)
-        self.version_N = np.zeros(wanted, dtype=np.int64)
+    def _receive_shards(self) -> None:
+        self.version_N = np.zeros(len(self._envs), dtype=np.int64)
         self.last_value_N = self._groups = None
         if self._own is not None:
-            # Before waiting for others, who may wait for this rank's.
+            # Before waiting for other ranks, which may wait for this rank's shards.
             for place, actor in enumerate(self._placement.actor):
                 if actor != self._rank and len(overlap(self._own.held, self._block(place))):
                     self._channel.send(actor, *self._own.shard(place))
-            if len(overlap(self._own.held, self._wanted)):
-                self._take(buffer, *self._own.shard(self._place))
+            if len(overlap(self._own.held, self._envs)):
+                self._write(*self._own.shard(self._place))
         for rank in self._senders():
-            self._take(buffer, *self._channel.receive(rank))
+            self._write(*self._channel.receive(rank))
 
     def _block(self, place: int) -> range:
         return block(place, len(self._placement.actor), self._num_envs)
 
     def _below(self) -> tuple[int, ...]:
-        """Ranks that get weights and requests from this one; none unless it is the first actor rank."""
+        """Ranks that receive weights and requests from this one; none unless it is the first actor rank."""
         return self._placement.relay(self._rank)[1]
 
     def _senders(self) -> list[int]:
@@ -148,42 +144,38 @@ class RemoteRollouts:
         return [
             rank
             for place, rank in enumerate(self._placement.rollout)
-            if rank != self._rank and len(overlap(block(place, count, self._num_envs), self._wanted))
+            if rank != self._rank and len(overlap(block(place, count, self._num_envs), self._envs))
         ]
 
-    def _take(
-        self, buffer: ChunkRolloutBuffer, metadata: Mapping[str, Any], payload: dict[str, Tensor]
-    ) -> None:
-        """Put one shard into its columns."""
-        part = range(*metadata["envs"])
-        here = slice(part.start - self._wanted.start, part.stop - self._wanted.start)
-        columns = columns_of(part, self._wanted, buffer.columns // len(self._wanted))
+    def _write(self, metadata: Mapping[str, Any], payload: dict[str, Tensor]) -> None:
+        """Write one shard to its columns."""
+        buffer, envs = self._model.chunk_buffer, range(*metadata["envs"])
+        here = slice(envs.start - self._envs.start, envs.stop - self._envs.start)
+        columns = columns_of(envs, self._envs, buffer.columns // len(self._envs))
         self.version_N[here] = metadata["version"]
         if "stats" in metadata:
             self.recorder.merge(metadata["stats"])
         if "groups" in metadata:
-            self._take_groups(metadata, here.start, columns, payload.pop("lost"), buffer.columns)
+            self._write_groups(metadata, here.start, columns, payload.pop("lost"), buffer.columns)
         else:
             if self.last_value_N is None:
-                self.last_value_N = torch.zeros(len(self._wanted))
+                self.last_value_N = torch.zeros(len(self._envs))
             self.last_value_N[here] = payload.pop("last_value")
         buffer.write_columns(columns, payload)
 
-    def _take_groups(
+    def _write_groups(
         self, metadata: Mapping[str, Any], first_env: int, columns: Tensor, lost_n: Tensor, num_columns: int
     ) -> None:
         size = int(metadata["groups"][0][0]["size"])
         if self._groups is None:
-            nobody = GroupOutcome("", 0, size)
-            self._groups = GroupStats(
-                [nobody] * (num_columns // size), torch.zeros(num_columns, dtype=torch.bool)
-            )
+            empty = [GroupOutcome("", 0, size)] * (num_columns // size)
+            self._groups = GroupStats(empty, torch.zeros(num_columns, dtype=torch.bool))
         groups = self._groups
         groups.lost_N[columns] = lost_n
         resampled, extra_rounds = metadata.get("resampled", (0, 0))
         groups.num_resampled += resampled
         groups.extra_rounds += extra_rounds
         for number, outcomes in enumerate(metadata["groups"]):
-            first = number * (len(self._wanted) // size) + first_env // size
+            first = number * (len(self._envs) // size) + first_env // size
             for place, outcome in enumerate(outcomes, first):
                 groups.outcomes[place] = GroupOutcome(**outcome)

@@ -1,4 +1,4 @@
-"""A training run whose ranks have different roles; `zoo.training.train.train` hands over to it."""
+"""A training run whose ranks have different roles; `zoo.training.train.train` calls it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_gym.workers.remote_pool import RemotePool
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.run_config import RunConfig
 from zoo.distributed.channel import Channel
-from zoo.distributed.env_server import EnvServers, meet_servers
+from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.process_group import ProcessGroup, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 def train_placed(
     job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device
 ) -> RunFolder | None:
-    """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run calls it."""
+    """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run must call it."""
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=process_group.rank != plan.placement.actor[0]))
         cleanup.enter_context(warnings_as_lines())
@@ -52,7 +52,7 @@ def train_placed(
 
 
 class _PlacedRank:
-    """This process with the roles it has."""
+    """This process with its roles."""
 
     def __init__(
         self,
@@ -70,17 +70,15 @@ class _PlacedRank:
         self._device = device
         self._cleanup = cleanup
         self._channel = Channel(process_group.host_group)
-        # Groups are made by all ranks together, whoever is in them.
-        self._rollouts, self._actors = (
-            process_group.subgroup(placement.rollout),
-            process_group.subgroup(placement.actor),
-        )
-        self.servers: EnvServers = meet_servers(placement, process_group)
+        # All ranks make both groups, members or not.
+        self._rollouts = process_group.subgroup(placement.rollout)
+        self._actors = process_group.subgroup(placement.actor)
+        self.servers: EnvServers = open_env_servers(placement, process_group)
         self.learner: VLAOnPolicyAlgorithm | None = None
         self._worker: RolloutWorker | None = None
 
     def build(self) -> None:
-        """Start simulators, and build what this rank's roles need."""
+        """Start simulators, and build learner and worker by this rank's roles."""
         config, placement = self._config, self._placement
         self.servers.start(self._served_envs)
         if self._actors is not None:
@@ -112,7 +110,7 @@ class _PlacedRank:
             own=self._worker,
             max_staleness=self._config.max_staleness,
         )
-        # Decisions of older weights are scored by the present ones before an update moves them.
+        # Decisions of older weights are scored by the present weights before an update changes them.
         learner.off_policy = self._config.max_staleness > 0
         learner.recompute_logprobs |= learner.off_policy
         envs: Any = learner.env
@@ -126,8 +124,8 @@ class _PlacedRank:
         return run if self._actors.is_first else None
 
     def collect(self) -> None:
-        """Collect, or serve simulators, until told to stop, as a rank that does not learn."""
-        # Signals that ask for the machine reach the actor ranks too; they save, and then tell this one.
+        """Collect, or serve simulators, until an actor rank stops it, as a rank that does not learn."""
+        # SIGTERM reaches the actor ranks too: they save, and then stop this one.
         with StopSignals(lambda: None):
             if self._worker is not None:
                 self._worker.serve(self._config.max_staleness)
@@ -141,7 +139,7 @@ class _PlacedRank:
         return envs
 
     def _served_envs(self) -> VLAVectorEnv:
-        """The simulators behind one server; their start states are the client's affair."""
+        """The simulators behind one server; the client chooses their start states."""
         placement = self._placement
         num_envs = self._config.num_envs // max(len(placement.env), len(placement.rollout))
         stages = self._num_stages if num_envs % self._num_stages == 0 else 1

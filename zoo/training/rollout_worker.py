@@ -37,9 +37,9 @@ class RolloutWorker:
         """Indices among all `num_envs` of the sub-environments that this rank collects."""
 
     def serve(self, max_staleness: int) -> None:
-        """Answer the first actor rank's requests, and pass them on, until it says stop."""
+        """Answer the first actor rank's requests, and send them on, until it stops."""
         source, below = self._placement.relay(self._rank)
-        assert source is not None, "this rank learns: its weights come from nobody"
+        assert source is not None, "this rank learns: it receives no weights"
         first = None
         while True:
             request, tensors = self._channel.receive(source)
@@ -53,7 +53,7 @@ class RolloutWorker:
             self.version = request["version"]
             self.collect(request["rollout"])
             for place, actor in enumerate(self._placement.actor):
-                if len(self._part(place)):
+                if len(self._shard_envs(place)):
                     self._channel.send(actor, *self.shard(place))
         self._channel.wait()
 
@@ -62,7 +62,7 @@ class RolloutWorker:
         collector, fresh = self.collector, not self.collector.obs
         if fresh:
             if rollout:
-                # A run that goes on draws other start states than at its beginning.
+                # A resumed run draws other start states than at its beginning.
                 collector.env.seed(collector.seed + rollout)
             obs = collector.env.reset()
             assert isinstance(obs, dict)
@@ -75,35 +75,34 @@ class RolloutWorker:
 
     def shard(self, actor: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Metadata (JSON values) and payload of the rollout for the actor rank at place `actor`."""
-        collector, part = self.collector, self._part(actor)
+        collector, envs = self.collector, self._shard_envs(actor)
+        own = slice(envs.start - self.held.start, envs.stop - self.held.start)
         rounds = collector.buffer.columns // len(self.held)
-        columns = columns_of(part, self.held, rounds)
+        columns = columns_of(envs, self.held, rounds)
         payload = {name: tensor[:, columns] for name, tensor in collector.buffer.collected().items()}
-        metadata: dict[str, Any] = {"version": self.version, "envs": [part.start, part.stop]}
-        whole_rank = part.start == self.held.start
-        if whole_rank:
-            # Of the whole rank and not of columns: sent once.
+        metadata: dict[str, Any] = {"version": self.version, "envs": [envs.start, envs.stop]}
+        # Numbers of the whole rank are in its first shard only.
+        is_first = own.start == 0
+        if is_first:
             metadata["stats"] = collector.recorder.own()
         results = collector.results()
         if (groups := results.get("groups")) is not None:
-            metadata["groups"] = self._groups(groups.outcomes, part, rounds)
-            if whole_rank:
+            metadata["groups"] = self._groups(groups.outcomes, own, rounds)
+            if is_first:
                 metadata["resampled"] = [groups.num_resampled, groups.extra_rounds]
             payload["lost"] = groups.lost_N[columns]
         else:
-            own = slice(part.start - self.held.start, part.stop - self.held.start)
             payload["last_value"] = results["last_value_N"][own]
         return metadata, payload
 
-    def _part(self, actor: int) -> range:
+    def _shard_envs(self, actor: int) -> range:
         return overlap(self.held, block(actor, len(self._placement.actor), self._num_envs))
 
-    def _groups(self, outcomes: list[GroupOutcome], part: range, rounds: int) -> list[list[dict[str, Any]]]:
-        """Outcomes of the part's groups, by round."""
+    def _groups(self, outcomes: list[GroupOutcome], own: slice, rounds: int) -> list[list[dict[str, Any]]]:
+        """Outcomes of the groups of this rank's sub-environments `own`, by round."""
         per_round = len(outcomes) // rounds
         size = len(self.held) // per_round
-        first, last = (part.start - self.held.start) // size, (part.stop - self.held.start) // size
         return [
-            [asdict(group) for group in outcomes[number * per_round + first : number * per_round + last]]
-            for number in range(rounds)
+            [asdict(group) for group in outcomes[first + own.start // size : first + own.stop // size]]
+            for first in range(0, len(outcomes), per_round)
         ]

@@ -22,7 +22,7 @@ from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.gym_packages import packages_of
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
-from zoo.distributed.fsdp import sharding_asked
+from zoo.distributed.fsdp import fsdp_requested
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
@@ -77,7 +77,7 @@ def make_model(
         process_group=process_group,
         **settings,
     )
-    if config.offload_idle and sharding_asked():
+    if config.offload_idle and fsdp_requested():
         raise BadValue(
             "--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead"
         )

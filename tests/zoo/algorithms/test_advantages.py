@@ -16,7 +16,7 @@ from tests.zoo.algorithms.test_ppo import SCRIPTS
 from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
-from zoo.algorithms.advantages import gae, group_advantage, live_groups, normalize, step_gae
+from zoo.algorithms.advantages import gae, group_advantage, groups_with_signal, normalize, step_gae
 
 
 def column(*values: float) -> Tensor:
@@ -179,14 +179,14 @@ def test_a_group_needs_two_members():
 
 def test_live_groups_are_those_with_winners_and_losers():
     score_PG = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
-    assert live_groups(score_PG).tolist() == [False, True, False]
+    assert groups_with_signal(score_PG).tolist() == [False, True, False]
 
 
 def test_bounds_drop_groups_by_their_mean_score():
     # Of eight with reward 5: 1 success has mean 0.625, 2 have 1.25, 7 have 4.375.
     score_PG = torch.tensor([[5.0] * k + [0.0] * (8 - k) for k in (0, 1, 2, 7, 8)])
-    assert live_groups(score_PG, (0.5, 4.5)).tolist() == [False, True, True, True, False]
-    assert live_groups(score_PG, (0.1, 1.0)).tolist() == [False, True, False, False, False]
+    assert groups_with_signal(score_PG, (0.5, 4.5)).tolist() == [False, True, True, True, False]
+    assert groups_with_signal(score_PG, (0.1, 1.0)).tolist() == [False, True, False, False, False]
 
 
 def test_normalize_is_zero_mean_and_unit_spread():

@@ -79,7 +79,7 @@ def test_each_kept_episode_weighs_the_same_and_dead_groups_nothing(level: str, e
     weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0)
     # 13 decisions take part: four of each loser, one of the winner. A quarter of them for each of the 4 episodes.
     assert (weight_N / 13).tolist() == pytest.approx([0.25] * 4 + [0.0] * 4)
-    assert len(buffer.chosen()) == 13
+    assert len(buffer.selected_indices()) == 13
     assert buffer.element_scale_TN[0, 0].item() == pytest.approx(13 / 4 / (4 * elements))
 
 
@@ -97,13 +97,13 @@ def test_score_bounds_drop_live_groups_too():
     model = two_groups(score_bounds=(0.3, 0.9))
     model.compute_returns_and_advantages(collected())
     assert model.logger.name_to_value["rollout/groups_kept"] == 0.0
-    assert len(model.chunk_buffer.chosen()) == 0
+    assert len(model.chunk_buffer.selected_indices()) == 0
 
 
 def test_a_lost_episode_takes_its_group_with_it():
     model = two_groups()
     model.compute_returns_and_advantages(collected(2))
-    assert len(model.chunk_buffer.chosen()) == 0
+    assert len(model.chunk_buffer.selected_indices()) == 0
 
 
 def test_a_round_is_one_episode_per_slot_and_finished_slots_cost_nothing():
@@ -181,7 +181,7 @@ def test_the_fifth_update_running_without_a_success_brings_advice():
     with pytest.warns(UserWarning, match=r"NoSuccessAtAll.*demonstrations"):
         model.learn(1, reset_num_timesteps=False)
     assert model._barren_updates == 5
-    assert model.counters().barren_updates == model._barren_updates
+    assert model.counters().no_signal_updates == model._barren_updates
 
 
 @pytest.mark.filterwarnings("ignore:AllGroupsDead")
@@ -195,7 +195,7 @@ def test_a_run_without_a_single_success_is_refused_with_advice():
         NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"
     ):
         model.learn(1, reset_num_timesteps=False)
-    assert model.counters().barren_episodes == model._barren_episodes
+    assert model.counters().no_signal_episodes == model._barren_episodes
 
 
 def test_a_success_begins_the_count_of_barren_episodes_anew():

@@ -9,7 +9,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
-from zoo.algorithms.learner import Learner, Scorer, leave_frozen_alone
+from zoo.algorithms.learner import Learner, Scorer, ignore_frozen_parameters
 
 
 def make(max_grad_norm: float = 10.0) -> tuple[Learner, nn.Parameter]:
@@ -88,6 +88,6 @@ def test_a_learner_knows_whom_it_serves():
 def test_frozen_parameters_and_buffers_are_never_sent():
     module = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
     module[0].weight.requires_grad_(False)
-    leave_frozen_alone(module)
+    ignore_frozen_parameters(module)
     ignored = set(module._ddp_params_and_buffers_to_ignore)
     assert ignored == {"0.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"}

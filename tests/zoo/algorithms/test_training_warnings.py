@@ -14,14 +14,14 @@ from zoo.algorithms.training_warnings import (
     TrainingWarning,
     TrainingWarnings,
     UpdateHealth,
-    entropy_to_judge,
+    discrete_entropy,
     faults,
     nothing_to_learn,
 )
 
 HEALTHY = {
     "groups": 8,
-    "groups_live": 5,
+    "groups_with_signal": 5,
     "advantage_spread": 2.0,
     "clip_fraction": 0.1,
     "kl": 0.01,
@@ -36,8 +36,8 @@ def test_a_healthy_update_is_not_complained_about():
 
 
 def test_groups_that_are_all_solved_are_no_fault():
-    assert faults(UpdateHealth(groups=8, groups_live=0, groups_solved=8)) == {}
-    assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_live=0, groups_solved=7))
+    assert faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=8)) == {}
+    assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=7))
 
 
 def test_what_does_not_apply_is_not_complained_about():
@@ -47,7 +47,7 @@ def test_what_does_not_apply_is_not_complained_about():
 @pytest.mark.parametrize(
     ("change", "name", "knob"),
     [
-        ({"groups_live": 0}, "AllGroupsDead", "temperature"),
+        ({"groups_with_signal": 0}, "AllGroupsDead", "temperature"),
         ({"advantage_spread": 0.0}, "ZeroAdvantage", "rewards"),
         ({"clip_fraction": 0.6}, "ClipFractionHigh", "learning_rate"),
         ({"kl": 0.4}, "KLHigh", "target_kl"),
@@ -55,7 +55,7 @@ def test_what_does_not_apply_is_not_complained_about():
         ({"value_gap": 3.0}, "ValueDivergence", "clip_range_vf"),
         ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
         ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
-        ({"barren_updates": 5}, "NoSuccessAtAll", "task_reward"),
+        ({"no_signal_updates": 5}, "NoSuccessAtAll", "task_reward"),
     ],
 )
 def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):
@@ -82,10 +82,10 @@ def test_the_entropy_of_a_density_is_not_judged():
     # A Gaussian of standard deviation 0.144 has 0.5 ln(2 pi e 0.144^2) = -0.52 nats: no collapse.
     for continuous, space, judged in ((True, box, False), (False, box, True)):
         policy = SimpleNamespace(backbone=SimpleNamespace(continuous=continuous), action_space=space)
-        health = UpdateHealth(**{**HEALTHY, "entropy": entropy_to_judge(policy, -0.52)})
+        health = UpdateHealth(**{**HEALTHY, "entropy": discrete_entropy(policy, -0.52)})
         assert ("EntropyCollapse" in faults(health)) == judged
-    assert math.isnan(entropy_to_judge(SimpleNamespace(action_space=box), -0.52))
-    assert entropy_to_judge(SimpleNamespace(action_space=tokens), 0.0) == 0.0
+    assert math.isnan(discrete_entropy(SimpleNamespace(action_space=box), -0.52))
+    assert discrete_entropy(SimpleNamespace(action_space=tokens), 0.0) == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -94,9 +94,9 @@ def test_families_say_which_kind_their_log_probabilities_are(name: str):
 
 
 def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
-    dead = {**HEALTHY, "groups_live": 0}
-    assert list(faults(UpdateHealth(**dead, barren_updates=4))) == ["AllGroupsDead"]
-    found = faults(UpdateHealth(**dead, barren_updates=5))
+    dead = {**HEALTHY, "groups_with_signal": 0}
+    assert list(faults(UpdateHealth(**dead, no_signal_updates=4))) == ["AllGroupsDead"]
+    found = faults(UpdateHealth(**dead, no_signal_updates=5))
     assert "demonstrations" in found["NoSuccessAtAll"]
 
 

@@ -13,7 +13,7 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
-from zoo.distributed.env_server import EnvServers, meet_servers
+from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup
 
@@ -61,7 +61,7 @@ def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
 
 
 def test_without_remote_simulators_nobody_listens():
-    found = meet_servers(parse_placement("all", 1), ProcessGroup())
+    found = open_env_servers(parse_placement("all", 1), ProcessGroup())
     assert found.addresses == [[]]
     assert found.listeners == []
     found.join()

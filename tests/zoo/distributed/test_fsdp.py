@@ -11,7 +11,13 @@ from torch import nn
 
 from tests.zoo.launching import TOY, finish, first_checkpoint, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
-from zoo.distributed.fsdp import check_precision, hand_over, learning_copy, sharding_asked, sharding_settings
+from zoo.distributed.fsdp import (
+    check_precision,
+    fsdp_requested,
+    learning_copy,
+    sharding_settings,
+    sync_weights,
+)
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FSDP = "one_node_fsdp2.yaml"
@@ -167,8 +173,8 @@ def test_a_rank_that_does_not_write_keeps_nothing() -> None:
 
 
 def test_it_is_the_launchers_configuration_that_asks() -> None:
-    assert not sharding_asked({})
-    assert sharding_asked({"ACCELERATE_USE_FSDP": "true"})
+    assert not fsdp_requested({})
+    assert fsdp_requested({"ACCELERATE_USE_FSDP": "true"})
 
 
 def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,5 +209,5 @@ def test_the_learning_policy_hands_its_trained_weights_over() -> None:
     learning.weight.sum().backward()
     learning.optimizer.step()
     assert torch.equal(acting.weight, before)
-    hand_over(learning, acting)
+    sync_weights(learning, acting)
     torch.testing.assert_close(acting.weight.detach(), before - 1.0)

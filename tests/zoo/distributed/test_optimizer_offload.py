@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.distributed.optimizer_offload import move_state, resting
+from zoo.distributed.optimizer_offload import move_state, offloaded_state
 
 
 def stepped(device: str) -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -30,7 +30,7 @@ def test_only_what_is_elsewhere_moves_and_its_home_is_told():
 
 def test_an_update_after_a_rest_is_the_same():
     (net, optimizer), (other, unrested) = stepped("cpu"), stepped("cpu")
-    with resting(optimizer):
+    with offloaded_state(optimizer):
         assert all(one.grad is None for one in net.parameters())
     for one, its in ((net, optimizer), (other, unrested)):
         its.zero_grad()
@@ -45,7 +45,7 @@ def test_a_gpu_has_the_memory_while_it_rests():
     net, optimizer = stepped("cuda")
     before = {id(one): one.clone() for values in optimizer.state.values() for one in values.values()}
     held = torch.cuda.memory_allocated()
-    with resting(optimizer):
+    with offloaded_state(optimizer):
         # Gradients and two moments of 64 x 64 + 64 float32 numbers.
         assert held - torch.cuda.memory_allocated() >= 3 * 4 * (64 * 64 + 64)
     assert len(before) == sum(len(values) for values in optimizer.state.values())

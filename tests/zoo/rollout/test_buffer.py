@@ -54,9 +54,9 @@ def test_a_minibatch_holds_what_was_decided():
     buffer.element_scale_TN.fill_(1.0)
     buffer.element_scale_TN[1, 2] = 0.0
     buffer.advantage_TN.copy_(buffer.value_TN + 0.5)
-    assert buffer.taking().sum() == 11
+    assert buffer.selected().sum() == 11
     seen = []
-    for index_B in buffer.chosen().split(4):
+    for index_B in buffer.selected_indices().split(4):
         batch = buffer.minibatch(index_B, "token", CPU)
         name_B = batch.old_value_BU[:, 0]
         assert (batch.obs["image"][:, 0, 0, 0] == name_B).all()
@@ -131,7 +131,7 @@ def test_columns_of_another_buffer_come_over_with_everything():
 def test_micro_batches_share_a_minibatch_out():
     buffer = filled()
     buffer.element_scale_TN.fill_(1.0)
-    whole = buffer.minibatch(buffer.chosen(), "action", CPU)
+    whole = buffer.minibatch(buffer.selected_indices(), "action", CPU)
     parts = list(whole.micro_batches(5))
     assert [len(part.batch) for part in parts] == [4, 4, 4]
     assert [part.weight for part in parts] == pytest.approx([1 / 3] * 3)

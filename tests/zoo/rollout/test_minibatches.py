@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.rollout.minibatches import Columns, even_order, in_parts, minibatch_shards
+from zoo.rollout.minibatches import Columns, even_order, minibatch_shards, split_evenly
 
 ROWS, COLUMNS = 6, 8
 
 
-def taking() -> torch.Tensor:
+def selected() -> torch.Tensor:
     """Column c takes part in its first 6 - c % 4 rows."""
     return torch.arange(ROWS)[:, None] < ROWS - torch.arange(COLUMNS) % 4
 
@@ -22,22 +22,22 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 @pytest.mark.parametrize(("count", "sizes"), [(10, [5, 5]), (11, [4, 4, 3]), (3, [3]), (0, [])])
 def test_parts_are_nearly_equal(count: int, sizes: list[int]):
-    assert [len(part) for part in in_parts(torch.arange(count), 5)] == sizes
+    assert [len(part) for part in split_evenly(torch.arange(count), 5)] == sizes
 
 
 def test_the_order_has_every_decision_once_and_another_one_next_time():
     generator = rng()
-    first, second = even_order(taking(), generator), even_order(taking(), generator)
-    assert sorted(first.tolist()) == torch.nonzero(taking().flatten())[:, 0].tolist()
+    first, second = even_order(selected(), generator), even_order(selected(), generator)
+    assert sorted(first.tolist()) == torch.nonzero(selected().flatten())[:, 0].tolist()
     assert first.tolist() != second.tolist()
-    assert even_order(taking(), rng()).tolist() == first.tolist()
+    assert even_order(selected(), rng()).tolist() == first.tolist()
 
 
 def test_a_stretch_of_the_order_holds_every_columns_share():
     # A third of the decisions: 2 of the columns with 6, 5/3 of those with 5, 4/3 and 1; at most one off.
-    third = even_order(taking(), rng())[: int(taking().sum()) // 3]
+    third = even_order(selected(), rng())[: int(selected().sum()) // 3]
     counts = torch.bincount(third % COLUMNS, minlength=COLUMNS)
-    assert (counts - taking().sum(dim=0) / 3).abs().max() <= 1
+    assert (counts - selected().sum(dim=0) / 3).abs().max() <= 1
 
 
 def test_nothing_to_do_is_no_minibatch():
@@ -48,7 +48,7 @@ def test_nothing_to_do_is_no_minibatch():
 def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
     """Two rounds of four slots; buffers hold (rank, round, slot), the decisions are named (round, rank, slot)."""
     slots = 4 // num_ranks
-    whole_TC = taking()
+    whole_TC = selected()
     name_TC = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
     own = [  # what each rank's buffer would hold
         name_TC.reshape(ROWS, 2, num_ranks, slots)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
@@ -65,7 +65,7 @@ def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
 
 
 def test_ranks_have_as_many_parts_and_their_shares_add_up():
-    found = [list(minibatch_shards(taking(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
+    found = [list(minibatch_shards(selected(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
     for one, other in zip(*found, strict=True):
         parts = [*one.micro_batches(2), *other.micro_batches(2)]
         assert len(one.micro_batches(2)) == len(other.micro_batches(2)) == -(-one.most // 2)

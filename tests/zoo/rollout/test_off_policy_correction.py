@@ -52,7 +52,7 @@ def test_a_minibatch_of_old_decisions_has_weighted_advantages():
     buffer.write(0, np.arange(2), decision)
     buffer.advantage_TN[0] = torch.tensor([10.0, -10.0])
     buffer.element_scale_TN[0] = 1.0
-    buffer.keep_behaviour()
+    buffer.keep_behaviour_logprobs()
     # The present weights give the tokens 0.3 and 0.1: weights 1.5 and 0.25.
     buffer.replace_logprobs(torch.arange(2), torch.tensor([0.3, 0.1]).log()[:, None, None])
     batch = buffer.minibatch(torch.arange(2), "token", torch.device("cpu"))

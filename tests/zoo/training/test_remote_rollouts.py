@@ -122,7 +122,7 @@ def test_the_learner_has_what_the_collector_collected(pairs: Any):
     assert received.keys() == collected.keys()
     for name, tensor in received.items():
         assert torch.equal(tensor, collected[name]), name
-    assert torch.equal(stats.last_value_N, pair.worker.collector.last_value_N())
+    assert torch.equal(stats.last_value_N, pair.worker.collector.results()["last_value_N"])
     assert pair.source.recorder.own() == pair.worker.collector.recorder.own()
     assert stats.num_timesteps == collected["executed_TN"].sum()
     assert stats.metrics["rollout/staleness"] == 0
