@@ -27,7 +27,8 @@ from zoo.cli.run_flags import check_services, resolve_new_run
 from zoo.config.algorithm_configs import check_algorithm
 from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
-from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space, yaml_line
+from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space
+from zoo.config.settings import yaml_line
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
 from zoo.training.run_plan import RunPlan, check_startable

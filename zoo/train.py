@@ -22,8 +22,6 @@ from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_r
 from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
-from zoo.hub.download import is_remote, remote_resume_point
-from zoo.hub.upload import publish_trained
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 
@@ -113,6 +111,8 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None
     """Return the configuration of the run that the flags ask for and, with -i, the checkpoint it goes on from."""
     if not args.resume:
         return resolve_new_run(args), None
+    from zoo.hub.download import is_remote, remote_resume_point
+
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
     return resolve_resumed_run(args, point), point
 
@@ -121,7 +121,11 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
     """Return the parent of a new run folder."""
     if args.log_folder is not None:
         return Path(args.log_folder)
-    return point.run.path.parent.parent if point and not is_remote(args.resume) else Path("logs")
+    if not point:
+        return Path("logs")
+    from zoo.hub.download import is_remote
+
+    return Path("logs") if is_remote(args.resume) else point.run.path.parent.parent
 
 
 def _train(
@@ -142,6 +146,8 @@ def _train(
     )
     run = train(job)
     if args.push_to_hub and run is not None:
+        from zoo.hub.upload import publish_trained
+
         print(publish_trained(run, args.push_to_hub), flush=True)
     return 0
 

@@ -14,7 +14,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import LARGEST_SEED
-from zoo.config.search_space import yaml_line
+from zoo.config.settings import yaml_line
 
 DEFAULT_NUM_ENVS = 4
 """Environments of a policy that does not train."""

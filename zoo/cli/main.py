@@ -54,7 +54,11 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         return 2
     except VLAZooError as error:
         # Before processes meet each of them sees the same mistake; afterwards it may be one rank's own.
-        report_error(str(error), every_rank=_ranks_have_met())
+        met = _ranks_have_met()
+        report_error(str(error), every_rank=met)
+        if not met and int(os.environ.get("RANK", "0")):
+            # The launcher ends the others once one has ended: rank 0, which prints for all, comes first.
+            time.sleep(_LAUNCHER_SECONDS)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

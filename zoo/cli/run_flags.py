@@ -33,7 +33,6 @@ from zoo.config.run_config import (
 )
 from zoo.config.settings import defaults_of
 from zoo.files import quoted
-from zoo.hub.upload import check_repo
 from zoo.runs.folder import RunFolder, holds_policy, longer
 from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
 from zoo.runs.monitor import lacks_evaluation
@@ -72,6 +71,8 @@ def check_services(args: argparse.Namespace) -> None:
 
         check_tracker(args.track)
     if args.push_to_hub is not None:
+        from zoo.hub.upload import check_repo
+
         check_repo(args.push_to_hub)
 
 

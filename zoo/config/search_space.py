@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 from vla_gym.errors import BadValue
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import check_settings
-from zoo.config.settings import annotations_of
+from zoo.config.settings import annotations_of, yaml_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +103,3 @@ def _kind(name: str, entry: object, file: Path) -> Span | Choice:
         f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
         f"(and low > 0 with log), got {entry!r}"
     )
-
-
-def yaml_line(value: object) -> str:
-    """Return `value` in YAML, on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
-    return text.removesuffix("...\n").rstrip("\n")

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
+import yaml
+
 from vla_gym.errors import BadValue, UnknownName, unknown_name
 from zoo.config.schedules import build_schedule
 
@@ -166,3 +168,9 @@ def _number(limits: Range, value: object, where: str) -> float:
         bound = f"at least {limits.low:g}" if number < limits.low else f"at most {limits.high:g}"
         raise BadValue(f"{where} must be {bound}, got {value!r}")
     return number
+
+
+def yaml_line(value: object) -> str:
+    """Return `value` in YAML, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").rstrip("\n")

@@ -13,7 +13,6 @@ from zoo.distributed.process_group import check_device, join, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.checkpoint import load_checkpoint
-from zoo.training.roles import train_placed
 from zoo.training.run_plan import RunPlan
 from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, warnings_as_lines
 from zoo.training.trainer import TrainJob
@@ -36,6 +35,8 @@ def train(job: TrainJob) -> RunFolder | None:
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     job, plan = replace(job, config=config), replace(plan, config=config)
     if not plan.placement.everywhere:
+        from zoo.training.roles import train_placed
+
         return train_placed(job, plan, process_group, device)
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=not process_group.is_first))
