@@ -44,8 +44,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     "zoo/test_demonstration_commands.py": ("zoo/collect.py", "zoo/sft.py"),
     "zoo/hub/test_upload.py": ("zoo/load_from_hub.py", "zoo/push_to_hub.py"),
     "zoo/runs/test_report_page.py": ("zoo/report.py",),
-    # A run from start to end, stopped and gone on; its losses are Stable-Baselines3's.
-    "zoo/algorithms/test_ppo.py": ("zoo/algorithms/base.py", "zoo/algorithms/on_policy.py"),
+    # A run from start to end, stopped and gone on.
     "zoo/training/test_checkpoint.py": (
         "zoo/training/setup.py",
         "zoo/training/train.py",

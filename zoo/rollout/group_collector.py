@@ -17,7 +17,7 @@ from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_loop import env_loop
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.stats import GroupOutcome, GroupStats
-from zoo.rollout.types import OnStep, RolloutStart, Step
+from zoo.rollout.types import OnStep, RolloutStart
 
 _SHORT = 8
 """Characters of a start state's hash that the log shows."""
@@ -120,7 +120,8 @@ class GroupCollector(RolloutCollector):
                         check_shared_start(start_state_N, size)
                     if not self._count(before + row, step, on_step):
                         return False
-                    self._write(row, first_column, step, buffer)
+                    # A time limit is an end like any other: an episode's score is the sum of its rewards.
+                    buffer.write(row, first_column + step.env_n, step)
                     solved_N[step.env_n] |= step.success_n
                     groups.lost_N[torch.from_numpy(first_column + step.env_n[step.lost_n])] = True
         finally:
@@ -131,12 +132,6 @@ class GroupCollector(RolloutCollector):
             for first in range(0, len(start_state_N), size)
         ]
         return True
-
-    @staticmethod
-    def _write(row: int, first_column: int, step: Step, buffer: ChunkRolloutBuffer) -> None:
-        # An episode's score is the sum of its rewards: no value follows a time limit.
-        unbounded = replace(step, truncated_n=np.zeros(len(step.env_n), dtype=bool))
-        buffer.write(row, first_column + step.env_n, unbounded)
 
 
 def _no_groups(num_columns: int) -> GroupStats:

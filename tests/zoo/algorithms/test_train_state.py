@@ -1,15 +1,19 @@
-"""Every generator gives the same numbers again after its state is put back."""
+"""The state of a run: in files, over ranks, and of its random generators."""
 
 from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from zoo.algorithms.train_state import rng_state, set_rng_state
+from vla_gym.errors import BadValue
+from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
+from zoo.distributed.process_group import ProcessGroup
 
 
 def draw() -> tuple[list[float], list[float], list[float]]:
@@ -45,3 +49,97 @@ def test_a_run_of_a_gpu_goes_on_without_one():
     first = draw()
     set_rng_state({**saved, "cuda": "AAAA"})
     assert draw() == first
+
+
+FILED = {
+    "num_timesteps": 32,
+    "_total_timesteps": 64,
+    "_num_timesteps_at_start": 8,
+    "_episode_num": 0,
+    "_n_updates": 3,
+    "_updates_done": 2,
+    "_current_progress_remaining": 0.5,
+    "noise_seed": 7,
+    "_needs_reset": True,
+    "_barren_updates": 1,
+    "_barren_episodes": 8,
+}
+"""Counters as GRPO's checkpoints have held them since the first version."""
+
+
+def test_counters_are_filed_under_the_names_they_always_had():
+    counters = Counters.from_json(FILED)
+    assert counters.updates_done == 2
+    assert counters.progress_remaining == 0.5
+    assert counters.needs_reset is True
+    assert (counters.no_signal_updates, counters.no_signal_episodes) == (1, 8)
+    assert json.loads(json.dumps(counters.to_json())) == FILED
+
+
+def test_counters_of_ppo_have_none_of_grpos():
+    filed = {
+        name: value
+        for name, value in FILED.items()
+        if name not in ("_needs_reset", "_barren_updates", "_barren_episodes")
+    }
+    assert Counters.from_json(filed).needs_reset is None
+    assert Counters.from_json(filed).to_json() == filed
+
+
+def state(numbers: list[int], **env: Any) -> TrainState:
+    """Of one sub-environment for each number."""
+    return TrainState(
+        counters=Counters.from_json(FILED),
+        episodes=({"r": 1.0},),
+        successes=(1.0,),
+        rng={},
+        env={"seed": 3, "episodes": [f"episode {number}" for number in numbers], "slots": numbers, **env},
+        arrays=observation_arrays({"image": np.array(numbers)}, np.array(numbers) > 0),
+    )
+
+
+class RankZeroOfTwo(ProcessGroup):
+    """Rank 0, that is sent the state of rank 1."""
+
+    def __init__(self, other: TrainState) -> None:
+        super().__init__(0, 2)
+        self.other = other
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value, self.other.env]
+
+    def gather(self, arrays: Any) -> list[Any]:
+        return [dict(arrays), dict(self.other.arrays)]
+
+
+def test_ranks_states_join_and_part_again():
+    first, second = state([0, 1]), state([2, 3], seed="of rank 1")
+    joined = first.gather(RankZeroOfTwo(second))
+    assert joined is not None
+    assert joined.env == {
+        "seed": 3,
+        "episodes": ["episode 0", "episode 1", "episode 2", "episode 3"],
+        "slots": [0, 1, 2, 3],
+    }
+    assert joined.arrays["obs/image"].tolist() == [0, 1, 2, 3]
+    assert joined.arrays["episode_starts"].tolist() == [False, True, True, True]
+    part = joined.scatter(slice(1, 3), 4)
+    assert part.env == {"seed": 3, "episodes": ["episode 1", "episode 2"], "slots": [1, 2]}
+    assert part.last_obs["image"].tolist() == [1, 2]
+    assert (part.counters, part.episodes, part.successes) == (first.counters, ({"r": 1.0},), (1.0,))
+
+
+def test_one_process_has_nothing_to_gather():
+    alone = state([0])
+    assert alone.gather(ProcessGroup()) is alone
+
+
+def test_a_state_of_another_number_of_environments_is_refused():
+    with pytest.raises(BadValue, match="of 2 environments, this run has 4 on all its processes"):
+        state([0, 1]).scatter(slice(0, 2), 4)
+
+
+def test_an_observation_without_keys_stays_one_array():
+    arrays = observation_arrays(np.array([1, 2]), None)
+    assert arrays.keys() == {"obs"}
+    assert replace(state([0]), arrays=arrays).last_obs.tolist() == [1, 2]

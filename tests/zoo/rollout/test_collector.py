@@ -1,90 +1,173 @@
-"""A rollout by hand: a scripted environment, a policy whose value is a tenth of the picture."""
+"""The collector alone: scripted episodes, a policy whose values are a tenth of the picture, no algorithm."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.zoo.stand_ins import ACTION, OBSERVATION, ScriptedVecEnv, StandInPolicy
+from tests.zoo.stand_ins import ACTION, CHUNK, DIMS, OBSERVATION, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue
+from vla_policies.actions.noise import TORCH_NOISE, Noise
+from vla_policies.types import ActionSample
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import CollectorConfig, RolloutCollector, first_env, is_chunk_policy
+from zoo.rollout.collector import CollectorConfig, RolloutCollector, is_chunk_policy
 from zoo.rollout.types import RolloutStart, Step
 
-SCRIPTS = [
-    [(1.0, 3, "on"), (2.0, 2, "terminated")],
-    [(0.0, 3, "on"), (0.0, 3, "truncated")],
-    [(0.0, 3, "on"), (0.0, 1, "lost")],
-]
+# Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
+CUT_OFF = [(0.0, 3, "on"), (1.0, 1, "truncated")]
+SOLVED = [(0.0, 3, "on"), (0.0, 3, "on"), (2.0, 2, "terminated")]
+LOST = [(0.0, 3, "on"), (0.0, 0, "lost")]
 
 
-def make(**settings: Any) -> RolloutCollector:
-    policy = StandInPolicy(OBSERVATION, ACTION, lambda _: 0.0)
-    env = ScriptedVecEnv(SCRIPTS)
-    buffer = ChunkRolloutBuffer(3, OBSERVATION, ACTION, n_envs=3)
-    config = CollectorConfig(num_decisions=3, **settings)
-    collector = RolloutCollector(env, policy, buffer, ProcessGroup(), seed=0, config=config)
-    collector.obs = env.reset()
-    return collector
+class NoisyPolicy(StandInPolicy):
+    """Keeps a number of each decision's noise."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.drawn: list[list[float]] = []
+
+    def act(
+        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
+    ) -> ActionSample:
+        self.drawn.append(noise.uniform(len(obs["image"]), device=torch.device("cpu")).tolist())
+        return super().act(obs, deterministic, noise)
 
 
-def start(collector: RolloutCollector) -> RolloutStart:
-    return RolloutStart(number=0, num_timesteps=100, obs=collector.obs)
+class StepRewards(ScriptedVecEnv):
+    """A decision's reward comes with its first simulator step."""
+
+    def step_wait(self) -> Any:
+        obs, rewards, dones, infos = super().step_wait()
+        for reward, info in zip(rewards, infos, strict=True):
+            info["step_rewards"] = np.array([reward, 0.0, 0.0], dtype=np.float32)
+        return obs, rewards, dones, infos
 
 
-def test_three_decisions_of_three_environments() -> None:
-    collector = make()
-    steps: list[Step | None] = []
-    stats = collector.collect(start(collector), lambda step: steps.append(step) is None)
-    assert stats is not None
-    assert len(steps) == 3
-    buffer = collector.buffer
-    assert buffer.reward_TN.tolist() == [[1, 0, 0], [2, 0, 0], [1, 0, 0]]
-    assert buffer.executed_TN.tolist() == [[3, 3, 3], [2, 3, 1], [3, 3, 3]]
-    # An episode begins at picture 0 and is at 10 after a decision; a value is a tenth of it.
-    assert buffer.value_TN.tolist() == [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
-    # Cut off by time or lost with its simulator: worth the value 2 of the picture 20 it ended in.
-    assert buffer.terminated_TN.tolist() == [[False] * 3, [True, False, False], [False] * 3]
-    assert buffer.truncated_TN.tolist() == [[False] * 3, [False, True, True], [False] * 3]
-    assert buffer.final_value_TN[1].tolist() == [0, 2, 2]
-    # 9 + 6 + 9 simulator steps.
-    assert (stats.num_timesteps, stats.num_sim_steps, stats.num_decisions) == (124, 24, 9)
+def collector(*scripts: Any, env: type[ScriptedVecEnv] = ScriptedVecEnv, rank: int = 0, **config: Any) -> Any:
+    buffer = ChunkRolloutBuffer(3, OBSERVATION, ACTION, n_envs=len(scripts))
+    policy = NoisyPolicy(OBSERVATION, ACTION, lambda _: 0.1)
+    config = CollectorConfig(num_decisions=3, **config)
+    return RolloutCollector(env(list(scripts)), policy, buffer, ProcessGroup(rank), 5, config)
+
+
+def start(made: Any, number: int = 0, num_timesteps: int = 0) -> RolloutStart:
+    return RolloutStart(number, num_timesteps, made.env.reset())
+
+
+def go_on(step: Step | None) -> bool:
+    return True
+
+
+def test_the_decisions_land_in_the_buffer():
+    made = collector(CUT_OFF, SOLVED)
+    stats = made.collect(start(made), go_on)
+    buffer = made.buffer
+    assert buffer.pos == 3
+    assert buffer.obs["image"][:, :, 0, 0, 0].tolist() == [[0, 0], [10, 10], [0, 20]]
+    assert buffer.logprob_TNKA.shape == (3, 2, CHUNK, DIMS)
+    # Four bins, each as likely.
+    torch.testing.assert_close(buffer.logprob_TNKA, torch.full((3, 2, CHUNK, DIMS), 0.25).log())
+    assert buffer.reward_TN.tolist() == [[0, 0], [1, 0], [0, 2]]
+    assert buffer.executed_TN.tolist() == [[3, 3], [1, 3], [3, 2]]
+    assert buffer.value_TN.tolist() == [[0, 0], [1, 1], [0, 2]]
+    # After the last decision sub-environment 0 shows picture 10, sub-environment 1 a new episode.
+    assert stats.last_value_N.tolist() == [1, 0]
+    assert stats.done_N.tolist() == [False, True]
+    assert made.obs["image"][:, 0, 0, 0].tolist() == [10, 0]
+
+
+def test_steps_and_episodes_are_counted():
+    made = collector(CUT_OFF, SOLVED)
+    stats = made.collect(start(made, num_timesteps=100), go_on)
+    assert (stats.num_decisions, stats.num_sim_steps, stats.num_timesteps) == (6, 15, 115)
+    # 3 + 3 and 1 + 3 simulator steps until the second decision is done.
+    assert [episode.num_timesteps for episode in stats.episodes] == [110, 115]
+    assert [episode.info["r"] for episode in stats.episodes] == [1, 2]
+
+
+def test_every_decision_is_shown_to_on_step():
+    made, seen = collector(CUT_OFF, SOLVED), []
+
+    def on_step(step: Step) -> bool:
+        seen.append((step.reward_n.tolist(), step.done_n.tolist()))
+        return True
+
+    made.collect(start(made), on_step)
+    assert seen == [([0, 0], [False, False]), ([1, 0], [True, False]), ([0, 2], [False, True])]
+
+
+def test_an_episode_cut_off_by_time_is_bootstrapped_from_where_it_ended():
+    made = collector(CUT_OFF, SOLVED)
+    made.collect(start(made), go_on)
+    # It ended on picture 20; the observation after it, of the next episode, is picture 0.
+    assert made.buffer.final_value_TN.tolist() == [[0, 0], [2, 0], [0, 0]]
+    assert made.buffer.truncated_TN.tolist() == [[False, False], [True, False], [False, False]]
+    assert made.buffer.terminated_TN.tolist() == [[False, False], [False, False], [False, True]]
+
+
+def test_a_time_limit_may_be_an_end_but_a_lost_episode_never_is():
+    made = collector(CUT_OFF, LOST, bootstrap_time_limit=False)
+    stats = made.collect(start(made), go_on)
+    assert made.buffer.terminated_TN[1].tolist() == [True, False]
+    assert made.buffer.truncated_TN[1].tolist() == [False, True]
+    assert made.buffer.final_value_TN[1].tolist() == [0, 2]
     assert stats.num_lost == 1
-    assert [episode.success for episode in stats.episodes][:2] == [True, False]
-    assert stats.last_value_N is not None
-    assert stats.last_value_N.tolist() == [1, 1, 1]
-    assert stats.done_N is not None
-    assert not stats.done_N.any()
+    # A decision of which nothing was run is not counted.
+    assert stats.num_decisions == 5
+    assert [episode.record is None for episode in stats.episodes] == [False, True]
 
 
-def test_a_time_limit_may_be_an_end_like_any_other_but_a_lost_episode_has_not_failed() -> None:
-    collector = make(bootstrap_time_limit=False)
-    assert collector.collect(start(collector), lambda step: True) is not None
-    assert collector.buffer.terminated_TN[1].tolist() == [True, True, False]
-    assert collector.buffer.final_value_TN[1].tolist() == [0, 0, 2]
+def test_a_rollout_that_is_stopped_leaves_the_present_observation():
+    made, calls = collector(CUT_OFF, SOLVED), []
+
+    def stop_at_the_second(step: Step) -> bool:
+        calls.append(step)
+        return len(calls) < 2
+
+    assert made.collect(start(made), stop_at_the_second) is None
+    assert made.buffer.pos == 1
+    # Sub-environment 0 has begun anew, 1 has taken two decisions.
+    assert made.obs["image"][:, 0, 0, 0].tolist() == [0, 20]
 
 
-def test_a_callback_ends_a_rollout_and_the_environments_stay_where_they_are() -> None:
-    collector = make()
-    numbers = iter([True, False])
-    assert collector.collect(start(collector), lambda step: next(numbers)) is None
-    assert collector.obs["image"][:, 0, 0, 0].tolist() == [0, 0, 0]
-    assert collector.collect(start(collector), lambda step: True) is not None
+def test_noise_follows_from_place_and_rollout_alone():
+    together = collector(SOLVED, SOLVED, SOLVED, SOLVED)
+    together.collect(start(together, number=0), go_on)
+    alone = [collector(SOLVED, SOLVED, rank=rank) for rank in range(2)]
+    for made in alone:
+        made.collect(start(made, number=0), go_on)
+    first = together.policy.drawn
+    assert [low + high for low, high in zip(*(made.policy.drawn for made in alone), strict=True)] == first
+    assert len({number for numbers in first for number in numbers}) == 12
+    together.policy.drawn = []
+    together.collect(start(together, number=1), go_on)
+    together.collect(start(together, number=0), go_on)
+    assert together.policy.drawn[:3] != first
+    assert together.policy.drawn[3:] == first
 
 
-def test_rewards_of_steps_must_be_given_where_they_are_asked_for() -> None:
-    collector = make(reward_level="action")
-    with pytest.raises(BadValue, match="needs each step's reward"):
-        collector.collect(start(collector), lambda step: True)
+def test_rewards_of_steps_are_kept_where_steps_are_credited():
+    made = collector(CUT_OFF, SOLVED, env=StepRewards, reward_level="action")
+    made.collect(start(made), go_on)
+    assert made.buffer.step_reward_TNK[1].tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert made.buffer.step_value_TNK is None
+    assert collector(CUT_OFF, env=StepRewards).buffer.step_reward_TNK is None
 
 
-def test_environments_are_counted_over_all_ranks() -> None:
-    assert first_env(ScriptedVecEnv(SCRIPTS), ProcessGroup(rank=2, size=4)) == 6
+def test_what_steps_need_and_is_not_there_is_named():
+    made = collector(CUT_OFF, reward_level="action")
+    with pytest.raises(BadValue, match="infos\\['step_rewards'\\]"):
+        made.collect(start(made), go_on)
+    made = collector(CUT_OFF, env=StepRewards, reward_level="action", value_level="action")
+    with pytest.raises(BadValue, match="a critic with an output for each step"):
+        made.collect(start(made), go_on)
 
 
-def test_a_chunk_policy_is_told_by_its_methods() -> None:
+def test_chunk_policies_have_act_and_evaluate():
     assert is_chunk_policy(StandInPolicy)
     assert not is_chunk_policy(torch.nn.Module)

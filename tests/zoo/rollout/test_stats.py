@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 
+import numpy as np
 import pytest
+import torch
 
+from tests.zoo.rollout.steps import step
+from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.rollout.stats import PhaseClock, episode_metrics
+from zoo.rollout.stats import LogWindow, PhaseClock, RolloutRecorder, episode_metrics
+from zoo.rollout.types import Step
 
 
 def test_episode_numbers():
@@ -39,3 +46,83 @@ def test_phases_add_up_and_start_anew():
     )
     assert numbers["time/sim_steps_per_second"] == pytest.approx(4 * numbers["time/decisions_per_second"])
     assert "time/env_seconds" not in clock.read(decisions=0, sim_steps=0)
+
+
+def made_step(env: int, executed: int, *, task: int, lost: bool = False, total: float | None = None) -> Step:
+    """A decision of one sub-environment; with `total` its episode ends, of five steps."""
+    done = total is not None
+    made = step(
+        [env],
+        image=np.zeros((1, 1, 1, 3), dtype=np.uint8),
+        token=torch.zeros(1, 1, 1),
+        logprob=torch.zeros(1, 1, 1),
+        value=torch.zeros(1),
+        reward=[0.0],
+        executed=[executed],
+        terminated=[done and not lost],
+        truncated=[lost],
+    )
+    ended = {"return": total, "length": 5, "success_once": True, "success_at_end": False}
+    info = {"episode": {"r": total, "l": 5, "t": 0.5, **ended}, "is_success": True} if done else {}
+    return dataclasses.replace(made, infos=[info], lost_n=np.array([lost]), task_id_n=np.array([task]))
+
+
+def two_recorders() -> tuple[RolloutRecorder, RolloutRecorder]:
+    """Sub-environments 0 and 1 of one rank; sub-environment 2, the first of another."""
+    own, other = RolloutRecorder(), RolloutRecorder()
+    own.add(0, 0, made_step(0, 3, task=0))
+    own.add(0, 0, made_step(1, 3, task=4))
+    own.add(1, 0, made_step(1, 3, task=4))
+    own.add(1, 0, made_step(0, 1, task=0, total=1.0))
+    other.add(0, 2, made_step(0, 2, task=-1, total=7.0))
+    other.add(1, 2, made_step(0, 0, task=-1, total=8.0, lost=True))
+    return own, other
+
+
+def test_records_of_ranks_join_in_the_order_of_one_process():
+    own, other = two_recorders()
+    own.merge(json.loads(json.dumps(other.own())))
+    stats = own.finish(ProcessGroup(), 100)
+    # Decision 0: 3 + 3 + 2 simulator steps; decision 1: 3 + 1.
+    assert (stats.num_sim_steps, stats.num_timesteps) == (12, 112)
+    # The lost decision ran nothing.
+    assert (stats.num_decisions, stats.num_lost) == (5, 1)
+    assert stats.tasks == {0, 4}
+    assert [(episode.info["r"], episode.num_timesteps) for episode in stats.episodes] == [
+        (7.0, 108),
+        (1.0, 112),
+        (8.0, 112),
+    ]
+    assert [episode.success for episode in stats.episodes] == [True] * 3
+    record = EpisodeRecord(task_id=0, total_reward=1.0, length=5, success_once=True, success_at_end=False)
+    assert stats.episodes[1].record == record
+    assert stats.episodes[2].record is None
+
+
+def test_the_order_of_merging_does_not_matter():
+    own, other = two_recorders()
+    own.merge(other.own())
+    again, first = two_recorders()
+    first.merge(again.own())
+    assert first.finish(ProcessGroup(), 0) == own.finish(ProcessGroup(), 0)
+
+
+def test_an_interrupted_rollout_is_dropped():
+    own, _ = two_recorders()
+    own.begin()
+    own.add(0, 0, made_step(0, 2, task=1))
+    stats = own.finish(ProcessGroup(), 0)
+    assert (stats.num_timesteps, stats.num_decisions, stats.episodes, stats.tasks) == (2, 1, (), {1})
+
+
+def test_a_line_of_the_log_is_of_the_rollouts_since_the_last():
+    own, other = two_recorders()
+    window = LogWindow()
+    window.add(own.finish(ProcessGroup(), 0))
+    window.add(other.finish(ProcessGroup(), 10))
+    values = window.read(PhaseClock())
+    # Returns 1 and 7; the lost episode counts apart.
+    assert values["env/return"] == 4.0
+    assert values["env/num_trajectories"] == 2.0
+    assert values["env/episodes_lost"] == 1.0
+    assert "env/return" not in window.read(PhaseClock())

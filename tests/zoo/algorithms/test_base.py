@@ -1,0 +1,99 @@
+"""Settings, components and state that PPO and GRPO share."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import vla_gym
+from tests.zoo.stand_ins import ScriptedVecEnv, StandInPolicy
+from vla_gym.errors import BadValue
+from zoo import GRPO, PPO
+from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
+
+SCRIPT = [(0.0, 3, "on"), (1.0, 1, "terminated")]
+TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+
+
+def ppo(**settings: Any) -> PPO:
+    defaults = {"n_steps": 2, "batch_size": 2, "n_epochs": 1, "device": "cpu", "seed": 0}
+    return PPO(StandInPolicy, ScriptedVecEnv([SCRIPT, SCRIPT]), **{**defaults, **settings})
+
+
+def test_every_setting_becomes_an_attribute_of_its_name():
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, group_size=2)
+    models = {
+        PPOConfig: ppo(vf_coef=0.25, target_kl=0.5, dual_clip=3.0, micro_batch_size=1, reward_level="action"),
+        GRPOConfig: GRPO("VLAPolicy", envs, policy_kwargs=TINY, batch_size=8, target_kl=0.5, dual_clip=3.0),
+    }
+    for config, model in models.items():
+        for field in fields(config):
+            assert hasattr(model, field.name), field.name
+        assert (model.target_kl, model.dual_clip) == (0.5, 3.0)
+    assert (models[PPOConfig].vf_coef, models[PPOConfig].micro_batch_size) == (0.25, 1)
+    assert models[PPOConfig].reward_level == "action"
+    assert (models[GRPOConfig].batch_size, models[GRPOConfig].vf_coef) == (8, 0.0)
+
+
+def test_a_setting_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="gama"):
+        ppo(gama=0.5)
+
+
+def test_the_collector_is_replaced_when_what_it_holds_is():
+    model = ppo()
+    first = model.collector()
+    assert model.collector() is first
+    model.noise_seed += 1
+    second = model.collector()
+    assert second is not first
+    assert second.seed == model.noise_seed
+    model.set_env(ScriptedVecEnv([SCRIPT, SCRIPT]))
+    assert model.collector().env is model.env
+
+
+def test_the_learner_is_replaced_with_the_policys_optimiser():
+    model = ppo()
+    first = model.learner
+    assert model.learner is first
+    model.policy.optimizer = type(model.policy.optimizer)(model.policy.parameters(), lr=0.1)
+    assert model.learner.raw_optimizer is model.policy.optimizer
+
+
+def test_counters_go_and_come_back():
+    model = ppo()
+    model.learn(1)
+    counters = model.counters()
+    # Two decisions of 3 and 1 simulator steps in each of two sub-environments.
+    assert (counters.num_timesteps, counters.updates_done, counters.n_updates) == (8, 1, 1)
+    other = ppo()
+    other.restore_counters(replace(counters, noise_seed=99))
+    assert other.counters() == replace(counters, noise_seed=99)
+    assert other.rollout_start().number == 1
+    assert other.rollout_start().num_timesteps == 8
+
+
+def test_a_state_of_another_kind_of_environment_is_refused():
+    model = ppo()
+    model.learn(1)
+    state = model.capture_state()
+    assert state.env is None
+    with pytest.raises(BadValue, match="of another kind"):
+        model.restore_state(replace(state, env={"slots": []}))
+    model.num_timesteps = 0
+    model.restore_state(state)
+    assert model.num_timesteps == 8
+    assert [info["r"] for info in model.ep_info_buffer] == [1, 1]
+
+
+def test_parts_of_this_process_are_not_saved(tmp_path: Any):
+    model = ppo()
+    model.learn(1)
+    model.save(tmp_path / "model")
+    loaded = PPO.load(tmp_path / "model", env=ScriptedVecEnv([SCRIPT, SCRIPT]))
+    assert loaded.rollout_stats is None
+    assert loaded.tasks_seen == set()
+    assert loaded.noise_seed == model.noise_seed
+    assert loaded.collector() is not model.collector()
