@@ -6,7 +6,7 @@ Shape letters: see `vla_gym.specs`; P start states (groups), G members of a grou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -183,20 +183,18 @@ def check_levels(reward: str, value: str, logprob: str) -> None:
         )
 
 
+def _common_arguments(buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount) -> dict[str, Any]:
+    """Keyword arguments that `gae` and `step_gae` share."""
+    ends = {name: getattr(buffer, name) for name in ("terminated_TN", "truncated_TN", "final_value_TN")}
+    return {**ends, "last_value_N": last_value_N, "gamma": discount.gamma, "gae_lambda": discount.gae_lambda}
+
+
 def decision_advantages(
     buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, process_group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N]` and which of them count, bool; fills the critic's targets."""
-    advantage_TN = gae(
-        buffer.reward_TN,
-        buffer.value_TN,
-        terminated_TN=buffer.terminated_TN,
-        truncated_TN=buffer.truncated_TN,
-        final_value_TN=buffer.final_value_TN,
-        last_value_N=last_value_N,
-        gamma=discount.gamma,
-        gae_lambda=discount.gae_lambda,
-    )
+    common = _common_arguments(buffer, last_value_N, discount)
+    advantage_TN = gae(buffer.reward_TN, buffer.value_TN, **common)
     buffer.return_TN.copy_(advantage_TN + buffer.value_TN)
     return advantage_TN, buffer.executed_TN > 0
 
@@ -214,13 +212,8 @@ def step_advantages(
         buffer.step_reward_TNK,
         value_TNK,
         executed_TN=buffer.executed_TN,
-        terminated_TN=buffer.terminated_TN,
-        truncated_TN=buffer.truncated_TN,
-        final_value_TN=buffer.final_value_TN,
-        last_value_N=last_value_N,
-        gamma=discount.gamma,
-        gae_lambda=discount.gae_lambda,
         lambda_inside=None if own_values else 1.0,
+        **_common_arguments(buffer, last_value_N, discount),
     )
     buffer.return_TN.copy_(advantage_TNK[..., 0] + buffer.value_TN)
     if own_values:

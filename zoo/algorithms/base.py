@@ -173,30 +173,29 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     def make_collector(self) -> RolloutCollector:
         """Return a collector for the present environment, policy and buffer."""
-        assert self.env is not None
-        return RolloutCollector(
-            self.env,
-            self.policy,
-            self.chunk_buffer,
-            self.process_group,
-            self.noise_seed,
-            self.collector_config(),
-            self.clock,
-        )
+        return RolloutCollector(**self.collector_arguments())
+
+    def collector_arguments(self) -> dict[str, Any]:
+        """Arguments of a `RolloutCollector`."""
+        return {
+            "env": self.env,
+            "policy": self.policy,
+            "buffer": self.chunk_buffer,
+            "process_group": self.process_group,
+            "seed": self.noise_seed,
+            "config": CollectorConfig(
+                num_decisions=self.n_steps,
+                reward_level=self.reward_level,
+                value_level=self.value_level,
+                bootstrap_time_limit=self.bootstrap_time_limit,
+            ),
+            "clock": self.clock,
+        }
 
     def rollout_start(self) -> RolloutStart:
         """Return where the coming rollout begins."""
         obs: Any = self._last_obs
         return RolloutStart(number=self._updates_done, num_timesteps=self.num_timesteps, obs=obs)
-
-    def collector_config(self) -> CollectorConfig:
-        """Settings of this process's collector."""
-        return CollectorConfig(
-            num_decisions=self.n_steps,
-            reward_level=self.reward_level,
-            value_level=self.value_level,
-            bootstrap_time_limit=self.bootstrap_time_limit,
-        )
 
     def rollout_data(self) -> RolloutData:
         """The rollout in the buffer, as the update goes over it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -58,6 +58,7 @@ class GRPO(VLAOnPolicyAlgorithm):
     The other parameters are those of `PPO`.
     """
 
+    log_name = "GRPO"
     rollouts_per_update: int
     score_bounds: tuple[float, float] | None
     resample_dead_groups: int
@@ -162,10 +163,6 @@ class GRPO(VLAOnPolicyAlgorithm):
             clip_high=low if self.clip_range_high is None else self.clip_range_high,
             dual_clip=self.dual_clip,
             ent_coef=self.ent_coef,
-            vf_coef=0.0,
-            clip_vf=None,
-            value_clip="replace",
-            huber_delta=None,
             kl_coef=self.kl_coef,
         )
 
@@ -238,22 +235,13 @@ class GRPO(VLAOnPolicyAlgorithm):
         return start
 
     def make_collector(self) -> RolloutCollector:
-        assert self.env is not None
-        return GroupCollector(
-            self.env,
-            self.policy,
-            self.chunk_buffer,
-            self.process_group,
-            self.noise_seed,
-            self.collector_config(),
-            self.clock,
-            groups=GroupConfig(
-                group_size=self.group_size,
-                num_rounds=self.rollouts_per_update,
-                max_extra_rounds=self.resample_dead_groups,
-                has_signal=self.has_signal,
-            ),
+        groups = GroupConfig(
+            group_size=self.group_size,
+            num_rounds=self.rollouts_per_update,
+            max_extra_rounds=self.resample_dead_groups,
+            has_signal=self.has_signal,
         )
+        return GroupCollector(**self.collector_arguments(), groups=groups)
 
     def counters(self) -> Counters:
         return replace(
@@ -285,17 +273,3 @@ class GRPO(VLAOnPolicyAlgorithm):
                 ratio_gap=values["train/actor/ratio_first_gap"],
             )
         self.training_warnings.check(health)
-
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "GRPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """See `VLAOnPolicyAlgorithm.learn`."""
-        return super().learn(
-            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-        )

@@ -194,7 +194,7 @@ class Learner:
 
 
 def ignore_frozen_parameters(module: nn.Module) -> None:
-    """Have data parallelism send neither frozen parameters (every rank has read them) nor buffers."""
+    """Exclude frozen parameters, which every rank has read, and buffers from data parallelism."""
     ignored = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     ignored += [name for name, _ in module.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)

@@ -126,17 +126,17 @@ class PPOLoss:
     """Lower bound of the ratio is 1 - clip_low."""
     clip_high: float
     """Upper bound is 1 + clip_high."""
-    dual_clip: float | None
+    dual_clip: float | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|; None = no cap."""
-    ent_coef: float
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
-    vf_coef: float
+    vf_coef: float = 0.0
     """Weight of the value error; 0 means there is no critic."""
-    clip_vf: float | None
+    clip_vf: float | None = None
     """Largest move of a value per update; None = free."""
-    value_clip: ValueClip
+    value_clip: ValueClip = "replace"
     """How the clipped value is used."""
-    huber_delta: float | None
+    huber_delta: float | None = None
     """None = squared error."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy."""

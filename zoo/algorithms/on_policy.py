@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -32,16 +32,21 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
     environment and step.
     """
 
+    log_name: ClassVar[str]
+    """Name of the run in TensorBoard."""
+
     def learn(
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
-        tb_log_name: str = "OnPolicyAlgorithm",
+        tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
         """Train until `num_timesteps` reaches `total_timesteps` (more by the rest of the last rollout).
+
+        As Stable-Baselines3's; `tb_log_name` None is "PPO" or "GRPO".
 
         To go on after `zoo.training.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
         `reset_num_timesteps=False`: schedules then continue as if nothing had happened.
@@ -52,7 +57,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         check_precision(self.policy)
         iteration = 0
         total_timesteps, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            total_timesteps, callback, reset_num_timesteps, tb_log_name or self.log_name, progress_bar
         )
         callback.on_training_start(locals(), globals())
         assert self.env is not None

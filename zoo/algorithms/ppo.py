@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
@@ -78,6 +78,7 @@ class PPO(VLAOnPolicyAlgorithm):
     :param process_group: processes that train together; None = all that a launcher has started.
     """
 
+    log_name = "PPO"
     clip_range_vf: Any
     value_clip: ValueClip
     huber_delta: float | None
@@ -256,17 +257,3 @@ class PPO(VLAOnPolicyAlgorithm):
         reach = 1 / (1 - self.gamma) if self.gamma < 1 else math.inf
         largest_return = self._largest_reward * min(reach, 10 * self.n_steps)
         return math.sqrt(error) / largest_return
-
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "PPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """See `VLAOnPolicyAlgorithm.learn`."""
-        return super().learn(
-            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-        )

@@ -27,7 +27,7 @@ _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
 
 @dataclass(frozen=True, kw_only=True)
 class _MicroBatchRecord:
-    """What is kept of a micro-batch, without graphs; values are those that carry weight, flat."""
+    """Numbers of a micro-batch, without graphs; values are those that carry weight, flat."""
 
     minibatch: int
     weight: float

@@ -148,7 +148,7 @@ def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
         members = start_states[first : first + group_size]
         if len(set(members)) != 1:
             raise AssertionError(
-                f"group {first // group_size} (slots {first} .. {first + group_size - 1}) began in "
+                f"group {first // group_size} (sub-environments {first} .. {first + group_size - 1}) began in "
                 f"{len(set(members))} different states: {', '.join(state[:_SHORT] for state in members)}"
             )
 

@@ -145,5 +145,7 @@ def test_no_groups_no_line():
 
 def test_groups_that_began_in_different_states_are_an_error():
     check_shared_start(["a", "a", "b", "b"], 2)
-    with pytest.raises(AssertionError, match=r"group 1 \(slots 2 .. 3\) began in 2 different states: b, c"):
+    with pytest.raises(
+        AssertionError, match=r"group 1 \(sub-environments 2 .. 3\) began in 2 different states: b, c"
+    ):
         check_shared_start(["a", "a", "b", "c"], 2)
