@@ -23,7 +23,7 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values)[:, None]
 
 
-def one_slot(
+def one_env(
     reward: list[float],
     value: list[float],
     *,
@@ -51,16 +51,16 @@ def one_slot(
 
 def test_the_last_row_bootstraps_with_the_value_that_follows():
     # delta = 1 + 0.5 * 6 - 2 = 2
-    assert one_slot([1], [2], last_value=6) == [2]
+    assert one_env([1], [2], last_value=6) == [2]
 
 
 def test_lambda_adds_up_the_deltas():
     # delta_2 = 4 + 0.5 * 2 - 1 = 4;  delta_1 = 0 + 0.5 * 1 - 3 = -2.5, plus 0.5 * 0.5 * 4 = 1
-    assert one_slot([0, 4], [3, 1], last_value=2, gae_lambda=0.5) == [-1.5, 4]
+    assert one_env([0, 4], [3, 1], last_value=2, gae_lambda=0.5) == [-1.5, 4]
 
 
 def test_lambda_zero_is_one_step_temporal_difference():
-    assert one_slot([0, 4], [3, 1], last_value=2, gae_lambda=0.0) == [-2.5, 4]
+    assert one_env([0, 4], [3, 1], last_value=2, gae_lambda=0.0) == [-2.5, 4]
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,20 @@ def test_lambda_zero_is_one_step_temporal_difference():
     ],
 )
 def test_nothing_of_the_next_episode_leaks_past_a_termination(done_at: int, expected: list[float]):
-    assert one_slot([1, 1, 1], [0, 0, 0], terminated=(done_at,), last_value=8) == expected
+    assert one_env([1, 1, 1], [0, 0, 0], terminated=(done_at,), last_value=8) == expected
 
 
 def test_a_truncated_decision_bootstraps_with_its_own_last_observation():
     # 1 + 0.5 * 4 - 2 = 1; the row after it (value 100) begins another episode and does not count.
-    assert one_slot([1, 0], [2, 100], truncated=(0,), final_value={0: 4}, last_value=0)[0] == 1
+    assert one_env([1, 0], [2, 100], truncated=(0,), final_value={0: 4}, last_value=0)[0] == 1
 
 
 def test_a_truncation_at_the_last_row_ignores_the_value_that_follows():
-    assert one_slot([1], [2], truncated=(0,), final_value={0: 4}, last_value=1000) == [1]
+    assert one_env([1], [2], truncated=(0,), final_value={0: 4}, last_value=1000) == [1]
 
 
 def test_termination_wins_over_truncation():
-    assert one_slot([1], [2], terminated=(0,), truncated=(0,), final_value={0: 4}) == [-1]
+    assert one_env([1], [2], terminated=(0,), truncated=(0,), final_value={0: 4}) == [-1]
 
 
 def test_slots_do_not_mix():
@@ -109,26 +109,26 @@ def test_gae_agrees_with_stable_baselines3_on_random_data():
     from stable_baselines3.common.buffers import RolloutBuffer
 
     rng = np.random.default_rng(0)
-    steps, slots = 12, 3
+    steps, num_envs = 12, 3
     box = spaces.Box(-1, 1, (1,), np.float32)
-    theirs = RolloutBuffer(steps, box, box, device="cpu", gae_lambda=0.9, gamma=0.97, n_envs=slots)
-    reward, value = (rng.normal(size=(steps, slots)).astype(np.float32) for _ in range(2))
-    done = rng.random((steps, slots)) < 0.3
-    last = rng.normal(size=slots).astype(np.float32)
-    starts = np.vstack([np.ones((1, slots)), done[:-1]])
-    theirs.rewards, theirs.values, theirs.episode_starts = reward, value, starts.astype(np.float32)
-    theirs.compute_returns_and_advantage(torch.from_numpy(last), done[-1])
-    ours = gae(
+    sb3 = RolloutBuffer(steps, box, box, device="cpu", gae_lambda=0.9, gamma=0.97, n_envs=num_envs)
+    reward, value = (rng.normal(size=(steps, num_envs)).astype(np.float32) for _ in range(2))
+    done = rng.random((steps, num_envs)) < 0.3
+    last = rng.normal(size=num_envs).astype(np.float32)
+    starts = np.vstack([np.ones((1, num_envs)), done[:-1]])
+    sb3.rewards, sb3.values, sb3.episode_starts = reward, value, starts.astype(np.float32)
+    sb3.compute_returns_and_advantage(torch.from_numpy(last), done[-1])
+    advantage_TN = gae(
         torch.from_numpy(reward),
         torch.from_numpy(value),
         terminated_TN=torch.from_numpy(done),
-        truncated_TN=torch.zeros(steps, slots, dtype=torch.bool),
-        final_value_TN=torch.zeros(steps, slots),
+        truncated_TN=torch.zeros(steps, num_envs, dtype=torch.bool),
+        final_value_TN=torch.zeros(steps, num_envs),
         last_value_N=torch.from_numpy(last),
         gamma=0.97,
         gae_lambda=0.9,
     )
-    torch.testing.assert_close(ours, torch.from_numpy(theirs.advantages), atol=1e-5, rtol=0)
+    torch.testing.assert_close(advantage_TN, torch.from_numpy(sb3.advantages), atol=1e-5, rtol=0)
 
 
 def test_shapes_that_do_not_fit_are_named():
@@ -168,7 +168,7 @@ def test_groups_are_judged_by_themselves():
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0, 0.1])
-def test_a_dead_group_has_exactly_zero_advantage(score: float):
+def test_a_zero_variance_group_has_exactly_zero_advantage(score: float):
     assert group_advantage(torch.full((1, 3), score)).tolist() == [[0.0, 0.0, 0.0]]
 
 
@@ -177,7 +177,7 @@ def test_a_group_needs_two_members():
         group_advantage(torch.zeros(3, 1))
 
 
-def test_live_groups_are_those_with_winners_and_losers():
+def test_groups_with_signal_are_those_with_winners_and_losers():
     score_PG = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
     assert groups_with_signal(score_PG).tolist() == [False, True, False]
 
@@ -205,7 +205,7 @@ def ends(num_decisions: int, num_envs: int, **at: list[tuple[int, int]]) -> dict
     return {f"{name}_TN": flag for name, flag in flags.items()}
 
 
-# One slot: two steps paying 1 and 2 with values 3 and 4, then one step paying 5 with value 6 that ends it.
+# One sub-environment: two steps paying 1 and 2 with values 3 and 4, then one step paying 5 with value 6 that ends it.
 REWARD = torch.tensor([[[1.0, 2.0]], [[5.0, 0.0]]])
 EXECUTED = torch.tensor([[2], [1]])
 REST = {
@@ -262,7 +262,7 @@ def random_rollout(num_decisions: int, num_envs: int, chunk: int) -> dict[str, T
 
 
 def chunk_level(rollout: dict[str, Tensor], reward_TN: Tensor, gamma: float, gae_lambda: float) -> Tensor:
-    rest = {name: one for name, one in rollout.items() if name not in ("reward_TNK", "value_TNK")}
+    rest = {name: tensor for name, tensor in rollout.items() if name not in ("reward_TNK", "value_TNK")}
     return gae(reward_TN, rollout["value_TNK"][..., 0], gamma=gamma, gae_lambda=gae_lambda, **rest)
 
 
@@ -318,7 +318,7 @@ def test_steps_of_a_scripted_rollout_by_hand():
     model = scripted()
     model.learn(1)
     buffer = model.chunk_buffer
-    # Slot 1 is paid 2 in its eighth step; each step before is worth half, less the chunk's value 0, 1, 2.
+    # Sub-environment 1 is paid 2 in its eighth step; each step before is worth half, less the chunk's value 0, 1, 2.
     expected = [[2**-6, 2**-5, 2**-4], [2**-3 - 1, 2**-2 - 1, 2**-1 - 1], [1 - 2, 2 - 2, 0]]
     assert buffer.step_advantage_TNK[:, 1].tolist() == expected
     assert buffer.return_TN[:, 1].tolist() == [2**-6, 2**-3, 1]

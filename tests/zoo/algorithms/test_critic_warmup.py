@@ -26,10 +26,10 @@ def updates(model: PPO, count: int) -> None:
 
 def named(model: PPO) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Copies of the critic's parameters and of all others."""
-    critic = {id(one) for one in critic_parameters(model.policy)}
+    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
     parts: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
-    for name, one in model.policy.named_parameters():
-        parts[id(one) not in critic][name] = one.detach().clone()
+    for name, parameter in model.policy.named_parameters():
+        parts[id(parameter) not in critic][name] = parameter.detach().clone()
     return parts
 
 
@@ -42,8 +42,8 @@ def test_the_policy_rests_to_the_bit_while_the_critic_learns():
     sample = model.policy.act(obs)
     updates(model, 2)
     critic, policy = named(model)
-    assert all(torch.equal(policy[name], one) for name, one in policy_before.items())
-    assert not any(torch.equal(critic[name], one) for name, one in critic_before.items())
+    assert all(torch.equal(policy[name], tensor) for name, tensor in policy_before.items())
+    assert not any(torch.equal(critic[name], tensor) for name, tensor in critic_before.items())
     assert torch.equal(model.policy.evaluate(obs, sample.record).logprob_BKA, sample.logprob_BKA)
     assert [row["train/critic/warmup"] for row in model.logger.output_formats[0].rows] == [1.0, 1.0]
     assert [row["train/actor/approx_kl_k3"] for row in model.logger.output_formats[0].rows] == pytest.approx(
@@ -58,16 +58,20 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     critic = critic_parameters(model.policy)
     updates(model, 1)
     # Two epochs over 20 decisions in minibatches of at most 8.
-    assert [float(state[one]["step"]) for one in critic] == [6.0] * len(critic)
+    assert [float(state[parameter]["step"]) for parameter in critic] == [6.0] * len(critic)
     assert set(state) == set(critic)
     _, policy_before = named(model)
     updates(model, 1)
-    assert [float(state[one]["step"]) for one in critic] == [12.0] * len(critic)
-    others = [one for one in model.policy.parameters() if all(one is not other for other in critic)]
-    assert {float(state[one]["step"]) for one in others} == {6.0}
+    assert [float(state[parameter]["step"]) for parameter in critic] == [12.0] * len(critic)
+    others = [
+        parameter
+        for parameter in model.policy.parameters()
+        if all(parameter is not other for other in critic)
+    ]
+    assert {float(state[parameter]["step"]) for parameter in others} == {6.0}
     _, policy = named(model)
-    assert not any(torch.equal(policy[name], one) for name, one in policy_before.items())
-    assert all(one.requires_grad for one in model.policy.parameters())
+    assert not any(torch.equal(policy[name], tensor) for name, tensor in policy_before.items())
+    assert all(parameter.requires_grad for parameter in model.policy.parameters())
 
 
 @pytest.mark.processes
@@ -121,8 +125,8 @@ def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
     assert critic
     if result.logprob_BKA.requires_grad:
         used = torch.autograd.grad(result.logprob_BKA.sum(), critic, allow_unused=True, retain_graph=True)
-        assert all(one is None or not one.any() for one in used)
+        assert all(gradient is None or not gradient.any() for gradient in used)
     assert any(
-        one is not None and one.any()
-        for one in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
+        gradient is not None and gradient.any()
+        for gradient in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
     )

@@ -33,7 +33,7 @@ def toy(**kwargs: Any) -> GRPO:
 def two_groups(**kwargs: Any) -> GRPO:
     """As if this had just been collected, in four decisions of three steps (K * A = 6 tokens).
 
-    Group 0: slot 1 succeeds at once, the others run out of time; group 1: all run out of time.
+    Group 0: sub-environment 1 succeeds at once, the others run out of time; group 1: all run out of time.
     """
     model = toy(**kwargs)
     model.n_steps = 4
@@ -72,7 +72,7 @@ def test_every_executed_decision_carries_its_episodes_group_advantage():
 
 
 @pytest.mark.parametrize(("level", "elements"), [("token", 6), ("action", 3), ("chunk", 1)])
-def test_each_kept_episode_weighs_the_same_and_dead_groups_nothing(level: str, elements: int):
+def test_each_kept_episode_weighs_the_same_and_zero_variance_groups_nothing(level: str, elements: int):
     model = two_groups(logprob_level=level)
     model.compute_returns_and_advantages(collected())
     buffer = model.chunk_buffer
@@ -93,7 +93,7 @@ def test_what_is_logged_of_the_groups():
     assert logged["rollout/returns_mean"] == pytest.approx(1 / 8)
 
 
-def test_score_bounds_drop_live_groups_too():
+def test_score_bounds_drop_groups_with_variance_too():
     model = two_groups(score_bounds=(0.3, 0.9))
     model.compute_returns_and_advantages(collected())
     assert model.logger.name_to_value["rollout/groups_kept"] == 0.0
@@ -165,12 +165,12 @@ def standing_still() -> GRPO:
     return model
 
 
-def test_when_all_groups_are_dead_nothing_is_learnt_and_it_is_said():
+def test_when_no_group_has_variance_nothing_is_learnt_and_it_is_said():
     model = standing_still()
-    before = {name: one.clone() for name, one in model.policy.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
     with pytest.warns(UserWarning, match=r"AllGroupsDead.*temperature"):
         model.learn(1)
-    assert all(torch.equal(one, before[name]) for name, one in model.policy.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.policy.state_dict().items())
 
 
 @pytest.mark.filterwarnings("ignore:AllGroupsDead")
@@ -198,7 +198,7 @@ def test_a_run_without_a_single_success_is_refused_with_advice():
     assert model.counters().no_signal_episodes == model._barren_episodes
 
 
-def test_a_success_begins_the_count_of_barren_episodes_anew():
+def test_a_success_begins_the_count_of_episodes_without_signal_anew():
     model = toy()
     model._barren_episodes = 255
     model.learn(1)

@@ -19,7 +19,7 @@ from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
 
-# Slot 0 is cut off by time after two decisions, slot 1 solves its task in three.
+# Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
 SCRIPTS = [
     [(0.0, 3, "on"), (1.0, 1, "truncated")],
     [(0.0, 3, "on"), (0.0, 3, "on"), (2.0, 2, "terminated")],
@@ -49,8 +49,8 @@ def test_advantages_of_a_scripted_rollout_by_hand():
     buffer = model.chunk_buffer
     # Values are a tenth of the picture: 0, 1, 2 ... at decision 0, 1, 2 of an episode.
     assert buffer.value_TN.tolist() == [[0, 0], [1, 1], [0, 2]]
-    # Slot 0: the cut-off episode ended on picture 20 (value 2): 1 + 0.5 * 2 = 2, and 0.5 * 2 = 1 before it.
-    # Its next episode's first decision: 0 + 0.5 * V(1) = 0.5. Slot 1: 2, then 0.5 * 2, then 0.5 * 1.
+    # Sub-environment 0: the cut-off episode ended on picture 20 (value 2): 1 + 0.5 * 2 = 2, and 0.5 * 2 = 1 before it.
+    # Its next episode's first decision: 0 + 0.5 * V(1) = 0.5. Sub-environment 1: 2, then 0.5 * 2, then 0.5 * 1.
     assert buffer.return_TN.tolist() == [[1, 0.5], [2, 1], [0.5, 2]]
     assert buffer.advantage_TN.tolist() == [[1, 0.5], [1, 0], [0.5, 0]]
 
@@ -59,7 +59,7 @@ def test_a_time_limit_can_be_an_end_like_any_other():
     model = scripted(normalize_advantage=False, bootstrap_time_limit=False)
     model.learn(1)
     buffer = model.chunk_buffer
-    # Slot 0 gets its reward of 1 and nothing for what it would have seen next; the rollout's own end still counts.
+    # Sub-environment 0 gets its reward of 1 and no further value; the rollout's own end still has one.
     assert buffer.return_TN.tolist() == [[0.5, 0.5], [1, 1], [0.5, 2]]
     assert buffer.terminated_TN.tolist() == [[False, False], [True, False], [False, True]]
 
@@ -207,12 +207,12 @@ def test_target_kl_ends_the_update_before_the_step_that_would_go_further():
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
     model = scripted(batch_size=6)
     model.policy.evaluate = _infinite_values(model.policy.evaluate)
-    before = {name: one.clone() for name, one in model.policy.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
     with pytest.warns(UserWarning, match="GradientNotFinite"):
         model.learn(1)
     assert model.logger.output_formats[0].rows[-1]["train/actor/skipped_steps"] == 1
-    for name, one in model.policy.state_dict().items():
-        assert torch.equal(one, before[name])
+    for name, tensor in model.policy.state_dict().items():
+        assert torch.equal(tensor, before[name])
 
 
 def _infinite_values(evaluate: Any) -> Any:
@@ -342,8 +342,8 @@ def test_the_first_update_is_stable_baselines3s(policy: str, make: Any, kwargs: 
         seen.append(
             {name: model.logger.name_to_value[f"train/{name}"] for name in COMPARED} | {"n": model._n_updates}
         )
-    for name, theirs in seen[0].items():
-        assert seen[1][name] == pytest.approx(theirs, rel=1e-5, abs=1e-5), name
+    for name, value in seen[0].items():
+        assert seen[1][name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
 
 def test_later_weights_are_stable_baselines3s_too():
@@ -353,11 +353,11 @@ def test_later_weights_are_stable_baselines3s_too():
         ).learn(512)
         for algorithm in (stable_baselines3.PPO, PPO)
     ]
-    for theirs, ours in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for expected, parameter in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_plain_policies_take_the_options_that_are_ours():
+def test_plain_policies_take_the_options_beyond_stable_baselines3s():
     model = PPO(
         "MlpPolicy",
         "CartPole-v1",
@@ -400,7 +400,7 @@ def test_parts_of_a_minibatch_make_the_same_step(level: str):
             batch_size=6, n_epochs=3, logprob_level=level, micro_batch_size=micro, target_kl=10.0
         )
         model.learn(1)
-        weights.append([one.detach() for one in model.policy.parameters()])
+        weights.append([parameter.detach() for parameter in model.policy.parameters()])
         assert model._n_updates == 3
     for whole, gathered in zip(*weights, strict=True):
         torch.testing.assert_close(gathered, whole, rtol=1e-5, atol=1e-7)
@@ -411,6 +411,6 @@ def test_plain_policies_take_parts_too():
     for micro in (None, 10):
         model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu",
                     micro_batch_size=micro).learn(64)  # fmt: skip
-        weights.append([one.detach() for one in model.policy.parameters()])
+        weights.append([parameter.detach() for parameter in model.policy.parameters()])
     for whole, gathered in zip(*weights, strict=True):
         torch.testing.assert_close(gathered, whole, rtol=1e-4, atol=1e-6)

@@ -122,10 +122,10 @@ def test_the_reference_is_the_policy_before_training():
 def test_switching_off_leaves_no_trace():
     model = make("ppo")
     network = model.policy.backbone.network
-    flags = [one.requires_grad for one in network.parameters()]
+    flags = [parameter.requires_grad for parameter in network.parameters()]
     with pytest.raises(KeyError), switched_off(network):
         raise KeyError
-    assert [one.requires_grad for one in network.parameters()] == flags
+    assert [parameter.requires_grad for parameter in network.parameters()] == flags
     assert any(flags)
     assert not all(flags)
 

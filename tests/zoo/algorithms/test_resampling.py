@@ -1,4 +1,4 @@
-"""Dead groups give way to live ones, within the rounds allowed."""
+"""Groups with signal replace zero-variance groups, within the rounds allowed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, sav
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
 
-def test_live_groups_of_a_further_round_take_the_places_of_dead_ones():
+def test_groups_with_signal_of_a_further_round_replace_those_without():
     model = toy(resample_dead_groups=3)
-    # Group 1 is dead; of the further round group 0 is alive, so it moves into slots 4 .. 7; then all are alive.
+    # Group 1 lacks signal; of the further round group 0 has it and moves to columns 4 .. 7; then all have it.
     answers = iter([[True, False], [True, False], [True, True], [True, True]])
     seen = []
 

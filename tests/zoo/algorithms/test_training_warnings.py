@@ -66,15 +66,15 @@ def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, k
 
 def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
     alarms, sick = TrainingWarnings(), UpdateHealth(kl=1.0)
-    told = []
+    warned = []
     for occurrence in range(1, 11):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert alarms.check(sick) == ["KLHigh"]
         if caught:
             assert issubclass(caught[0].category, TrainingWarning)
-            told.append(occurrence)
-    assert told == [1, 2, 4, 8]
+            warned.append(occurrence)
+    assert warned == [1, 2, 4, 8]
 
 
 def test_the_entropy_of_a_density_is_not_judged():
@@ -94,9 +94,9 @@ def test_families_say_which_kind_their_log_probabilities_are(name: str):
 
 
 def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
-    dead = {**HEALTHY, "groups_with_signal": 0}
-    assert list(faults(UpdateHealth(**dead, no_signal_updates=4))) == ["AllGroupsDead"]
-    found = faults(UpdateHealth(**dead, no_signal_updates=5))
+    no_signal = {**HEALTHY, "groups_with_signal": 0}
+    assert list(faults(UpdateHealth(**no_signal, no_signal_updates=4))) == ["AllGroupsDead"]
+    found = faults(UpdateHealth(**no_signal, no_signal_updates=5))
     assert "demonstrations" in found["NoSuccessAtAll"]
 
 

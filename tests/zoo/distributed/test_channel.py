@@ -26,7 +26,7 @@ TALK = textwrap.dedent("""
         for number in range(3):
             metadata, tensors = channel.receive(0)
             assert metadata == {"number": number, "words": "höher"}, metadata
-            assert tensors["a"].tolist() == [10 * number + one for one in range(3)], tensors
+            assert tensors["a"].tolist() == [10 * number + place for place in range(3)], tensors
             assert tensors["b"].shape == (0, 2)
         channel.send(0, ["done"])
     channel.wait()

@@ -42,9 +42,9 @@ def test_a_rollout_rank_steps_the_simulators_of_an_env_rank(servers: EnvServers)
     here, there = make_vec("Toy-Reach", 4, chunk=2, seed=3), remote(servers)
     assert np.array_equal(here.reset()[0]["image"], there.reset()[0]["image"])
     actions = np.full((4, 2, 2), 0.5)
-    ours, theirs = here.step(actions), there.step(actions)
-    assert np.array_equal(ours[0]["image"], theirs[0]["image"])
-    assert ours[4]["start_state"].tolist() == theirs[4]["start_state"].tolist()
+    stepped, served_step = here.step(actions), there.step(actions)
+    assert np.array_equal(stepped[0]["image"], served_step[0]["image"])
+    assert stepped[4]["start_state"].tolist() == served_step[4]["start_state"].tolist()
     there.close()
     servers.join()
 
@@ -53,7 +53,7 @@ def test_what_ends_a_server_is_raised_by_its_rank(servers: EnvServers):
     servers.start(served)
     envs = remote(servers)
     envs.reset()
-    servers._envs[0].close()  # its slots are gone
+    servers._envs[0].close()  # its sub-environments are gone
     with pytest.raises(WorkerFailed):
         envs.step(np.zeros((4, 2, 2)))
     with pytest.raises(WorkerFailed):

@@ -44,9 +44,9 @@ def train(processes: int, folder: Path, *params: str, config: str = FSDP, precis
     return only_run(folder)
 
 
-def same_updates(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+def same_updates(first: list[dict[str, float]], second: list[dict[str, float]]) -> None:
     """To 1e-4, but for explained variances, which divide by next to nothing here."""
-    for left, right in zip(ours, theirs, strict=True):
+    for left, right in zip(first, second, strict=True):
         for key in (key for key in left if "explained" not in key):
             assert left[key] == pytest.approx(right[key], rel=1e-4, abs=1e-4)
 
@@ -55,20 +55,20 @@ def same_updates(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -
 def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) -> None:
     alone, parted = train(1, tmp_path / "alone"), train(2, tmp_path / "parted")
     same_updates(updates(alone), updates(parted))
-    ours, theirs = first_checkpoint(alone), first_checkpoint(parted)
-    assert ours.name == theirs.name
+    whole, sharded = first_checkpoint(alone), first_checkpoint(parted)
+    assert whole.name == sharded.name
     for file in ("model.safetensors", "optimizer.safetensors"):
-        same_tensors(ours, theirs, file, 1e-4)
+        same_tensors(whole, sharded, file, 1e-4)
     for processes in (1, 4):
         folder = tmp_path / str(processes)
-        finish(start(processes, ["-i", str(theirs), "-f", str(folder)], config=FSDP))
+        finish(start(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP))
         same_updates(updates(only_run(folder)), updates(alone)[1:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
 def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
-    """Most parameters have no gradient then, and nobody may wait for one."""
+    """Most parameters have no gradient then, and no rank may wait for it."""
     alone, two = (
         train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config)
         for processes in (1, 2)

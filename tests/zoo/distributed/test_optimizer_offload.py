@@ -31,10 +31,10 @@ def test_only_what_is_elsewhere_moves_and_its_home_is_told():
 def test_an_update_after_a_rest_is_the_same():
     (net, optimizer), (other, unrested) = stepped("cpu"), stepped("cpu")
     with offloaded_state(optimizer):
-        assert all(one.grad is None for one in net.parameters())
-    for one, its in ((net, optimizer), (other, unrested)):
+        assert all(parameter.grad is None for parameter in net.parameters())
+    for network, its in ((net, optimizer), (other, unrested)):
         its.zero_grad()
-        one(torch.ones(1, 64)).square().sum().backward()
+        network(torch.ones(1, 64)).square().sum().backward()
         its.step()
     assert torch.equal(net.weight, other.weight)
 
@@ -43,13 +43,15 @@ def test_an_update_after_a_rest_is_the_same():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_has_the_memory_while_it_rests():
     net, optimizer = stepped("cuda")
-    before = {id(one): one.clone() for values in optimizer.state.values() for one in values.values()}
+    before = {id(value): value.clone() for values in optimizer.state.values() for value in values.values()}
     held = torch.cuda.memory_allocated()
     with offloaded_state(optimizer):
         # Gradients and two moments of 64 x 64 + 64 float32 numbers.
         assert held - torch.cuda.memory_allocated() >= 3 * 4 * (64 * 64 + 64)
     assert len(before) == sum(len(values) for values in optimizer.state.values())
     assert all(
-        values["exp_avg"].device == one.device for one, values in optimizer.state.items() if one.is_cuda
+        values["exp_avg"].device == weight.device
+        for weight, values in optimizer.state.items()
+        if weight.is_cuda
     )
     assert next(net.parameters()).is_cuda

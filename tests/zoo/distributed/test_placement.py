@@ -35,7 +35,7 @@ def test_separate_roles():
     split = parse_placement("env=0-1,rollout=2,actor=3", 4)
     assert split == Placement(env=(0, 1), rollout=(2,), actor=(3,), size=4)
     assert (split.everywhere, split.remote_envs, split.weights_to) == (False, True, (2,))
-    # The rollout rank's slots: a half on each env rank, which serves it alone.
+    # The rollout rank's sub-environments: a half on each env rank, which serves it alone.
     assert split.servers_of(2) == ((0, 0), (1, 0))
     assert split.clients_of(0) == 1
 
@@ -111,31 +111,31 @@ def test_staleness_needs_ranks_that_only_decide():
 
 def test_blocks_and_overlaps():
     assert [block(place, 3, 12) for place in range(3)] == [range(4), range(4, 8), range(8, 12)]
-    # Two collectors of six slots, three learners of four.
+    # Two collectors of six sub-environments, three learners of four.
     assert overlap(block(0, 2, 12), block(1, 3, 12)) == range(4, 6)
     assert overlap(block(1, 2, 12), block(1, 3, 12)) == range(6, 8)
     assert len(overlap(block(0, 2, 12), block(2, 3, 12))) == 0
 
 
 def test_columns_follow_rounds():
-    # Of slots 4..7, two rounds: slots 5 and 6 are columns 1, 2 of the first and 5, 6 of the second.
+    # Of sub-environments 4..7, two rounds: 5 and 6 are columns 1, 2 of the first and 5, 6 of the second.
     assert columns_of(range(5, 7), range(4, 8), 2).tolist() == [1, 2, 5, 6]
 
 
-def buffer(slots: int, rounds: int) -> ChunkRolloutBuffer:
+def buffer(num_envs: int, rounds: int) -> ChunkRolloutBuffer:
     space = spaces.Dict({"image": spaces.Box(0, 255, (1,), np.uint8)})
-    return ChunkRolloutBuffer(2, space, spaces.Box(-1, 1, (1, 1)), "cpu", n_envs=slots, rollouts=rounds)
+    return ChunkRolloutBuffer(2, space, spaces.Box(-1, 1, (1, 1)), "cpu", n_envs=num_envs, rollouts=rounds)
 
 
 def filled(held: range, rounds: int) -> ChunkRolloutBuffer:
-    """Row t of slot s in round r: 100 r + 10 t + s everywhere."""
-    one = buffer(len(held), rounds)
+    """Row t of sub-environment s in round r: 100 r + 10 t + s everywhere."""
+    result = buffer(len(held), rounds)
     for row in range(2):
         for number in range(rounds):
-            value_n = np.array([100 * number + 10 * row + slot for slot in held])
+            value_n = np.array([100 * number + 10 * row + env for env in held])
             tensor_n = torch.from_numpy(value_n)
             cut_off = value_n % 3 == 0
-            one.write(
+            result.write(
                 row,
                 number * len(held) + np.arange(len(held)),
                 step(
@@ -153,7 +153,7 @@ def filled(held: range, rounds: int) -> ChunkRolloutBuffer:
                 final_value_n=tensor_n.float(),
                 step_reward_nK=value_n[:, None].astype(np.float32),
             )
-    return one
+    return result
 
 
 @pytest.mark.parametrize(("collectors", "learners"), [(1, 2), (2, 3), (4, 1), (3, 3)])
@@ -166,12 +166,12 @@ def test_dealing_twice_is_as_if_the_learner_had_collected(collectors: int, learn
             held = block(collector, collectors, num_envs)
             part = overlap(held, wanted)
             columns = columns_of(part, held, rounds)
-            sent = {name: one[:, columns] for name, one in filled(held, rounds).collected().items()}
+            sent = {name: tensor[:, columns] for name, tensor in filled(held, rounds).collected().items()}
             got.write_columns(columns_of(part, wanted, rounds), sent)
         own = filled(wanted, rounds).collected()
         assert own.keys() == got.collected().keys()
-        for name, one in got.collected().items():
-            assert torch.equal(one, own[name]), name
+        for name, tensor in got.collected().items():
+            assert torch.equal(tensor, own[name]), name
 
 
 def config(num_envs: int, group_size: int = 1) -> RunConfig:

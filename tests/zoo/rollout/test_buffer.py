@@ -1,4 +1,4 @@
-"""What is written comes back, in its dtype."""
+"""Written decisions come back, in their dtype."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CPU = torch.device("cpu")
 CHUNK, DIMS = 2, 3
 
 
-def decision(slots: list[int], row: int) -> Step:
-    """Numbers that name their slot and row: value = 10 * row + slot, image filled with it."""
-    name = torch.tensor([10.0 * row + slot for slot in slots])
+def decision(envs: list[int], row: int) -> Step:
+    """Numbers that name their env and row: value = 10 * row + env, image filled with it."""
+    name = torch.tensor([10.0 * row + env for env in envs])
     token_nKA = name.long()[:, None, None].expand(-1, CHUNK, DIMS) + torch.arange(DIMS)
     return step(
-        slots,
-        image=np.stack([np.full((4, 4, 3), 10 * row + slot, dtype=np.uint8) for slot in slots]),
+        envs,
+        image=np.stack([np.full((4, 4, 3), 10 * row + env, dtype=np.uint8) for env in envs]),
         token=token_nKA,
         logprob=-name[:, None, None].expand(-1, CHUNK, DIMS),
         value=name,
-        reward=np.ones(len(slots)),
-        executed=[1 + slot % 2 for slot in slots],
+        reward=np.ones(len(envs)),
+        executed=[1 + env % 2 for env in envs],
     )
 
 
-def make(rows: int = 3, slots: int = 4, rollouts: int = 1) -> ChunkRolloutBuffer:
+def make(rows: int = 3, envs: int = 4, rollouts: int = 1) -> ChunkRolloutBuffer:
     space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
-    return ChunkRolloutBuffer(rows, space, space, CPU, n_envs=slots, rollouts=rollouts)
+    return ChunkRolloutBuffer(rows, space, space, CPU, n_envs=envs, rollouts=rollouts)
 
 
 def filled() -> ChunkRolloutBuffer:
@@ -113,19 +113,19 @@ def test_memory_is_what_the_docstring_says():
         buffer.truncated_TN,
     ]
     observation, record = 4 * 4 * 3, 8 * CHUNK * DIMS
-    assert sum(one.nbytes for one in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 34)
+    assert sum(tensor.nbytes for tensor in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 34)
 
 
 def test_columns_of_another_buffer_come_over_with_everything():
-    ours, theirs = filled(), make().like(2)
+    buffer, other = filled(), make().like(2)
     for row in range(3):
-        theirs.write(row, np.arange(2), decision([7, 8], row))
-    ours.take_columns(slice(1, 3), theirs, slice(0, 2))
-    assert ours.value_TN.tolist() == [[0, 7, 8, 3], [10, 17, 18, 13], [20, 27, 28, 23]]
-    assert (ours.obs["image"][:, 1:3, 0, 0, 0] == ours.value_TN[:, 1:3]).all()
-    assert (ours.record["token"][:, 1:3, 0, 0] == ours.value_TN[:, 1:3]).all()
-    assert (ours.logprob_TNKA[:, 1:3, 0, 0] == -ours.value_TN[:, 1:3]).all()
-    assert ours.executed_TN[0].tolist() == [1, 2, 1, 2]
+        other.write(row, np.arange(2), decision([7, 8], row))
+    buffer.take_columns(slice(1, 3), other, slice(0, 2))
+    assert buffer.value_TN.tolist() == [[0, 7, 8, 3], [10, 17, 18, 13], [20, 27, 28, 23]]
+    assert (buffer.obs["image"][:, 1:3, 0, 0, 0] == buffer.value_TN[:, 1:3]).all()
+    assert (buffer.record["token"][:, 1:3, 0, 0] == buffer.value_TN[:, 1:3]).all()
+    assert (buffer.logprob_TNKA[:, 1:3, 0, 0] == -buffer.value_TN[:, 1:3]).all()
+    assert buffer.executed_TN[0].tolist() == [1, 2, 1, 2]
 
 
 def test_micro_batches_share_a_minibatch_out():

@@ -1,4 +1,4 @@
-"""Rows of decisions are the same rows however many stages the slots are stepped in."""
+"""Rows of decisions are the same rows however many stages the sub-environments are stepped in."""
 
 from __future__ import annotations
 
@@ -43,20 +43,22 @@ def grpo(envs: VLAVectorEnv) -> GRPO:
     return GRPO("VLAPolicy", envs, batch_size=64, seed=3, policy_kwargs=TINY)
 
 
-def assert_same_rollout(one: Any, other: Any) -> None:
-    one_buffer, other_buffer = one.chunk_buffer, other.chunk_buffer
-    for key in one_buffer.obs:
-        assert torch.equal(one_buffer.obs[key], other_buffer.obs[key]), key
-    assert torch.equal(one_buffer.record["token"], other_buffer.record["token"])
+def assert_same_rollout(first: Any, second: Any) -> None:
+    first_buffer, second_buffer = first.chunk_buffer, second.chunk_buffer
+    for key in first_buffer.obs:
+        assert torch.equal(first_buffer.obs[key], second_buffer.obs[key]), key
+    assert torch.equal(first_buffer.record["token"], second_buffer.record["token"])
     for name in ("reward_TN", "executed_TN", "terminated_TN", "truncated_TN"):
-        assert torch.equal(getattr(one_buffer, name), getattr(other_buffer, name)), name
-    torch.testing.assert_close(one_buffer.logprob_TNKA, other_buffer.logprob_TNKA, rtol=0, atol=1e-5)
+        assert torch.equal(getattr(first_buffer, name), getattr(second_buffer, name)), name
+    torch.testing.assert_close(first_buffer.logprob_TNKA, second_buffer.logprob_TNKA, rtol=0, atol=1e-5)
     for name in ("value_TN", "final_value_TN", "advantage_TN"):
-        torch.testing.assert_close(getattr(one_buffer, name), getattr(other_buffer, name), rtol=0, atol=1e-4)
-    assert one.num_timesteps == other.num_timesteps
-    assert list(one.ep_info_buffer) or one.num_timesteps
-    for key, value in one._last_obs.items():
-        assert np.array_equal(value, other._last_obs[key])
+        torch.testing.assert_close(
+            getattr(first_buffer, name), getattr(second_buffer, name), rtol=0, atol=1e-4
+        )
+    assert first.num_timesteps == second.num_timesteps
+    assert list(first.ep_info_buffer) or first.num_timesteps
+    for key, value in first._last_obs.items():
+        assert np.array_equal(value, second._last_obs[key])
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2, "pipeline_stages": 2}, {"pipeline_stages": 4}])

@@ -56,8 +56,8 @@ def test_a_forbidden_token_of_an_unexecuted_step_does_no_harm():
 
 def test_levels_agree_where_a_chunk_is_one_token():
     token_BKA = torch.tensor([[[-0.5]], [[-2.0]]])
-    one = torch.ones(2, dtype=torch.int64)
-    results = [to_level(token_BKA, one, level)[0].tolist() for level in ("token", "action", "chunk")]
+    executed_B = torch.ones(2, dtype=torch.int64)
+    results = [to_level(token_BKA, executed_B, level)[0].tolist() for level in ("token", "action", "chunk")]
     assert results[0] == results[1] == results[2] == [[-0.5], [-2.0]]
 
 
@@ -103,7 +103,7 @@ def test_scales_are_those_of_all_ranks():
     # 2 decisions with 3 + 5 elements; one trajectory each: 2 / (2 x 3).
     assert even_scale(torch.tensor([3]), twice) == pytest.approx(2 / 8)
     assert trajectory_scale(
-        torch.tensor([3]), torch.tensor([0]), lambda one: one * 2
+        torch.tensor([3]), torch.tensor([0]), lambda total: total * 2
     ).tolist() == pytest.approx([1 / 3])
 
 

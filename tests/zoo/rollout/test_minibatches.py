@@ -46,17 +46,20 @@ def test_nothing_to_do_is_no_minibatch():
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
-    """Two rounds of four slots; buffers hold (rank, round, slot), the decisions are named (round, rank, slot)."""
-    slots = 4 // num_ranks
+    """Two rounds of four sub-environments; buffers hold (rank, round, env), names are (round, rank, env)."""
+    num_envs = 4 // num_ranks
     whole_TC = selected()
     name_TC = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
     own = [  # what each rank's buffer would hold
-        name_TC.reshape(ROWS, 2, num_ranks, slots)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
+        name_TC.reshape(ROWS, 2, num_ranks, num_envs)[:, :, rank].reshape(ROWS, -1)
+        for rank in range(num_ranks)
     ]
-    expected = [set(one.index_B.tolist()) for one in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))]
+    expected = [
+        set(shard.index_B.tolist()) for shard in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))
+    ]
     found: list[set[int]] = [set() for _ in expected]
     for rank in range(num_ranks):
-        columns = Columns(num_ranks, rank, slots)
+        columns = Columns(num_ranks, rank, num_envs)
         assert columns.in_env_order(torch.cat(own, dim=1)).equal(name_TC)
         for names, piece in zip(found, minibatch_shards(whole_TC, columns, 7, rng(3)), strict=True):
             names.update(own[rank].flatten()[piece.index_B].tolist())
@@ -66,10 +69,10 @@ def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
 
 def test_ranks_have_as_many_parts_and_their_shares_add_up():
     found = [list(minibatch_shards(selected(), Columns(2, rank, 4), 7, rng())) for rank in range(2)]
-    for one, other in zip(*found, strict=True):
-        parts = [*one.micro_batches(2), *other.micro_batches(2)]
-        assert len(one.micro_batches(2)) == len(other.micro_batches(2)) == -(-one.most // 2)
-        assert max(len(part) for part in parts) <= 2
+    for first, second in zip(*found, strict=True):
+        micro_batches = [*first.micro_batches(2), *second.micro_batches(2)]
+        assert len(first.micro_batches(2)) == len(second.micro_batches(2)) == -(-first.most // 2)
+        assert max(len(index_B) for index_B in micro_batches) <= 2
         # The mean over the two ranks of their shares is the whole minibatch.
-        assert sum(one.weight(part) for part in parts) / 2 == pytest.approx(1.0)
-        assert len(one.micro_batches(None)) == 1
+        assert sum(first.weight(index_B) for index_B in micro_batches) / 2 == pytest.approx(1.0)
+        assert len(first.micro_batches(None)) == 1

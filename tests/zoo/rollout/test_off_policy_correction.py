@@ -15,7 +15,7 @@ from zoo.rollout.off_policy_correction import importance_weight
 
 
 def logs(*numbers: float) -> torch.Tensor:
-    return torch.tensor([[math.log(one) for one in numbers]])
+    return torch.tensor([[math.log(number) for number in numbers]])
 
 
 def test_weights_are_ratios_up_to_the_cap():

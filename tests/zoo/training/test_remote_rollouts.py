@@ -84,10 +84,10 @@ class Pair:
         return stats
 
     def move(self) -> None:
-        """What an update does, as far as the others notice."""
+        """Change the weights and count an update."""
         with torch.no_grad():
-            for one in self.learner.policy.parameters():
-                one.add_(0.001)
+            for parameter in self.learner.policy.parameters():
+                parameter.add_(0.001)
         self.updates += 1
 
     def end(self) -> None:
