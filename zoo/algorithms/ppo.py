@@ -221,7 +221,7 @@ class PPO(VLAOnPolicyAlgorithm):
         if metrics.empty:
             return
         sb3, values = metrics.as_sb3(), metrics.actor() | metrics.critic()
-        # "train/loss" is SB3's (last minibatch) for plain policies and the mean for ours.
+        # "train/loss" is SB3's (last minibatch) for plain policies and the mean for chunk policies.
         self.record(sb3 | values if self.chunked else values | sb3)
         self.record(dict(learning_rates(self.policy.optimizer)))
         if self.critic_warmup_updates:

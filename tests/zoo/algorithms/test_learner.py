@@ -50,7 +50,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum_alone(poison:
 
 
 def test_a_loss_scale_that_was_too_large_shrinks_and_training_goes_on(monkeypatch: pytest.MonkeyPatch):
-    """What Accelerate sets up for float16, with the scaler that torch has for the CPU."""
+    """Accelerate's set-up for float16, with torch's scaler for the CPU."""
     learner, weight = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     monkeypatch.setattr(type(learner.accelerator), "mixed_precision", property(lambda _: "fp16"))
