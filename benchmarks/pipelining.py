@@ -19,8 +19,8 @@ from vla_gym import make_vec
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_policies.types import ActionSample
 from zoo import PPO
-from zoo.algorithms.update_metrics import PhaseClock
 from zoo.rollout.env_loop import staged_rows
+from zoo.rollout.stats import PhaseClock
 
 CHUNK = 2
 ROUNDS = 3

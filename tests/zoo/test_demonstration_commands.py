@@ -90,6 +90,7 @@ def test_sft_says_what_is_wrong(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_a_policys_episodes_carry_what_it_thought(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_switching_off_leaves_no_trace():
 COPY = {"kl_coef": 0.05, "kl_reference": "copy"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_a_copy_survives_a_checkpoint(algo: str, tmp_path: Any):
     total = {"ppo": 300, "grpo": 700}[algo]

@@ -37,6 +37,7 @@ def frames_learned(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int
     return int(words[words.index("episodes,") - 1]), int(words[words.index("frames,") - 1])
 
 
+@pytest.mark.processes
 def test_several_datasets_are_learned_together(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

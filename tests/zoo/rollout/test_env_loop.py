@@ -17,6 +17,8 @@ from zoo import GRPO, PPO
 from zoo.rollout.env_loop import PlainEnvLoop, StagedEnvLoop, env_loop, joined_samples
 from zoo.rollout.stats import PhaseClock
 
+pytestmark = pytest.mark.processes
+
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 
 

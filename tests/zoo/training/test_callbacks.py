@@ -19,7 +19,10 @@ from zoo.training.checkpoint import (
 )
 
 # Runs of a few updates learn nothing, and say so.
-pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning"),
+    pytest.mark.processes,
+]
 
 
 def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):

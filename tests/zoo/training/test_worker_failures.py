@@ -20,6 +20,8 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.evaluation.evaluator import choose_start_states, evaluate
 from zoo.rollout.env_views import vla_envs
 
+pytestmark = pytest.mark.processes
+
 
 def train(folder: Path, algo: str, *flags: str) -> Path:
     own = ["n_steps:4"] if algo == "ppo" else ["group_size:2"]
