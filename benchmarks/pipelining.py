@@ -17,36 +17,36 @@ import torch
 from benchmarks.sleeping_toy import sleeping_benchmark
 from vla_gym import make_vec
 from vla_gym.vector.sb3 import SB3VecEnv
+from vla_policies.actions.noise import SlotNoise
 from vla_policies.types import ActionSample
 from zoo import PPO
-from zoo.rollout.env_loop import staged_rows
+from zoo.rollout.env_loop import Act, env_loop
 from zoo.rollout.stats import PhaseClock
+from zoo.rollout.types import Observation
 
 CHUNK = 2
 ROUNDS = 3
 
 
-class SleepingPolicy:
-    """As much of an algorithm as collecting needs; deciding takes `seconds` for each slot."""
+def sleeping_act(seconds: float) -> Act:
+    """A decision that takes `seconds` for each sub-environment, and moves nothing."""
 
-    def __init__(self, env: SB3VecEnv, seconds: float) -> None:
-        self.clock = PhaseClock()
-        self._seconds = seconds
-        self._last_obs = env.reset()
+    def act(obs: Observation, decision: int, env_n: np.ndarray) -> ActionSample:
+        time.sleep(seconds * len(env_n))
+        zeros_BKA = torch.zeros(len(env_n), CHUNK, 2)
+        return ActionSample(zeros_BKA, zeros_BKA, torch.zeros(len(env_n)))
 
-    def decide(self, obs: Any, decision: int, slots: np.ndarray) -> ActionSample:
-        """Stay where you are."""
-        time.sleep(self._seconds * len(slots))
-        zeros_BKA = torch.zeros(len(slots), CHUNK, 2)
-        return ActionSample(zeros_BKA, zeros_BKA, torch.zeros(len(slots)))
+    return act
 
 
-def decisions_per_second(algorithm: Any, env: SB3VecEnv, rows: int) -> float:
-    """Collect `rows` decisions of every slot after a warm-up of two."""
-    for _ in staged_rows(algorithm, env, 2, renew=True):
+def decisions_per_second(env: SB3VecEnv, act: Act, rows: int) -> float:
+    """Collect `rows` decisions of every sub-environment after a warm-up of two."""
+    obs: Any = env.reset()
+    loop = env_loop(env, obs, act, PhaseClock())
+    for _ in loop.steps(2):
         pass
     began = time.perf_counter()
-    for _ in staged_rows(algorithm, env, rows, first_decision=2, renew=True):
+    for _ in loop.steps(rows, first_decision=2):
         pass
     return rows * env.num_envs / (time.perf_counter() - began)
 
@@ -63,9 +63,8 @@ def sleeping(
         pipeline_stages=stages,
     )
     try:
-        env = envs.as_sb3()
-        # The workers take seconds * CHUNK * (slots / workers) for a decision of some slots; so does the policy.
-        return decisions_per_second(SleepingPolicy(env, seconds * CHUNK / workers), env, rows)
+        # The workers take seconds * CHUNK * (n / workers) for a decision of n sub-environments; so does the policy.
+        return decisions_per_second(envs.as_sb3(), sleeping_act(seconds * CHUNK / workers), rows)
     finally:
         envs.close()
 
@@ -75,10 +74,14 @@ def libero(stages: int, *, num_envs: int = 4, rows: int = 24) -> float:
     envs = make_vec("LIBERO-Spatial/0", num_envs, chunk=8, image_size=128, pipeline_stages=stages)
     try:
         model = PPO("VLAPolicy", envs, n_steps=rows, batch_size=rows, seed=0, device="cpu")
-        env: Any = model.env
-        model._last_obs = env.reset()
-        model.policy.set_training_mode(False)
-        return decisions_per_second(model, env, rows)
+        policy: Any = model.policy
+        policy.set_training_mode(False)
+
+        def act(obs: Observation, decision: int, env_n: np.ndarray) -> ActionSample:
+            sample: ActionSample = policy.act(obs, noise=SlotNoise(0, (0, decision), env_n))
+            return sample
+
+        return decisions_per_second(envs.as_sb3(), act, rows)
     finally:
         envs.close()
 
