@@ -86,9 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = [json.loads(line) for line in args.results.read_text().splitlines()]
     done = {(one["variant"], one["steps"], one["seed"]) for one in results}
     chosen = [name for name in VARIANTS if re.search(args.only, name)]
-    missing = [
-        (name, seed) for seed in range(args.seeds) for name in chosen if (name, args.steps, seed) not in done
-    ]
+    missing = [(name, seed) for seed in range(args.seeds) for name in chosen if (name, args.steps, seed) not in done]
     for name, seed in missing[: args.limit]:
         numbers = run(*VARIANTS[name], args.steps, seed)
         results.append({"variant": name, "steps": args.steps, "seed": seed, **numbers})

@@ -135,9 +135,7 @@ class Workshop:
         return compare(self._outcomes("sft"), self._outcomes(stage))
 
     def _outcomes(self, stage: str) -> Outcomes:
-        return outcomes_of(
-            [json.loads(self.result(stage, split).read_text()) for split in self.recipe.splits]
-        )
+        return outcomes_of([json.loads(self.result(stage, split).read_text()) for split in self.recipe.splits])
 
     def step(self, name: str, command: str, *arguments: object) -> None:
         """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`.
@@ -230,13 +228,9 @@ def _rate(rate: Any) -> str:
 def main() -> None:
     """Entry point."""
     recipes = read_recipes(packaged_folder("hyperparams") / "agents.yml")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("envs", nargs="*", metavar="ENV", help="environments (default: all of the recipes)")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("agents-work"), help="where everything goes"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("agents-work"), help="where everything goes")
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="environments at a time")
     parser.add_argument("--ship", type=Path, metavar="DIR", help="copy the policies there")
     args = parser.parse_args()

@@ -39,9 +39,7 @@ def solved_after(task: str) -> np.ndarray:
 def main(tasks: list[str]) -> None:
     """Print one row per task."""
     horizons = sorted({rules.horizon for rules in PROTOCOLS.values()})
-    print(
-        "task".ljust(24), *(f"{f'<= {horizon}':>8}" for horizon in horizons), f"{'median':>8} {'slowest':>8}"
-    )
+    print("task".ljust(24), *(f"{f'<= {horizon}':>8}" for horizon in horizons), f"{'median':>8} {'slowest':>8}")
     for task in tasks:
         steps = solved_after(task)
         shares = (f"{np.mean(steps <= horizon):>8.0%}" for horizon in horizons)

@@ -48,9 +48,7 @@ def measure(module: str, arguments: Sequence[object], environment: Mapping[str, 
 def seconds_of_slots(module: str, arguments: Sequence[object], slots: int) -> list[float]:
     """Begin one process a slot, all together, with `--bare-slot SLOT`; the seconds that each prints last."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments), "--bare-slot"]
-    children = [
-        subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)
-    ]
+    children = [subprocess.Popen([*command, str(slot)], stdout=subprocess.PIPE, text=True) for slot in range(slots)]
     return [float(child.communicate()[0].split()[-1]) for child in children]
 
 
@@ -74,10 +72,7 @@ def in_turn(sides: Sequence[str], rounds: int, measure_side: Callable[[str], Fig
     for _ in range(rounds):
         for side in sides:
             runs[side].append(measure_side(side))
-    return {
-        side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]}
-        for side in sides
-    }
+    return {side: {key: statistics.median(run[key] for run in runs[side]) for key in runs[side][0]} for side in sides}
 
 
 def print_sides(median: Mapping[str, Figures], chunk: int) -> None:

@@ -145,9 +145,7 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
         return AddRenderObservation(env, render_only=True)
 
     # Forked workers hang: the parent has drawn a picture, and the threads of its software renderer are not copied.
-    envs = gymnasium.vector.AsyncVectorEnv(
-        [functools.partial(build, slot) for slot in range(slots)], context="spawn"
-    )
+    envs = gymnasium.vector.AsyncVectorEnv([functools.partial(build, slot) for slot in range(slots)], context="spawn")
     envs.reset()
     return step_by_step(envs, actions(decisions, slots), resets=2)
 
@@ -188,9 +186,7 @@ def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> 
 def compare(args: argparse.Namespace, quality: str) -> None:
     """Alternate the sides, print medians and ratios."""
     sides = [side for side in SIDES if quality == "full" or side != "usual"]
-    median = in_turn(
-        sides, args.rounds, lambda side: run_side(side, args.decisions, args.slots, args.size, quality)
-    )
+    median = in_turn(sides, args.rounds, lambda side: run_side(side, args.decisions, args.slots, args.size, quality))
     print(f"Meta-World, {args.size} px, {quality} pictures, {args.slots} slots, {args.rounds} rounds")
     print_sides(median, CHUNK)
 

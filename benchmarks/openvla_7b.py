@@ -29,9 +29,7 @@ PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4":
 def build(family: str, size: str, device: torch.device, *, rank: int = 32) -> VLAPolicy:
     """Random weights in bf16, adapters and critic in float32."""
     torch.manual_seed(0)
-    conventions = Conventions(
-        cameras=("image",), image_size=224, state_dim=0, chunk=FAMILIES[family], action_dim=7
-    )
+    conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=FAMILIES[family], action_dim=7)
     options = {"size": size, "dtype": "bfloat16", "lora": {"rank": rank}, "recompute": True}
     spaces = conventions.observation_space(), conventions.action_space()
     policy = VLAPolicy(*spaces, lambda _: LEARNING_RATE, backbone=family, backbone_kwargs=options)
@@ -74,9 +72,7 @@ def peak_tflops(card: str) -> float:
     for part, peak in PEAK_TFLOPS.items():
         if part in card.replace("-", " ").split():
             return peak
-    raise BadValue(
-        f"the bf16 peak of '{card}' is not known, only that of {', '.join(PEAK_TFLOPS)}; give --peak-tflops"
-    )
+    raise BadValue(f"the bf16 peak of '{card}' is not known, only that of {', '.join(PEAK_TFLOPS)}; give --peak-tflops")
 
 
 def check_cuda() -> torch.device:
@@ -120,9 +116,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--batch", type=int, default=64, help="decisions of the update")
     parser.add_argument("--micro-batch", type=int, default=8)
-    parser.add_argument(
-        "--peak-tflops", type=float, help="dense bf16 peak of the card, if it is not known here"
-    )
+    parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak of the card, if it is not known here")
     try:
         run(parser.parse_args())
     except VLAZooError as error:

@@ -153,9 +153,7 @@ def act_plain(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> list[tuple[Tenso
     return decided
 
 
-def update_plain(
-    policy: VLAPolicy, obs: dict[str, np.ndarray], decided: list[tuple[Tensor, Tensor, Tensor]]
-) -> None:
+def update_plain(policy: VLAPolicy, obs: dict[str, np.ndarray], decided: list[tuple[Tensor, Tensor, Tensor]]) -> None:
     """One optimiser step, gradients gathered decision by decision."""
     for one, (token_S, old_S, _) in zip(one_by_one(obs), decided, strict=True):
         logprob_S = plain_log_probs(policy, one).gather(1, token_S[:, None])[:, 0]
@@ -226,9 +224,7 @@ def compare(adapters: str, task: str, label: str, asked: argparse.Namespace) -> 
             if way == "plain":
                 cells.append(f"{medians[way]:>10.3f}")
             elif way in medians:
-                ratio = (
-                    medians[way] / medians["plain"] if figure == "rate" else medians["plain"] / medians[way]
-                )
+                ratio = medians[way] / medians["plain"] if figure == "rate" else medians["plain"] / medians[way]
                 cells.append(f"{medians[way]:>10.3f} {ratio:>6.2f}x")
             else:
                 cells.append(" " * 18)

@@ -51,9 +51,7 @@ def decisions_per_second(env: SB3VecEnv, act: Act, rows: int) -> float:
     return rows * env.num_envs / (time.perf_counter() - began)
 
 
-def sleeping(
-    stages: int, *, num_envs: int = 8, workers: int = 2, seconds: float = 0.01, rows: int = 16
-) -> float:
+def sleeping(stages: int, *, num_envs: int = 8, workers: int = 2, seconds: float = 0.01, rows: int = 16) -> float:
     """Decisions per second of the stand-ins; `seconds` is a simulator step's."""
     envs = make_vec(
         sleeping_benchmark(seconds=seconds),

@@ -90,19 +90,13 @@ def main() -> None:
         for seed in range(args.seeds):
             for side in SIDES:
                 curves[side].append(run(side, task, seed))
-        print(
-            f"{task}, {TASKS[task][0]} steps, {args.seeds} seeds: mean return of training episodes by quarter"
-        )
+        print(f"{task}, {TASKS[task][0]} steps, {args.seeds} seeds: mean return of training episodes by quarter")
         for side in SIDES:
             values = np.array(curves[side])
             spread = values.std(axis=0, ddof=1 if args.seeds > 1 else 0)
-            shown = "  ".join(
-                f"{mean:8.1f} ±{around:6.1f}" for mean, around in zip(values.mean(axis=0), spread)
-            )
+            shown = "  ".join(f"{mean:8.1f} ±{around:6.1f}" for mean, around in zip(values.mean(axis=0), spread))
             print(f"  {side:<18}{shown}   update {statistics.median(seconds[side]) * 1000:7.1f} ms")
-        ratio = statistics.median(
-            mine / theirs for mine, theirs in zip(seconds["ours"], seconds["stable-baselines3"])
-        )
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(seconds["ours"], seconds["stable-baselines3"]))
         print(f"  ours / stable-baselines3, seconds of an update: {ratio:.2f}")
 
 

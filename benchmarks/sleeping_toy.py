@@ -27,9 +27,7 @@ class SleepingToy(ToyReach):
         return super().step(action_A * 0.0)
 
 
-def sleeping_benchmark(
-    env_id: str = "Sleeping-Toy", *, split: str = "train", seconds: float = 0.01
-) -> Benchmark:
+def sleeping_benchmark(env_id: str = "Sleeping-Toy", *, split: str = "train", seconds: float = 0.01) -> Benchmark:
     """Toy-Reach with steps of `seconds`, in worker processes unless told otherwise."""
     return dataclasses.replace(
         toy_benchmark(env_id, split=split),

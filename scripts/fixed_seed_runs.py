@@ -94,9 +94,7 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
 
 def main() -> int:
     """Make the runs, or compare what two checkouts made."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="file for the results (JSON)")
     parser.add_argument("--only", default="", help="runs whose name begins so")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))

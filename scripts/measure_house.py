@@ -186,9 +186,7 @@ def entries(root: Path) -> list[str]:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--walk", action="store_true", help="name the files of the walks, too")
     parser.add_argument("--json", action="store_true")

@@ -62,11 +62,7 @@ def check_known(kind: str, got: object, known: Collection[str], *, show: int = 1
 
 def check_integer(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
     """Return an `int` in `low` .. `high` (None: no end), else raise `BadValue`; `note` describes the number."""
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and low <= value <= (value if high is None else high)
-    ):
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= (value if high is None else high):
         return value
     allowed = f">= {low}" if high is None else f"in {low} .. {high}"
     raise BadValue(f"{name} must be an integer {allowed}{note and f' ({note})'}, got {value!r}")

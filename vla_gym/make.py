@@ -116,9 +116,7 @@ def make_vec(
     if not _flag("privileged", privileged):
         benchmark = dataclasses.replace(benchmark, privileged_dim=0)
     elif not benchmark.privileged_dim:
-        raise BadValue(
-            f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does"
-        )
+        raise BadValue(f"{benchmark.id} gives no privileged observation; docs/demonstrations.md lists what does")
     starts = make_schedule(
         schedule,
         benchmark.tasks,
@@ -201,9 +199,7 @@ def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) 
     if isinstance(env_id, str):
         return find_benchmark(env_id, split=split, **options)
     if not isinstance(env_id, Benchmark):
-        raise BadValue(
-            f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {env_id!r}"
-        )
+        raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {env_id!r}")
     if options:
         raise BadValue(f"{env_id.id} was given as a Benchmark, which takes no {', '.join(sorted(options))}")
     return env_id
@@ -223,9 +219,7 @@ def check_stages(stages: int, *, num_envs: int, group_size: int, batched: bool =
     part = stages * group_size
     if num_envs % part:
         near = max(part, round(num_envs / part) * part)
-        fitting = [
-            count for count in range(1, num_envs // group_size + 1) if num_envs % (count * group_size) == 0
-        ]
+        fitting = [count for count in range(1, num_envs // group_size + 1) if num_envs % (count * group_size) == 0]
         raise BadValue(
             f"num_envs={num_envs} is not a multiple of pipeline_stages x group_size = {stages} x {group_size}: stages "
             f"are of equal size and keep groups whole. Nearest allowed: num_envs={near}, or pipeline_stages="

@@ -73,9 +73,7 @@ def encode_instruction(text: str) -> np.ndarray:
     """
     data = text.encode("utf-8")
     if not 1 <= len(data) <= MAX_INSTRUCTION_BYTES:
-        raise BadValue(
-            f"instruction {text!r} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}"
-        )
+        raise BadValue(f"instruction {text!r} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}")
     if 0 in data:
         raise BadValue(f"instruction {text!r} holds a zero byte, which marks the padding")
     out = np.zeros(MAX_INSTRUCTION_BYTES, dtype=np.uint8)

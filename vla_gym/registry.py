@@ -52,9 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         build="vla_gym.adapters.libero.pro_tasks:libero_pro_benchmark",
         num_tasks=dict.fromkeys(libero_pro_tasks.pro_suites(), libero_pro_tasks.NUM_TASKS),
-        aliases={
-            f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS
-        },
+        aliases={f"LIBERO-10-PRO-{kind}": f"LIBERO-Long-PRO-{kind}" for kind in libero_pro_tasks.PERTURBATIONS},
     ),
     Family(build="vla_gym.adapters.maniskill.tasks:maniskill_benchmark", num_tasks=maniskill_tasks.NUM_TASKS),
     Family(build="vla_gym.adapters.metaworld.tasks:metaworld_benchmark", num_tasks=metaworld_tasks.NUM_TASKS),
@@ -71,9 +69,7 @@ _ADDED: list[Family] = []
 """Families from outside this package."""
 
 
-def register_benchmark(
-    build: str, num_tasks: Mapping[str, int], *, aliases: Mapping[str, str] | None = None
-) -> None:
+def register_benchmark(build: str, num_tasks: Mapping[str, int], *, aliases: Mapping[str, str] | None = None) -> None:
     """Add environment ids to everything that takes one: `make_vec`, Gymnasium, the commands.
 
     Args:

@@ -123,14 +123,10 @@ class Backbone(nn.Module, ABC):
         raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
 
     @classmethod
-    def with_options(
-        cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str
-    ) -> Mapping[str, Any]:
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """Settings of a checkpoint in this project's layout with the user's `backbone_kwargs` over them."""
         if options:
-            raise BadValue(
-                f"backbone_kwargs are for fresh weights; '{where}' is a checkpoint (got {sorted(options)})"
-            )
+            raise BadValue(f"backbone_kwargs are for fresh weights; '{where}' is a checkpoint (got {sorted(options)})")
         return model
 
     @classmethod
@@ -138,13 +134,9 @@ class Backbone(nn.Module, ABC):
         """The `backbone_kwargs` that keep the large part of the weights in `dtype`."""
         if dtype in ("auto", "float32"):
             return {}
-        raise BadValue(
-            f"'{cls.family}' keeps its weights in float32; dtype must be that or None, got '{dtype}'"
-        )
+        raise BadValue(f"'{cls.family}' keeps its weights in float32; dtype must be that or None, got '{dtype}'")
 
-    def place(
-        self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
-    ) -> None:
+    def place(self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None) -> None:
         """Spread the network over devices; layers on "disk" go to `offload_folder`."""
         raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
 
@@ -232,9 +224,7 @@ class Backbone(nn.Module, ABC):
 
     def record_of(self, action_BKA: Tensor) -> Mapping[str, Tensor]:
         """The record of a decision from its env action alone, where the family allows that."""
-        raise BadValue(
-            f"'{self.family}' cannot score bare actions; use zoo.PPO or zoo.GRPO, which keep records"
-        )
+        raise BadValue(f"'{self.family}' cannot score bare actions; use zoo.PPO or zoo.GRPO, which keep records")
 
 
 class TokenBackbone(Backbone):
@@ -283,6 +273,4 @@ class TokenBackbone(Backbone):
         return output.value_B.to(torch.float32)
 
     def _distribution(self, output: BackboneOutput, sampling: Sampling) -> ActionTokenDistribution:
-        return ActionTokenDistribution(
-            token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy
-        )
+        return ActionTokenDistribution(token_log_probs(output.logits_BKAV, sampling), self.codec, sampling.greedy)

@@ -47,9 +47,7 @@ class Conventions:
     def observation_space(self) -> spaces.Dict:
         """The policy's observations in the layout of `as_sb3()`."""
         image = (self.image_size, self.image_size, 3)
-        parts: dict[str, spaces.Space[Any]] = {
-            key: spaces.Box(0, 255, image, np.uint8) for key in self.cameras
-        }
+        parts: dict[str, spaces.Space[Any]] = {key: spaces.Box(0, 255, image, np.uint8) for key in self.cameras}
         if self.state_dim:
             parts["state"] = spaces.Box(-np.inf, np.inf, (self.state_dim,), np.float32)
         parts["instruction"] = spaces.Box(0, 255, (MAX_INSTRUCTION_BYTES,), np.uint8)
@@ -78,9 +76,7 @@ def conventions_of(
             f"'state'), as `vla_gym.make_vec(...).as_sb3()` gives it; got {observation_space}"
         )
     if "instruction" not in observation_space.spaces:
-        raise BadValue(
-            f"the observation has no 'instruction'; its keys are {sorted(observation_space.spaces)}"
-        )
+        raise BadValue(f"the observation has no 'instruction'; its keys are {sorted(observation_space.spaces)}")
     parts = observation_space.spaces
     state_shape = parts["state"].shape if "state" in parts else (0,)
     chunk, action_dim = chunk_shape(action_space)
@@ -114,13 +110,9 @@ def check_spaces(
     env = conventions_of(observation_space, action_space)
     missing = [key for key in conventions.cameras if key not in env.cameras]
     if missing:
-        raise BadValue(
-            f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}"
-        )
+        raise BadValue(f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}")
     names = ("state_dim", "chunk", "action_dim")
-    check_lengths(
-        {name: getattr(conventions, name) for name in names}, {name: getattr(env, name) for name in names}
-    )
+    check_lengths({name: getattr(conventions, name) for name in names}, {name: getattr(env, name) for name in names})
 
 
 def check_lengths(policy: Mapping[str, int], env: Mapping[str, int]) -> None:
@@ -139,9 +131,7 @@ def check_compatible(env_spec: ActionSpec, policy_spec: ActionSpec | None) -> No
         return
     env, policy = asdict(env_spec), asdict(policy_spec)
     differing = ", ".join(
-        f"{name}: environment '{env[name]}', policy '{policy[name]}'"
-        for name in env
-        if env[name] != policy[name]
+        f"{name}: environment '{env[name]}', policy '{policy[name]}'" for name in env if env[name] != policy[name]
     )
     raise BadValue(f"the policy's actions are not written as the environment reads them ({differing})")
 

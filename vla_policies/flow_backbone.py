@@ -58,9 +58,7 @@ class FlowBackbone(Backbone):
 
     continuous: ClassVar[bool] = True
 
-    def __init__(
-        self, conventions: Conventions, flow: FlowSettings, *, horizon: int, flow_width: int
-    ) -> None:
+    def __init__(self, conventions: Conventions, flow: FlowSettings, *, horizon: int, flow_width: int) -> None:
         super().__init__(conventions)
         if conventions.chunk > horizon or conventions.action_dim > flow_width:
             raise BadValue(
@@ -123,9 +121,7 @@ class FlowBackbone(Backbone):
             random_B11 = (chosen_B == step)[:, None, None] | (self.flow.scheme == "flow_noise")
             x_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, 1.0 / self.flow.num_steps)
             if not deterministic:
-                x_BHD = torch.where(
-                    random_B11, mean_BHD + std_BHD * noise.normal(*shape, device=device), x_BHD
-                )
+                x_BHD = torch.where(random_B11, mean_BHD + std_BHD * noise.normal(*shape, device=device), x_BHD)
             logprob_BKA = self._executed(gaussian_log_prob(x_BHD, mean_BHD, std_BHD))
             logprobs.append(torch.where(random_B11, logprob_BKA, 0.0))
             chain.append(x_BHD)
@@ -149,9 +145,7 @@ class FlowBackbone(Backbone):
         context = self.encode(inputs)
         chain_BJHD, chosen_B = record["chain"], record["step"].long()
         every = self.flow.scheme == "flow_noise"
-        steps = (
-            [torch.full_like(chosen_B, step) for step in range(self.flow.num_steps)] if every else [chosen_B]
-        )
+        steps = [torch.full_like(chosen_B, step) for step in range(self.flow.num_steps)] if every else [chosen_B]
         times_J = flow_times(self.flow.num_steps).to(chain_BJHD.device)
         row_B = torch.arange(len(chosen_B), device=chain_BJHD.device)
         logprobs, entropies = [], []
@@ -180,9 +174,7 @@ class FlowBackbone(Backbone):
             chain.append(step_mean(chain[-1], velocity_BHD, time_B, 1.0 / num_steps))
         return torch.stack(chain, dim=1)
 
-    def matching_loss(
-        self, inputs: PolicyInputs, action_BHD: Tensor, noise_BHD: Tensor, time_B: Tensor
-    ) -> Tensor:
+    def matching_loss(self, inputs: PolicyInputs, action_BHD: Tensor, noise_BHD: Tensor, time_B: Tensor) -> Tensor:
         """Squared error of the velocity, `[B, H, D]`: the loss of imitation. Actions in the network's units."""
         x_BHD, target_BHD = matching_pair(noise_BHD, action_BHD, time_B)
         denoised = self.denoise(self.encode(inputs), x_BHD, time_B)
@@ -190,9 +182,7 @@ class FlowBackbone(Backbone):
 
     # Inside -------------------------------------------------------------------------------------------
 
-    def _law(
-        self, x_BHD: Tensor, denoised: Denoised, time_B: Tensor, step_B: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _law(self, x_BHD: Tensor, denoised: Denoised, time_B: Tensor, step_B: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the next x where step `step_B` is random, `[B, H, D]` each."""
         length = 1.0 / self.flow.num_steps
         if self.flow.scheme == "flow_noise":

@@ -87,9 +87,7 @@ def resolve_policy(
     return ResolvedPolicy(folder, header.conventions, request)
 
 
-def find_checkpoint(
-    name: str, options: Mapping[str, Any] | None = None, revision: str | None = None
-) -> Path | None:
+def find_checkpoint(name: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> Path | None:
     """The checkpoint folder that `name` means, downloading a Hub id; None when fresh weights are meant.
 
     A family's bare name means its published checkpoint, or for fresh weights where it has none or
@@ -113,9 +111,7 @@ def find_checkpoint(
         hub = HubId(hub.repo, revision or hub.revision)
         return fetch(hub, allow=POLICY_FILES, ignore=(CHECKPOINTS,))
     if "/" in name or path.exists():
-        raise BadValue(
-            f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights"
-        )
+        raise BadValue(f"policy '{name}' is no checkpoint folder; it must be a folder with {CONFIG_FILE} and weights")
     raise unknown_name("policy", name, FAMILIES)
 
 
@@ -128,9 +124,7 @@ def _check_fresh(name: str, request: Request) -> None:
     if request.family is not None and family_class(request.family).family != name:
         raise BadValue(f"'{name}' is of family '{name}', got family='{request.family}'")
     if request.unnorm_key is not None:
-        raise BadValue(
-            f"fresh weights of '{name}' keep no action statistics; got unnorm_key='{request.unnorm_key}'"
-        )
+        raise BadValue(f"fresh weights of '{name}' keep no action statistics; got unnorm_key='{request.unnorm_key}'")
 
 
 def _dtype_name(dtype: torch.dtype | str) -> str:
@@ -165,9 +159,7 @@ def _damage_reported(folder: Path) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         cause = shorten(f"{type(error).__name__}: {error}", 200)
-        raise BadValue(
-            f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})"
-        ) from error
+        raise BadValue(f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})") from error
 
 
 def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -186,9 +178,7 @@ def _published_header(folder: Path, config: Mapping[str, Any], request: Request)
     else:
         family = family_class(request.family)
         if family.family not in families:
-            raise BadValue(
-                f"'{folder}' is read as one of: {', '.join(families)}; got family='{request.family}'"
-            )
+            raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{request.family}'")
     return family.read_official(folder, config, request)
 
 
@@ -200,9 +190,7 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
     if lacking := [key for key in _CONFIG_KEYS if key not in config]:
         raise BadValue(f"{where} lacks {', '.join(lacking)}; it must have: {', '.join(_CONFIG_KEYS)}")
     if config["format_version"] != FORMAT_VERSION:
-        raise BadValue(
-            f"{where} has format_version {config['format_version']}, this version reads {FORMAT_VERSION}"
-        )
+        raise BadValue(f"{where} has format_version {config['format_version']}, this version reads {FORMAT_VERSION}")
     family = family_class(config["family"]).family
     if request.family is not None and family_class(request.family).family != family:
         raise BadValue(f"'{folder}' is of family '{family}', got family='{request.family}'")
@@ -228,9 +216,7 @@ def _read_adapter(folder: Path) -> Adapter | None:
     revision = None if Path(name).is_dir() else values.get("revision")
     base = find_checkpoint(name, revision=revision)
     if base is None:
-        raise BadValue(
-            f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'"
-        )
+        raise BadValue(f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'")
     config = read_config(base)
     if (folder / ADAPTER_SETTINGS).is_file():
         config |= read_config(folder, ADAPTER_SETTINGS)

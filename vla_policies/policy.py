@@ -275,9 +275,7 @@ class VLAPolicy(ActorCriticPolicy):
         )
         found = resolve_policy(str(name), request, revision, dtype)
         if found.folder is None and (dtype is not None or device_map is not None):
-            raise BadValue(
-                f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights"
-            )
+            raise BadValue(f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights")
         own = found.conventions
         policy = cls(
             own.observation_space() if observation_space is None else observation_space,

@@ -28,9 +28,7 @@ def parser() -> OneLineParser:
         help="the benchmark's scripted expert acts, in the pictures of the recipe of --policy (default: nano)",
     )
     p.add_argument("-n", "--episodes", type=count, metavar="N", help="episodes the dataset is to hold")
-    p.add_argument(
-        "-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with"
-    )
+    p.add_argument("-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with")
     p.add_argument(
         "--noise",
         type=number(lambda std: 0.0 <= std < 2.0, "a standard deviation in 0 .. 2"),
@@ -75,9 +73,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
             episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
-            kept, tried = kept_episodes(
-                episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures
-            )
+            kept, tried = kept_episodes(episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures)
             writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
     finally:
@@ -89,9 +85,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _source(args: argparse.Namespace) -> Source:
     if args.on_worker_error != "raise":
-        raise BadValue(
-            "--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on"
-        )
+        raise BadValue("--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on")
     if args.env is None and args.run is None:
         raise BadValue("--env is missing: say where to collect, e.g. --env MetaWorld/reach")
     if args.env is not None:
@@ -100,9 +94,7 @@ def _source(args: argparse.Namespace) -> Source:
         raise BadValue("say who acts: --expert (the benchmark's scripted expert), -i RUN or --policy NAME")
     for name, flag in (("episodes", "-n"), ("output", "-o")):
         if getattr(args, name) is None:
-            raise BadValue(
-                f"{flag} is missing. Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine"
-            )
+            raise BadValue(f"{flag} is missing. Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine")
     return expert_source(args) if args.expert else policy_source(args)
 
 

@@ -38,9 +38,7 @@ def run(argv: Sequence[str]) -> int:
         raise BadValue("give both. Example: zoo.compare --before sft.json --after ppo.json")
     before, after = ([read_record(Path(file)) for file in files] for files in (args.before, args.after))
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
-        raise BadValue(
-            "some of the files are of deterministic actions and some of sampled ones (--stochastic)"
-        )
+        raise BadValue("some of the files are of deterministic actions and some of sampled ones (--stochastic)")
     outcomes = outcomes_of(before), outcomes_of(after)
     print(comparison_table(compare(*outcomes)))
     tasks, names = compare_tasks(*outcomes), task_names(before)

@@ -28,9 +28,7 @@ def parser() -> OneLineParser:
         "One line for each thing that training needs: ok, or what to do. Exit code 1 when something is missing. "
         "With --oracle: an expert's success, which shows whether actions mean here what they should.",
     )
-    p.add_argument(
-        "--env", metavar="ID", help="look at this environment only (default: one of each benchmark)"
-    )
+    p.add_argument("--env", metavar="ID", help="look at this environment only (default: one of each benchmark)")
     p.add_argument("--oracle", action="store_true", help="replay the expert of --env")
     p.add_argument(
         "--episodes",

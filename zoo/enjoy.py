@@ -102,9 +102,7 @@ class _Show:
         """Print the line of an episode that has ended."""
         self._ended += 1
         outcome = "solved" if episode.success_once else "not solved"
-        print(
-            f"{self._ended}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True
-        )
+        print(f"{self._ended}/{len(self._sentences)} {sentence}: {outcome}, {episode.length} steps", flush=True)
 
 
 if __name__ == "__main__":

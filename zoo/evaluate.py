@@ -25,9 +25,7 @@ def parser() -> OneLineParser:
     p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
     add_policy_arguments(p)
     add_run_arguments(p)
-    p.add_argument(
-        "--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)"
-    )
+    p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
     p.add_argument(
         "-o",
         "--output",
@@ -64,9 +62,7 @@ def run(argv: Sequence[str]) -> int:
         progress.to(len(finished))
 
     try:
-        episodes = evaluate(
-            policy, envs, plan.start_states, deterministic=not args.stochastic, on_episode=on_episode
-        )
+        episodes = evaluate(policy, envs, plan.start_states, deterministic=not args.stochastic, on_episode=on_episode)
         protocol = envs.protocol()
     finally:
         progress.close()
@@ -127,9 +123,7 @@ def write_or_print(path: Path, text: str) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         print(text, flush=True)
-        raise BadValue(
-            f"cannot write '{path}': {error.strerror}; what belongs there was printed instead"
-        ) from error
+        raise BadValue(f"cannot write '{path}': {error.strerror}; what belongs there was printed instead") from error
 
 
 if __name__ == "__main__":

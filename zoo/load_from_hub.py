@@ -17,9 +17,7 @@ def parser() -> OneLineParser:
     """The flags of `zoo.load_from_hub`."""
     p = OneLineParser("zoo.load_from_hub", "Fetch a run that zoo.push_to_hub published, as a run folder.")
     p.add_argument("repo", metavar="REPO", help="org/name, or org/name@revision")
-    p.add_argument(
-        "-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)"
-    )
+    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where run folders go (default: logs)")
     return p
 
 

@@ -56,20 +56,14 @@ _MOST_SHOWN = 4
 
 def parser() -> OneLineParser:
     """The flags of `zoo.optimize`; anything after `--` goes to `zoo.train`."""
-    p = OneLineParser(
-        "zoo.optimize", "Search settings with Optuna; a trial is a training run, success decides."
-    )
+    p = OneLineParser("zoo.optimize", "Search settings with Optuna; a trial is a training run, success decides.")
     p.add_argument("--algo", default="ppo", help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id")
     p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps of a run")
     p.add_argument("--n-trials", type=count, default=20, metavar="N", help="trials in all (default: 20)")
-    p.add_argument(
-        "--n-seeds", type=count, default=1, metavar="K", help="runs of a trial, averaged (default: 1)"
-    )
+    p.add_argument("--n-seeds", type=count, default=1, metavar="K", help="runs of a trial, averaged (default: 1)")
     p.add_argument("--seed", type=seed, default=0, help="of the search and the first run (default: 0)")
-    p.add_argument(
-        "--space", metavar="FILE", help="YAML file with what to search, instead of the usual settings"
-    )
+    p.add_argument("--space", metavar="FILE", help="YAML file with what to search, instead of the usual settings")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="default: logs")
     p.add_argument("train", nargs="*", metavar="-- FLAGS", help="flags of zoo.train for every run, after --")
     return p
@@ -241,9 +235,7 @@ def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -
 
 
 def _print_trial(study: Study, trial: Any) -> None:
-    shown = {
-        name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()
-    }
+    shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
     settings = " ".join(f"{name}:{value}" for name, value in shown.items())
     print(
         f"trial {trial.number:>3}   success {trial.value:6.1%}   best {study.best_value:6.1%}   {settings}",

@@ -29,9 +29,7 @@ def parser() -> OneLineParser:
     p.add_argument("--ranks", type=count, default=1, metavar="W", help="processes, one GPU each (default: 1)")
     gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
-    p.add_argument(
-        "--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB"
-    )
+    p.add_argument("--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB")
     return p
 
 
@@ -50,9 +48,7 @@ def fit_lines(plan: RunPlan, where: str, size: float) -> list[str]:
     needed = total(needs(plan.batch, plan.config, plan.num_workers), where) / GIB
     if not needed:
         return [f"fits         {where}: not known, nothing of it could be counted"]
-    lines = [
-        f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of each rank"
-    ]
+    lines = [f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of each rank"]
     if where == "device":
         best = largest_micro_batch(plan.config, plan.batch, size * GIB)
         changes = best is not None and best != plan.batch.scored_at_once

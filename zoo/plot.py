@@ -38,9 +38,7 @@ _ONE_COLUMN = 3
 def parser() -> OneLineParser:
     """The flags of `zoo.plot`, as in rl_zoo3's `plot_train`."""
     p = OneLineParser("zoo.plot", "Learning curves: a line per algorithm, a panel per environment.")
-    p.add_argument(
-        "runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)"
-    )
+    p.add_argument("runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)")
     p.add_argument("-a", "--algo", nargs="+", choices=list(ALGORITHMS), help="algorithms (default: all)")
     p.add_argument("-e", "--env", nargs="+", metavar="ID", help="environment ids (default: all)")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
@@ -123,10 +121,7 @@ def _found_runs(args: Any) -> list[RunFolder]:
     names = None if args.env is None else [folder_name(env) for env in args.env]
     fitting = [folder for folder in found if names is None or folder.path.name.rpartition("_")[0] in names]
     if not fitting:
-        there = (
-            ", ".join(sorted({f"{folder.path.parent.name}/{folder.path.name}" for folder in found}))
-            or "no runs"
-        )
+        there = ", ".join(sorted({f"{folder.path.parent.name}/{folder.path.name}" for folder in found})) or "no runs"
         raise BadValue(
             f"no run of {' or '.join(algos)} on {' or '.join(args.env or ['any environment'])} under "
             f"'{args.log_folder}'; there: {there}"
@@ -170,9 +165,7 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
 def _draw_group(
     axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
 ) -> None:
-    curves = [
-        (_x_values(run.episodes, x_axis), moving_mean(getattr(run.episodes, y_axis), window)) for run in runs
-    ]
+    curves = [(_x_values(run.episodes, x_axis), moving_mean(getattr(run.episodes, y_axis), window)) for run in runs]
     longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
     point_P = np.linspace(0, longest, _POINTS)
     y_RP = np.ma.masked_invalid([at_points(x_E, y_E, point_P) for x_E, y_E in curves])

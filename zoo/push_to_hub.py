@@ -15,19 +15,13 @@ from zoo.runs.lookup import find_run
 
 def parser() -> OneLineParser:
     """The flags of `zoo.push_to_hub`."""
-    p = OneLineParser(
-        "zoo.push_to_hub", "Publish a run on the Hugging Face Hub: policy, model card, video, records."
-    )
-    p.add_argument(
-        "repo", nargs="?", metavar="REPO", help="org/name (default: <your name>/<algo>-<env>-<policy>)"
-    )
+    p = OneLineParser("zoo.push_to_hub", "Publish a run on the Hugging Face Hub: policy, model card, video, records.")
+    p.add_argument("repo", nargs="?", metavar="REPO", help="org/name (default: <your name>/<algo>-<env>-<policy>)")
     p.add_argument("-i", "--run", metavar="RUN", help="run folder")
     p.add_argument("-orga", "--organization", metavar="ORG", help="instead of REPO: whose repository")
     p.add_argument("-name", "--repo-name", metavar="NAME", help="instead of REPO: its name")
     p.add_argument("--public", action="store_true", help="everybody may see it (default: private)")
-    p.add_argument(
-        "--base", metavar="HUB_ID", help="name this as the adapter's base, not the folder it came from"
-    )
+    p.add_argument("--base", metavar="HUB_ID", help="name this as the adapter's base, not the folder it came from")
     p.add_argument("--weights-only", action="store_true", help="leave out what training would go on from")
     return p
 

@@ -21,9 +21,7 @@ def parser() -> OneLineParser:
     add_policy_arguments(p)
     add_run_arguments(p)
     add_length_arguments(p, episodes=9)
-    p.add_argument(
-        "-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)"
-    )
+    p.add_argument("-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)")
     return p
 
 

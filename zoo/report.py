@@ -15,9 +15,7 @@ def parser() -> OneLineParser:
     """The flags of `zoo.report`."""
     p = OneLineParser("zoo.report", "A run's results, curves, video and settings as one HTML file.")
     p.add_argument("-i", "--run", required=True, metavar="RUN", help="run folder")
-    p.add_argument(
-        "-o", "--output", metavar="FILE", help=f"HTML file (default: {REPORT_FILE} in the run folder)"
-    )
+    p.add_argument("-o", "--output", metavar="FILE", help=f"HTML file (default: {REPORT_FILE} in the run folder)")
     return p
 
 

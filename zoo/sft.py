@@ -31,9 +31,7 @@ def parser() -> OneLineParser:
         metavar="FOLDER",
         help="LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together",
     )
-    p.add_argument(
-        "--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)"
-    )
+    p.add_argument("--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)")
     p.add_argument("-n", "--n-updates", type=count, metavar="N", help=f"updates (default: {DEFAULT_UPDATES})")
     p.add_argument(
         "--batch-size",

@@ -33,12 +33,8 @@ def parser(
     """The flags of `zoo.train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
     p.add_argument("--algo", help="ppo or grpo (default: ppo)")
-    p.add_argument(
-        "--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3"
-    )
-    p.add_argument(
-        "-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together"
-    )
+    p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3")
+    p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together")
     add_new_run_arguments(
         p,
         steps="steps",
@@ -49,9 +45,7 @@ def parser(
         resume="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "
         "of a run: go on from there in a new run folder",
     )
-    p.add_argument(
-        "-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder"
-    )
+    p.add_argument("-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder")
     p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab: send the run's numbers there, too")
     add_worker_error_argument(p, default=None, restart="start it anew, its episodes are lost and not counted")
     add_progress_argument(p)
@@ -80,9 +74,7 @@ def parser(
         help="simulate one part of the environments while deciding for another: off (default), on (2 parts), auto, or "
         "their number",
     )
-    p.add_argument(
-        "--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing"
-    )
+    p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
     p.add_argument("--push-to-hub", metavar="REPO", help="publish the result, privately")
     return p
 
@@ -128,9 +120,7 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
     return Path("logs") if is_remote(args.resume) else point.run.path.parent.parent
 
 
-def _train(
-    args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]
-) -> int:
+def _train(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]) -> int:
     from zoo.training.train import train
     from zoo.training.trainer import TrainJob
 

@@ -32,8 +32,6 @@ MODULES = module_files(ROOT)
 SOURCES = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
 ARROWS = arrows(SOURCES)
 COMMANDS = {
-    name
-    for name, path in MODULES.items()
-    if path.parent == ROOT / "zoo" and '__name__ == "__main__"' in SOURCES[name]
+    name for name, path in MODULES.items() if path.parent == ROOT / "zoo" and '__name__ == "__main__"' in SOURCES[name]
 }
 """Modules that are run with `python -m zoo.NAME`."""

@@ -98,9 +98,7 @@ def test_the_guard_can_fail() -> None:
     assert wrong_arrows("vla_gym", "def f():\n    from zoo import PPO") == {"zoo.PPO"}
     assert wrong_arrows("vla_policies", "from vla_gym.make import make_vec") == {"vla_gym.make.make_vec"}
     assert not wrong_arrows("vla_policies", "from vla_gym import observation")
-    assert too_early("vla_gym", "from vla_gym.vector.sb3 import SB3VecEnv") == {
-        "vla_gym.vector.sb3.SB3VecEnv"
-    }
+    assert too_early("vla_gym", "from vla_gym.vector.sb3 import SB3VecEnv") == {"vla_gym.vector.sb3.SB3VecEnv"}
     assert not too_early("zoo", "from vla_gym.vector.sb3 import SB3VecEnv")
     assert too_early("zoo", "from vla_gym.adapters.libero.osc import OscPose") == {
         "vla_gym.adapters.libero.osc.OscPose"
@@ -135,6 +133,4 @@ def test_the_guard_of_heavy_imports_can_fail() -> None:
 
 
 def test_using_a_policy_loads_no_simulator() -> None:
-    assert loaded_by(
-        "from vla_policies import VLAPolicy; from zoo import PPO, GRPO", *SIMULATORS, "torch"
-    ) == {"torch"}
+    assert loaded_by("from vla_policies import VLAPolicy; from zoo import PPO, GRPO", *SIMULATORS, "torch") == {"torch"}

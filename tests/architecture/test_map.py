@@ -46,6 +46,4 @@ def test_every_room_of_zoo_that_does_not_only_serve_others_is_in_the_table() -> 
 
 
 def test_the_drawing_is_read_line_by_line() -> None:
-    assert drawing("```\nzoo  training\n  runs/   the run folder\n```") == {
-        "zoo": [("runs/", "the run folder")]
-    }
+    assert drawing("```\nzoo  training\n  runs/   the run folder\n```") == {"zoo": [("runs/", "the run folder")]}

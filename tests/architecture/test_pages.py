@@ -43,11 +43,7 @@ def runnable(module: str) -> bool:
 def files(page: str) -> set[str]:
     """Return the files and folders of the repository that a page names or links to."""
     words = re.findall(r"`([^`\s]+)`", page) + re.findall(r"\]\(([^)#\s]+)\)", page)
-    return {
-        word
-        for word in words
-        if word.split("/")[0] in FOLDERS and "/" in word and not re.search(r"[*=:{]", word)
-    }
+    return {word for word in words if word.split("/")[0] in FOLDERS and "/" in word and not re.search(r"[*=:{]", word)}
 
 
 def exists(path: str) -> bool:

@@ -12,9 +12,7 @@ MOST_ENTRIES_OF_ZOO = 16
 
 def upward(found: list[Arrow], rooms: dict[str, tuple[str, ...]]) -> set[tuple[str, str]]:
     """Return the arrows between rooms of one package that go up, or between families: (room, room)."""
-    places = {
-        f"{package}.{name}": place for package, names in rooms.items() for place, name in enumerate(names)
-    }
+    places = {f"{package}.{name}": place for package, names in rooms.items() for place, name in enumerate(names)}
     wrong = set()
     for arrow in found:
         source, target = room(arrow.source), room(arrow.target)

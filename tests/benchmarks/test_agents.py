@@ -17,8 +17,7 @@ RECIPE = AgentRecipe(env="Toy-Reach", demonstrations=3, sft_updates=2, splits=("
 
 def write_result(shop: Workshop, stage: str, solved: list[bool]) -> None:
     episodes = [
-        {"task_id": 0, "start_state": str(number), "success_once": success}
-        for number, success in enumerate(solved)
+        {"task_id": 0, "start_state": str(number), "success_once": success} for number, success in enumerate(solved)
     ]
     shop.result(stage, "train").write_text(json.dumps({"env": "Toy-Reach", "episodes": episodes}))
 
@@ -44,9 +43,7 @@ def test_an_agent_of_demonstrations_alone_has_a_row(tmp_path: Path) -> None:
     shop = Workshop(replace(RECIPE, algorithms=()), tmp_path)
     write_result(shop, "sft", [True, False])
     write_costs(shop, collect=30, sft=90)
-    assert table([shop]).splitlines()[2:] == [
-        "| Toy-Reach | SFT alone | 3 | 50% [9%, 91%] of 2 | | | | 2.0 |"
-    ]
+    assert table([shop]).splitlines()[2:] == ["| Toy-Reach | SFT alone | 3 | 50% [9%, 91%] of 2 | | | | 2.0 |"]
 
 
 def test_a_step_that_is_done_is_not_repeated(tmp_path: Path) -> None:

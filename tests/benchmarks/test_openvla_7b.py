@@ -70,17 +70,13 @@ def test_an_update_is_a_forward_and_a_backward_pass(family: str) -> None:
     assert found == pytest.approx(2 * counter.get_total_flops(), rel=0.15)
     assert policy.backbone.network.recompute
     # Twice the pictures' text and images: the same count, it is one decision's.
-    assert update_flop(policy, {key: value[1:] for key, value in obs.items()}) == pytest.approx(
-        found, rel=0.1
-    )
+    assert update_flop(policy, {key: value[1:] for key, value in obs.items()}) == pytest.approx(found, rel=0.1)
 
 
 def test_weights_are_bf16_and_what_trains_is_float32() -> None:
     policy, obs = build("openvla-oft", "tiny", CPU), observations(3)
     obs["image"] = obs["image"][:, ::4, ::4].copy()
-    frozen = {
-        one.dtype for name, one in policy.named_parameters() if ".lora_" not in name and not one.requires_grad
-    }
+    frozen = {one.dtype for name, one in policy.named_parameters() if ".lora_" not in name and not one.requires_grad}
     assert frozen == {torch.bfloat16}
     assert {one.dtype for one in policy.parameters() if one.requires_grad} == {torch.float32}
     before = [one.detach().clone() for one in policy.parameters() if one.requires_grad]
@@ -92,9 +88,7 @@ def test_weights_are_bf16_and_what_trains_is_float32() -> None:
 @pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.openvla_7b"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "benchmarks.openvla_7b"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == "error: this benchmark needs a CUDA device with about 24 GB; torch sees none\n"
     assert not done.stderr

@@ -29,9 +29,7 @@ FILES = [FOLDER / f"{algo}.yml" for algo in ALGORITHMS]
 ENTRIES = [(file, key) for file in FILES for key in yaml.safe_load(file.read_text())]
 
 
-EVERY_ENTRY = pytest.mark.parametrize(
-    ("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value)
-)
+EVERY_ENTRY = pytest.mark.parametrize(("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value))
 
 
 def run_of(file: Path, key: str, folder: Path, entry: dict[str, Any] | None = None) -> RunConfig:
@@ -54,9 +52,7 @@ def test_every_entry_builds_a_run(file: Path, key: str, tmp_path: Path) -> None:
 
 
 @EVERY_ENTRY
-def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(
-    file: Path, key: str, tmp_path: Path
-) -> None:
+def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(file: Path, key: str, tmp_path: Path) -> None:
     entry = yaml.safe_load(file.read_text())[key]
     with pytest.raises(UnknownName, match="learning_rat"):
         run_of(file, key, tmp_path, {**entry, "learning_rat": 1.0e-3})
@@ -73,9 +69,7 @@ def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -
     policy_kwargs = {**config.policy_kwargs, "backbone_kwargs": {**options, "size": "tiny"}}
     group = config.group_size
     envs = make_vec("Toy-Reach", num_envs=max(2, group), chunk=config.chunk, group_size=group, seed=0)
-    model = make_model(
-        replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"), ProcessGroup()
-    )
+    model = make_model(replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"), ProcessGroup())
     for name, value in config.algo_kwargs.items():
         if not isinstance(value, dict):
             assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name
@@ -143,9 +137,7 @@ def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps
     if algo == "ppo":
         per_env = kwargs["n_steps"]
     else:
-        horizon = max(
-            task.horizon for task in find_benchmark(env, **benchmark_options(config.env_options)).tasks
-        )
+        horizon = max(task.horizon for task in find_benchmark(env, **benchmark_options(config.env_options)).tasks)
         per_env = -(-horizon // config.chunk) * kwargs["rollouts_per_update"]
     assert config.num_envs * per_env == decisions
     assert kwargs["n_epochs"] * -(-decisions // kwargs["batch_size"]) == steps

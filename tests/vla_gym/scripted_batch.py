@@ -42,9 +42,7 @@ class ScriptedBatch:
         assert list(starts) == sorted(starts)
         for slot, start in starts.items():
             self._length_N[slot], self._count_N[slot] = self._lengths[start.task_id], 0
-        return {
-            slot: f"{self._stamp}{start.task_id:02x}{start.trial_id:02x}" for slot, start in starts.items()
-        }
+        return {slot: f"{self._stamp}{start.task_id:02x}{start.trial_id:02x}" for slot, start in starts.items()}
 
     def step(self, action_NA: np.ndarray) -> BatchStep:
         self.calls.append("step")

@@ -77,9 +77,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("forget")
 def test_a_benchmark_of_one_s_own() -> None:
     for _ in range(2):  # a module that is imported twice does no harm
-        register_benchmark(
-            "scripted_simulator:named", {"Mine": 3, "Mine/one": 1}, aliases={"My-Other": "Mine"}
-        )
+        register_benchmark("scripted_simulator:named", {"Mine": 3, "Mine/one": 1}, aliases={"My-Other": "Mine"})
     assert {"Mine", "Mine/one", "My-Other"} <= set(list_envs())
     assert gymnasium_id("Mine/2") in gym.registry
     assert num_tasks("My-Other") == 3
@@ -107,9 +105,7 @@ def test_a_benchmark_of_one_s_own() -> None:
         ("a:b", {"New": 1}, {"Old": "Nwe"}, "no id for the alias 'Old' 'Nwe'.*Did you mean 'New'"),
     ],
 )
-def test_what_cannot_be_registered(
-    build: str, counts: dict[str, int], aliases: dict[str, str], message: str
-) -> None:
+def test_what_cannot_be_registered(build: str, counts: dict[str, int], aliases: dict[str, str], message: str) -> None:
     with pytest.raises(VLAZooError, match=message):
         register_benchmark(build, counts, aliases=aliases)
     assert "New" not in list_envs()

@@ -63,9 +63,7 @@ def test_a_policy_without_spec_takes_any_environment() -> None:
 
 def test_disagreement_shows_both_sides() -> None:
     other = replace(ARM, gripper="plus_one_opens")
-    with pytest.raises(
-        BadValue, match="gripper: environment 'plus_one_closes', policy 'plus_one_opens'"
-    ) as caught:
+    with pytest.raises(BadValue, match="gripper: environment 'plus_one_closes', policy 'plus_one_opens'") as caught:
         check_compatible(ARM, other)
     assert "rotation" not in str(caught.value)
 
@@ -82,9 +80,7 @@ def test_disagreement_shows_both_sides() -> None:
         ({"action_dim": 7}, "made for action_dim=4, the environment has action_dim=7"),
     ],
 )
-def test_an_environment_that_lacks_something_raises(
-    conventions: Conventions, change: dict, message: str
-) -> None:
+def test_an_environment_that_lacks_something_raises(conventions: Conventions, change: dict, message: str) -> None:
     env = replace(conventions, **change)
     with pytest.raises(BadValue, match=message):
         check_spaces(conventions, env.observation_space(), env.action_space())
@@ -115,8 +111,6 @@ def test_observations_of_another_kind_raise(conventions: Conventions) -> None:
     del parts["instruction"]
     with pytest.raises(BadValue, match="no 'instruction'"):
         conventions_of(spaces.Dict(parts), conventions.action_space())
-    parts = dict(conventions.observation_space().spaces) | {
-        "image": spaces.Box(0, 255, (32, 16, 3), np.uint8)
-    }
+    parts = dict(conventions.observation_space().spaces) | {"image": spaces.Box(0, 255, (32, 16, 3), np.uint8)}
     with pytest.raises(BadValue, match="square RGB"):
         conventions_of(spaces.Dict(parts), conventions.action_space())

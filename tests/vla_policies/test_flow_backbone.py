@@ -179,9 +179,7 @@ def test_token_settings_and_long_chunks_are_refused() -> None:
     with pytest.raises(BadValue, match="temperature, top_k and greedy are for action tokens"):
         LinearFlow(FlowSettings()).act(INPUTS, Sampling(temperature=1.6), deterministic=False)
     long = Conventions(cameras=("image",), image_size=4, state_dim=0, chunk=6, action_dim=3)
-    with pytest.raises(
-        BadValue, match="predicts 5 actions of up to 4 dims; the environment wants chunks of 6 x 3"
-    ):
+    with pytest.raises(BadValue, match="predicts 5 actions of up to 4 dims; the environment wants chunks of 6 x 3"):
         LinearFlow(FlowSettings(), long)
 
 

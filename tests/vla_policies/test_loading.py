@@ -39,9 +39,7 @@ def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) 
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_saved_and_loaded_outputs_are_identical(
-    make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path
-) -> None:
+def test_saved_and_loaded_outputs_are_identical(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path) -> None:
     policy = make_policy(temperature=1.4, top_k=9, greedy="mean")
     policy.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
@@ -49,9 +47,7 @@ def test_saved_and_loaded_outputs_are_identical(
     for loaded in (VLAPolicy.from_pretrained(tmp_path, device="cpu"), make_policy(backbone=tmp_path)):
         assert loaded.conventions == policy.conventions
         assert loaded.sampling == policy.sampling
-        assert torch.equal(
-            loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV
-        )
+        assert torch.equal(loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV)
         assert torch.equal(loaded.act(obs).value_B, policy.act(obs).value_B)
 
 
@@ -168,9 +164,7 @@ def test_what_is_neither_family_nor_folder_raises_without_asking_the_hub(
         find_checkpoint(name)
 
 
-def test_a_path_into_an_existing_folder_is_not_a_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_into_an_existing_folder_is_not_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
@@ -194,9 +188,7 @@ def test_a_hub_id_is_fetched_at_its_revision(folder: Path, monkeypatch: pytest.M
         ("someone/a-policy", None),
         ("someone/a-policy", "main"),
     ]
-    assert not [
-        pattern for *_, patterns in asked for pattern in patterns if pattern.endswith((".py", ".bin"))
-    ]
+    assert not [pattern for *_, patterns in asked for pattern in patterns if pattern.endswith((".py", ".bin"))]
 
 
 def test_a_folder_has_no_revision(folder: Path) -> None:
@@ -268,9 +260,7 @@ def test_a_damaged_folder_is_named_with_the_cause(
     if not (golden_root / name).is_dir():
         pytest.skip(f"no golden fixtures at {golden_root / name}")
     folder = tmp_path / name
-    shutil.copytree(
-        golden_root / name, folder, ignore=shutil.ignore_patterns("golden*"), copy_function=shutil.copyfile
-    )
+    shutil.copytree(golden_root / name, folder, ignore=shutil.ignore_patterns("golden*"), copy_function=shutil.copyfile)
     config = json.loads((folder / file).read_text())
     edit(config)
     (folder / file).write_text(json.dumps(config))

@@ -25,9 +25,7 @@ def shift(policy: VLAPolicy) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.6}, {"temperature": 0.7, "top_k": 20}])
-def test_the_ratio_is_exactly_one_on_fresh_data(
-    make_policy: MakePolicy, make_obs: MakeObs, settings: dict
-) -> None:
+def test_the_ratio_is_exactly_one_on_fresh_data(make_policy: MakePolicy, make_obs: MakeObs, settings: dict) -> None:
     policy = make_policy(**settings)
     shift(policy)
     obs = make_obs(6)
@@ -44,8 +42,7 @@ def test_temperature_reaches_the_distribution(make_policy: MakePolicy, make_obs:
     cold, hot = make_policy(temperature=0.5), make_policy(temperature=2.0)
     obs = make_obs(2)
     assert (
-        cold.evaluate(obs, cold.act(obs).record).entropy_BKA
-        < hot.evaluate(obs, hot.act(obs).record).entropy_BKA
+        cold.evaluate(obs, cold.act(obs).record).entropy_BKA < hot.evaluate(obs, hot.act(obs).record).entropy_BKA
     ).all()
 
 
@@ -91,13 +88,9 @@ def test_predict_squeezes_one_observation(policy: VLAPolicy, make_obs: MakeObs) 
 def test_predict_understands_plain_text(policy: VLAPolicy, make_obs: MakeObs) -> None:
     obs = make_obs(2)
     texts = {**obs, "instruction": ("reach the red block", "put the bowl on the plate, please")}
-    assert np.array_equal(
-        policy.predict(texts, deterministic=True)[0], policy.predict(obs, deterministic=True)[0]
-    )
+    assert np.array_equal(policy.predict(texts, deterministic=True)[0], policy.predict(obs, deterministic=True)[0])
     single = {key: value[0] for key, value in obs.items()} | {"instruction": "reach the red block"}
-    assert np.array_equal(
-        policy.predict(single, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0]
-    )
+    assert np.array_equal(policy.predict(single, deterministic=True)[0], policy.predict(obs, deterministic=True)[0][0])
     assert not policy.is_vectorized_observation(single)
     assert policy.is_vectorized_observation(texts)
 
@@ -119,9 +112,7 @@ def test_actions_stay_inside_the_space(policy: VLAPolicy, make_obs: MakeObs) -> 
 
 def test_one_action_without_chunk(conventions: Conventions, make_obs: MakeObs) -> None:
     flat = spaces.Box(-1.0, 1.0, (4,), np.float32)
-    policy = VLAPolicy(
-        conventions.observation_space(), flat, lambda _: 1e-3, backbone_kwargs={"size": "tiny"}
-    )
+    policy = VLAPolicy(conventions.observation_space(), flat, lambda _: 1e-3, backbone_kwargs={"size": "tiny"})
     assert policy.conventions.chunk == 1
     assert policy.predict(make_obs(3))[0].shape == (3, 4)
     assert policy(policy.obs_to_tensor(make_obs(3))[0])[0].shape == (3, 4)
@@ -131,9 +122,7 @@ def test_the_value_head_may_have_its_own_rate(make_policy: MakePolicy) -> None:
     policy = make_policy(value_lr=5e-3)
     groups = {group["name"]: group for group in policy.optimizer.param_groups}
     assert groups["value_head"]["lr_scale"] == pytest.approx(5.0)
-    assert {id(p) for p in groups["value_head"]["params"]} == {
-        id(p) for p in policy.backbone.value_parameters()
-    }
+    assert {id(p) for p in groups["value_head"]["params"]} == {id(p) for p in policy.backbone.value_parameters()}
     in_groups = sum(len(group["params"]) for group in policy.optimizer.param_groups)
     assert in_groups == len(list(policy.parameters()))
 
@@ -146,18 +135,14 @@ def test_training_mode_reaches_the_backbone(policy: VLAPolicy) -> None:
 
 
 def test_sb3s_own_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Path) -> None:
-    policy = make_policy(
-        temperature=1.3, backbone_kwargs={"size": "tiny", "cameras": ["image"], "use_state": False}
-    )
+    policy = make_policy(temperature=1.3, backbone_kwargs={"size": "tiny", "cameras": ["image"], "use_state": False})
     shift(policy)
     policy.save(str(tmp_path / "policy.pth"))
     loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
     assert loaded.conventions == policy.conventions
     assert loaded.sampling == policy.sampling
     obs = make_obs(3)
-    assert torch.equal(
-        loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV
-    )
+    assert torch.equal(loaded.get_distribution(obs).log_probs_BKAV, policy.get_distribution(obs).log_probs_BKAV)
 
 
 def test_the_action_spec_travels(make_policy: MakePolicy, tmp_path: Path) -> None:

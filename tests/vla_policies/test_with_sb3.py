@@ -42,14 +42,10 @@ def test_learns_evaluates_saves_and_loads(envs: VecEnv, tmp_path: Path) -> None:
     model.save(tmp_path / "model.zip")
     loaded = PPO.load(tmp_path / "model.zip", env=envs, device="cpu")
     obs = envs.reset()
-    assert np.array_equal(
-        model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0]
-    )
+    assert np.array_equal(model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0])
     saved, restored = model.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict()
     assert saved["param_groups"] == restored["param_groups"]
-    assert all(
-        torch.equal(saved["state"][i]["exp_avg"], restored["state"][i]["exp_avg"]) for i in saved["state"]
-    )
+    assert all(torch.equal(saved["state"][i]["exp_avg"], restored["state"][i]["exp_avg"]) for i in saved["state"])
     loaded.learn(32, reset_num_timesteps=False)
 
 

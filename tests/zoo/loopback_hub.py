@@ -109,9 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {path}")
         if path == "/api/whoami-v2":
             right = self.token == TOKEN
-            self.answer(
-                200 if right else 401, {"name": USER, "type": "user"} if right else {"error": "Invalid"}
-            )
+            self.answer(200 if right else 401, {"name": USER, "type": "user"} if right else {"error": "Invalid"})
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)(/.*)?", path):
             self.tree(found[1], found[2])
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
@@ -136,9 +134,7 @@ class Handler(BaseHTTPRequestHandler):
     def tree(self, name: str, revision: str) -> None:
         if (repo := self.repo(name)) and (commit := self.commit_of(repo, revision)):
             files = repo.commits[commit].items()
-            self.answer(
-                200, [{"type": "file", "path": path, "size": len(x), "oid": sha1(x)} for path, x in files]
-            )
+            self.answer(200, [{"type": "file", "path": path, "size": len(x), "oid": sha1(x)} for path, x in files])
 
     def resolve(self, name: str, revision: str, file: str) -> None:
         if (repo := self.repo(name)) and (commit := self.commit_of(repo, revision)):

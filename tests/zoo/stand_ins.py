@@ -31,9 +31,7 @@ class StandInPolicy(ActorCriticPolicy):
         self.scale = nn.Parameter(torch.tensor(0.1))
         self.optimizer = torch.optim.SGD(self.parameters(), lr=lr_schedule(1))
 
-    def act(
-        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         value_B = self.predict_values(obs).flatten()
         log_probs = self.logits_KAV.log_softmax(-1).expand(len(value_B), -1, -1, -1)
         token_BKA = torch.distributions.Categorical(logits=log_probs).sample()
@@ -54,9 +52,7 @@ class StandInPolicy(ActorCriticPolicy):
         )
 
     def predict_values(self, obs: Any) -> Tensor:
-        image = torch.as_tensor(
-            np.asarray(obs["image"]) if not isinstance(obs["image"], Tensor) else obs["image"]
-        )
+        image = torch.as_tensor(np.asarray(obs["image"]) if not isinstance(obs["image"], Tensor) else obs["image"])
         return self.scale * image.float().flatten(1).mean(dim=1, keepdim=True)
 
 

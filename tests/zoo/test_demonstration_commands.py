@@ -196,8 +196,7 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     assert "12 of 12" in said
     assert "all episodes" in said
     rows = [
-        json.loads(line)
-        for line in Path("logs/sft/MetaWorld-drawer-close_1/metrics.jsonl").read_text().splitlines()
+        json.loads(line) for line in Path("logs/sft/MetaWorld-drawer-close_1/metrics.jsonl").read_text().splitlines()
     ]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(losses) == 12
@@ -210,16 +209,12 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     from safetensors.numpy import load_file
 
     first, second = (
-        load_file(policy_folder(f"logs/sft/MetaWorld-drawer-close_{number}") / "model.safetensors")
-        for number in (1, 2)
+        load_file(policy_folder(f"logs/sft/MetaWorld-drawer-close_{number}") / "model.safetensors") for number in (1, 2)
     )
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
 
     going_on = ["--algo", "ppo", "--env", ENV, "--policy", str(policy_folder(str(run.path))), "-n", "32"]
     settings = [*PICTURES, "num_envs:2", "n_steps:2", "batch_size:4"]
-    assert (
-        train.run([*going_on, "--eval-episodes", "1", "--device", "cpu", "--seed", "0", "-params", *settings])
-        == 0
-    )
+    assert train.run([*going_on, "--eval-episodes", "1", "--device", "cpu", "--seed", "0", "-params", *settings]) == 0
     assert "next:" in capsys.readouterr().out

@@ -214,9 +214,7 @@ def test_a_choice_may_be_a_mapping_or_nothing() -> None:
     assert drawn_values(trial.params, space) == drawn
 
 
-def test_without_optuna_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("zoo.optimize.find_spec", lambda name: None)
     assert guarded(run, ["--env", "Toy-Reach", "-n", "32"]) == 2
     assert 'zoo.optimize needs: pip install "vla-zoo[optimize]"' in capsys.readouterr().err

@@ -39,9 +39,7 @@ def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]):
     assert "take a smaller policy or more memory" in said
 
 
-def test_the_plan_of_a_run_that_goes_on_is_of_its_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_plan_of_a_run_that_goes_on_is_of_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = resolve_new_run(parser().parse(["--env", "Toy-Reach", "-n", "1000", "--num-envs", "6"]))
     run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
     describe_run(run, config=config, args={}, command=["x"], protocol={})

@@ -88,9 +88,7 @@ def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
     assert "Toy-Reach/2" in four.read_text(encoding="utf-8")
 
 
-def test_the_picture_is_where_it_is_said_to_be(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_picture_is_where_it_is_said_to_be(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["-f", str(logs), "-o", str(tmp_path / "curves")]) == 0
     assert capsys.readouterr().out.endswith(f"drawn into {tmp_path / 'curves.png'}\n")
     assert (tmp_path / "curves.png").is_file()
@@ -130,9 +128,7 @@ def test_a_monitor_that_was_cut_off_loses_its_last_line_alone(logs: Path) -> Non
     assert read_episodes(RunFolder(folder)).steps.tolist() == [30, 39]
 
 
-def test_what_is_not_there_is_said_in_one_line(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_there_is_said_in_one_line(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadValue, match="there: grpo/Toy-Reach_1, ppo/Toy-Reach_1"):
         run(["-f", str(logs), "-e", "LIBERO-130"])
     assert guarded(run, ["-f", str(logs), "-o", str(tmp_path / "curves.wav")]) == 2

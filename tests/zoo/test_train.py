@@ -129,9 +129,7 @@ def test_evaluations_are_always_on_the_same_start_states(ppo_run: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
-def test_a_terminated_run_resumes_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
-) -> None:
+def test_a_terminated_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str) -> None:
     flags = "-n 400 --eval-freq 100 --save-freq 1000"
     whole = train(tmp_path / "whole", algo, flags)
     # SIGTERM in the middle of a rollout, past the second update.
@@ -169,16 +167,13 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None
     assert episodes(killed) == episodes(whole)
 
 
-def test_a_run_is_trained_by_one_process_at_a_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with locked(RunFolder(run)):
         assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
-    assert (
-        "is being trained by another process; wait until it ends, or start a new run from a checkpoint with -i "
-        in (capsys.readouterr().err)
+    assert "is being trained by another process; wait until it ends, or start a new run from a checkpoint with -i " in (
+        capsys.readouterr().err
     )
     assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     resume(run, "-n 64")
@@ -237,9 +232,7 @@ def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_simulator_lost_at_the_start_leaves_no_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulator_lost_at_the_start_leaves_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise WorkerFailed("Toy-Reach, task 0, trial 0: no GL library")
 
@@ -261,9 +254,7 @@ def test_a_file_that_cannot_be_written_at_the_start_leaves_no_run_folder(
     assert list((tmp_path / "ppo").iterdir()) == []
 
 
-def test_a_simulator_lost_later_leaves_what_came_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulator_lost_later_leaves_what_came_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     after_decision = VLAOnPolicyAlgorithm.after_decision
 
     def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
@@ -419,9 +410,7 @@ def test_evaluate_reads_a_run(ppo_run: Path, tmp_path: Path, capsys: pytest.Capt
     assert starts[0] == starts[1]
 
 
-def test_evaluate_takes_all_start_states_by_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_takes_all_start_states_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "r.json"
     argv = [
         "--policy",

@@ -106,9 +106,7 @@ class ToyReach:
         self._x = min(1.0, max(0.0, self._x + STEP * dx))
         self._y = min(1.0, max(0.0, self._y + STEP * dy))
         touched = [
-            index
-            for index, (x, y) in enumerate(self._blocks)
-            if (x - self._x) ** 2 + (y - self._y) ** 2 <= TOUCH**2
+            index for index, (x, y) in enumerate(self._blocks) if (x - self._x) ** 2 + (y - self._y) ** 2 <= TOUCH**2
         ]
         success = self._target in touched
         return SimStep(reward=float(success), success=success, terminated=bool(touched))

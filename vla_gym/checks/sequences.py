@@ -52,9 +52,7 @@ def check_sb3(envs: VLAVectorEnv) -> None:
         before = obs
         obs, rewards, done_N, infos = view.step(idle_actions(envs))
         require(fresh(before, obs), "as_sb3: step returns fresh arrays")
-        require(
-            rewards.dtype == np.float32 and done_N.dtype == np.bool_, "as_sb3: dtypes of rewards and dones"
-        )
+        require(rewards.dtype == np.float32 and done_N.dtype == np.bool_, "as_sb3: dtypes of rewards and dones")
         reward_N += rewards
         steps_N += [info["executed"] for info in infos]
         success_N |= [info["success"] for info in infos]
@@ -70,9 +68,7 @@ def check_sb3(envs: VLAVectorEnv) -> None:
         own = last in single and not np.shares_memory(last["image"], obs["image"])
         require(own, "as_sb3: terminal_observation")
         require(stats["l"] == steps_N[env], "as_sb3: episode['l'] counts simulator steps")
-        require(
-            np.isclose(stats["r"], reward_N[env], atol=1e-4), "as_sb3: episode['r'] is the sum of rewards"
-        )
+        require(np.isclose(stats["r"], reward_N[env], atol=1e-4), "as_sb3: episode['r'] is the sum of rewards")
         require(info["is_success"] == success_N[env], "as_sb3: is_success is success at any step")
         horizon = envs.benchmark.tasks[info["task_id"]].horizon
         cut_off = info["TimeLimit.truncated"]

@@ -122,17 +122,13 @@ def gpu_physics_missing(environ: Mapping[str, str]) -> list[str]:
         missing.append("PyTorch sees no CUDA device (torch.cuda.is_available() is False)")
     library = Path.home() / ".sapien" / "physx" / version / PHYSX_LIBRARY  # where SAPIEN looks
     if not library.is_file():
-        missing.append(
-            f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)"
-        )
+        missing.append(f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)")
     if environ.get(DEVICE_VARIABLE, "cuda") != "cuda":
         missing.append(f"{DEVICE_VARIABLE}={environ[DEVICE_VARIABLE]}, but pictures must be drawn on 'cuda'")
     elif driver:
         cause = why_not("cuda", _vulkan_variables(environ))
         if cause:
-            missing.append(
-                f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)"
-            )
+            missing.append(f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)")
     return missing
 
 
@@ -149,9 +145,7 @@ def _vulkan_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]
     return tuple(sorted((name, value) for name, value in environ.items() if name.startswith("VK_")))
 
 
-def _run_python(
-    program: str, *arguments: str, environ: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
+def _run_python(program: str, *arguments: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  our own programs
         [sys.executable, "-P", "-c", program, *arguments],
         stdin=subprocess.DEVNULL,

@@ -45,9 +45,7 @@ class Decision:
         other.executed_N = np.where(mask_N, 0, self.executed_N)
         other.success_N = self.success_N & ~mask_N
         other.step_reward_NK = np.where(mask_N[:, None], np.float32(0), self.step_reward_NK)
-        other.episodes = [
-            None if cleared else stats for cleared, stats in zip(mask_N, self.episodes, strict=True)
-        ]
+        other.episodes = [None if cleared else stats for cleared, stats in zip(mask_N, self.episodes, strict=True)]
         return other
 
 
@@ -67,9 +65,7 @@ def episode_info(episodes: Sequence[EpisodeStats | None]) -> dict[str, Any]:
     mask_N = np.array([stats is not None for stats in episodes])
     if not mask_N.any():
         return {}
-    fields: dict[str, np.ndarray] = {
-        key: np.zeros(len(episodes), dtype) for key, dtype in EPISODE_DTYPES.items()
-    }
+    fields: dict[str, np.ndarray] = {key: np.zeros(len(episodes), dtype) for key, dtype in EPISODE_DTYPES.items()}
     for env, stats in enumerate(episodes):
         if stats is not None:
             fields["return"][env] = stats.total_reward

@@ -28,9 +28,7 @@ def read_actions(
     try:
         raw = np.asarray(actions, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise BadValue(
-            f"actions must be an array of numbers, got {type(actions).__name__}: {error}"
-        ) from error
+        raise BadValue(f"actions must be an array of numbers, got {type(actions).__name__}: {error}") from error
     if chunk == 1 and raw.shape == (num_envs, action_dim):
         raw = raw[:, None]
     if raw.shape != (num_envs, chunk, action_dim):
@@ -65,9 +63,7 @@ def read_reset_options(
     mask_N = options.get("reset_mask")
     if mask_N is not None:
         if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,):
-            raise BadValue(
-                f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {mask_N!r}"
-            )
+            raise BadValue(f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {mask_N!r}")
         if not mask_N.any():
             raise BadValue("options['reset_mask'] must hold at least one True")
         mask_N = mask_N.copy()
@@ -109,9 +105,7 @@ def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[st
 def _ids(name: str, value: object, num_envs: int) -> np.ndarray:
     raw = np.asarray(value)
     if not np.issubdtype(raw.dtype, np.integer) or raw.shape not in ((), (num_envs,)):
-        raise BadValue(
-            f"options['{name}'] must be an integer or {num_envs} integers, got {raw.dtype}{list(raw.shape)}"
-        )
+        raise BadValue(f"options['{name}'] must be an integer or {num_envs} integers, got {raw.dtype}{list(raw.shape)}")
     return np.broadcast_to(raw, (num_envs,))
 
 

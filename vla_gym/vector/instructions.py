@@ -23,10 +23,7 @@ def with_instructions(benchmark: Benchmark, instructions: Instructions) -> Bench
         if not isinstance(text, str):
             raise BadValue(f"instruction of task '{name}' must be a text, got {type(text).__name__}")
         check_instruction(text)
-    tasks = (
-        dataclasses.replace(task, instruction=texts.get(task.name, task.instruction))
-        for task in benchmark.tasks
-    )
+    tasks = (dataclasses.replace(task, instruction=texts.get(task.name, task.instruction)) for task in benchmark.tasks)
     return dataclasses.replace(benchmark, tasks=tuple(tasks))
 
 
@@ -41,8 +38,7 @@ def _texts(benchmark: Benchmark, instructions: Instructions) -> dict[str, str]:
         return {task.name: instructions(task) for task in benchmark.tasks}
     if not isinstance(instructions, Mapping):
         raise BadValue(
-            "instructions must map task names to texts, or be a function of a task, "
-            f"got {type(instructions).__name__}"
+            f"instructions must map task names to texts, or be a function of a task, got {type(instructions).__name__}"
         )
     names = {task.name for task in benchmark.tasks}
     for name in instructions:

@@ -83,9 +83,7 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
         "simulator": benchmark.simulator,
         "simulator_kwargs": dict(benchmark.simulator_kwargs),
         "constants": dict(benchmark.protocol),
-        "tasks": [
-            {"task_id": task_id, **dataclasses.asdict(task)} for task_id, task in enumerate(benchmark.tasks)
-        ],
+        "tasks": [{"task_id": task_id, **dataclasses.asdict(task)} for task_id, task in enumerate(benchmark.tasks)],
         "own_instructions": dict(config.own_instructions),
         "action_dim": benchmark.action_dim,
         "action_spec": dataclasses.asdict(benchmark.action_spec),

@@ -23,9 +23,7 @@ ALL = slice(None)
 class CommandRunner:
     """N sub-environments: the `pool` that runs them, their episodes (`table`) and the next ones (`schedule`)."""
 
-    def __init__(
-        self, benchmark: Benchmark, num_envs: int, chunk: int, schedule: Schedule, pool: Pool
-    ) -> None:
+    def __init__(self, benchmark: Benchmark, num_envs: int, chunk: int, schedule: Schedule, pool: Pool) -> None:
         self.schedule = schedule
         self.table = EpisodeTable(num_envs, benchmark.tasks)
         self.pool = pool
@@ -34,9 +32,7 @@ class CommandRunner:
         self._benchmark = benchmark
         self._shape = (num_envs, chunk)
 
-    def begin_commands(
-        self, envs: Sequence[int], starts: Mapping[int, StartState] | None = None
-    ) -> list[Command]:
+    def begin_commands(self, envs: Sequence[int], starts: Mapping[int, StartState] | None = None) -> list[Command]:
         """Resets to `starts`, else to the schedule's; those without an episode left are retired at once."""
         commands = []
         for env in envs:
@@ -93,9 +89,7 @@ class CommandRunner:
         arrays = {key: value[part].copy() for key, value in self.pool.memory.observation.items()}
         return {**arrays, "instruction": self.table.instructions()[part]}
 
-    def infos(
-        self, decision: Decision, part: slice = ALL, mask_n: np.ndarray | None = None
-    ) -> dict[str, Any]:
+    def infos(self, decision: Decision, part: slice = ALL, mask_n: np.ndarray | None = None) -> dict[str, Any]:
         """Batched infos of a part; with `mask_n`, only of those in it."""
         table = self.table
         fields = {

@@ -99,9 +99,7 @@ def make_schedule(
         num_groups = group_offset + local_groups
     check_integer("num_groups", num_groups, 1)
     if group_offset + local_groups > num_groups:
-        raise BadValue(
-            f"groups {group_offset} .. {group_offset + local_groups - 1} do not fit num_groups={num_groups}"
-        )
+        raise BadValue(f"groups {group_offset} .. {group_offset + local_groups - 1} do not fit num_groups={num_groups}")
     return Schedule(
         kind="grid" if kind == "grid" else "random",
         num_trials=tuple(task.num_trials for task in tasks),

@@ -55,8 +55,7 @@ class EpisodeTable:
     def instructions(self) -> tuple[str, ...]:
         """Instruction of each episode."""
         return tuple(
-            IDLE_INSTRUCTION if task_id < 0 else self._tasks[task_id].instruction
-            for task_id in self.task_id.tolist()
+            IDLE_INSTRUCTION if task_id < 0 else self._tasks[task_id].instruction for task_id in self.task_id.tolist()
         )
 
     def start(self, env: int) -> StartState:

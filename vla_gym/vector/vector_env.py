@@ -63,9 +63,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.render_mode = "rgb_array"
         self.layout = observation_layout(benchmark, config)
         self.single_observation_space: spaces.Dict = self.layout.space()
-        self.single_action_space: spaces.Box = spaces.Box(
-            -1.0, 1.0, (config.chunk, benchmark.action_dim), np.float32
-        )
+        self.single_action_space: spaces.Box = spaces.Box(-1.0, 1.0, (config.chunk, benchmark.action_dim), np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {
@@ -109,9 +107,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self._was_reset = True
         return self._runner.observe(), self._runner.infos(self._runner.no_decision())
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Run one decision; see the class."""
         self._require_open()
         if not self._was_reset:
@@ -122,9 +118,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         commands: list[Command] = []
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             commands += self._runner.begin_commands(np.flatnonzero(table.finished).tolist())
-        commands += self._runner.step_commands(
-            np.flatnonzero(running_N).tolist(), list(action_NKA[running_N])
-        )
+        commands += self._runner.step_commands(np.flatnonzero(running_N).tolist(), list(action_NKA[running_N]))
         decision = self._run(commands)
         terminated_N, truncated_N = table.terminated.copy(), table.truncated.copy()
         ended_N = running_N & table.finished

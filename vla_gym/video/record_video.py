@@ -24,9 +24,7 @@ class RecordVideo(VectorWrapper):
 
     env: VLAVectorEnv
 
-    def __init__(
-        self, envs: VLAVectorEnv, path: str | Path, *, episodes: int = 9, fps: float | None = None
-    ) -> None:
+    def __init__(self, envs: VLAVectorEnv, path: str | Path, *, episodes: int = 9, fps: float | None = None) -> None:
         """`fps` defaults to the speed of the simulated world (decisions per simulated second)."""
         if episodes < 1:
             raise BadValue(f"episodes must be at least 1, got {episodes}")
@@ -57,9 +55,7 @@ class RecordVideo(VectorWrapper):
         self._between[list(chosen)] = False
         return obs, infos
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """See `VLAVectorEnv.step`."""
         obs, reward_N, terminated_N, truncated_N, infos = self.env.step(actions)
         ended_N = terminated_N | truncated_N

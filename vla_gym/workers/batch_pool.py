@@ -139,9 +139,7 @@ class BatchPool(Pool):
         return {slot: _joined(reports) for slot, reports in parts.items()}
 
     def _begin(self, commands: Sequence[Command], parts: Mapping[int, list[Report]]) -> None:
-        starts = {
-            command.slot: command.start for command in sorted(commands, key=lambda command: command.slot)
-        }
+        starts = {command.slot: command.start for command in sorted(commands, key=lambda command: command.slot)}
         if not starts:
             return
         for slot, fingerprint in self._batch.reset(starts).items():
@@ -152,9 +150,7 @@ class BatchPool(Pool):
     def _advance(self, commands: Sequence[Command], parts: Mapping[int, list[Report]]) -> None:
         """Run every slot's actions side by side, each up to its own end."""
         given = {command.slot: command.action_TA for command in commands}
-        left = {
-            slot: action_TA for slot, action_TA in given.items() if action_TA is not None and len(action_TA)
-        }
+        left = {slot: action_TA for slot, action_TA in given.items() if action_TA is not None and len(action_TA)}
         waiting = sorted(self._running - left.keys())
         held = [(waiting, self._batch.save(waiting))] if waiting and left else []
         done = 0

@@ -25,14 +25,11 @@ def check_installed(benchmark: Benchmark) -> None:
     if missing:
         target = f'"vla-zoo[{benchmark.extra}]"' if benchmark.extra else " ".join(missing)
         raise MissingDependency(
-            f"{benchmark.id} needs {', '.join(missing)}, not installed here. "
-            f"Install with: pip install {target}"
+            f"{benchmark.id} needs {', '.join(missing)}, not installed here. Install with: pip install {target}"
         )
 
 
-def simulator_environment(
-    benchmark: Benchmark, environ: Mapping[str, str], *, worker: int = 0
-) -> dict[str, str]:
+def simulator_environment(benchmark: Benchmark, environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:
     """Variables the benchmark's simulator reads when it is imported; none when it draws with NumPy."""
     if "mani_skill" in benchmark.requires:
         return gpu_physics_environment(environ) if benchmark.batched else sapien_environment(environ)

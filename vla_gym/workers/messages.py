@@ -101,8 +101,7 @@ def read_commands(message: bytes, memory: SlotMemory) -> list[Command]:
 def write_reports(reports: Sequence[Report]) -> bytes:
     """Reports as a message; Python writes and reads floats of JSON exactly."""
     entries = [
-        {**vars(report), "episode": None if report.episode is None else vars(report.episode)}
-        for report in reports
+        {**vars(report), "episode": None if report.episode is None else vars(report.episode)} for report in reports
     ]
     return json.dumps(entries).encode()
 

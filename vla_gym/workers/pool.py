@@ -222,9 +222,7 @@ def describe_commands(setup: SubEnvSetup, commands: Sequence[Command]) -> str:
 
 def describe_episode(env_id: str, tasks: tuple[Task, ...], slot: int, start: StartState) -> str:
     """Env, slot, task and trial of an episode."""
-    return (
-        f"{env_id}, slot {slot}, task {start.task_id} ({tasks[start.task_id].name}), trial {start.trial_id}"
-    )
+    return f"{env_id}, slot {slot}, task {start.task_id} ({tasks[start.task_id].name}), trial {start.trial_id}"
 
 
 def warn_of_restart(reason: str) -> None:

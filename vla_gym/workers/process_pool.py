@@ -54,9 +54,7 @@ def assign_slots(num_slots: int, num_workers: int, num_stages: int = 1) -> list[
 class WorkerProcess:
     """The parent's end of a worker, started at once; its first message to `recv` is "ready"."""
 
-    def __init__(
-        self, setup: SubEnvSetup, slots: Sequence[int], environ: Mapping[str, str], memory_fd: int
-    ) -> None:
+    def __init__(self, setup: SubEnvSetup, slots: Sequence[int], environ: Mapping[str, str], memory_fd: int) -> None:
         self.slots = tuple(slots)
         self.num_pending = 1
         """Answers that have not come."""

@@ -30,9 +30,7 @@ from vla_gym.workers.sub_env import Report
 class RemotePool(Pool):
     """N slots on servers with equal shares, as `assign_slots` says; server i is the process at `connections[i]`."""
 
-    def __init__(
-        self, layout: MemoryLayout, connections: Sequence[Connection], *, num_stages: int = 1
-    ) -> None:
+    def __init__(self, layout: MemoryLayout, connections: Sequence[Connection], *, num_stages: int = 1) -> None:
         if layout.num_slots % len(connections):
             raise BadValue(f"{layout.num_slots} slots are not dealt evenly to {len(connections)} servers")
         self.memory = SlotMemory.private(layout)

@@ -71,9 +71,7 @@ class SlotMemory:
     def write(self, slot: int, observation: Mapping[str, np.ndarray]) -> None:
         """Copy one slot's observation in; `ValueError` when a key, shape or dtype is not as declared."""
         if observation.keys() != self.observation.keys():
-            raise ValueError(
-                f"observation has keys {sorted(observation)}, declared are {sorted(self.observation)}"
-            )
+            raise ValueError(f"observation has keys {sorted(observation)}, declared are {sorted(self.observation)}")
         for key, value in observation.items():
             target = self.observation[key][slot]
             if value.shape != target.shape or value.dtype != target.dtype:

@@ -110,9 +110,7 @@ def step_law(settings: FlowSettings) -> tuple[Tensor, Tensor]:
     return std_J.float(), pull_J.float()
 
 
-def step_mean(
-    x_BHD: Tensor, velocity_BHD: Tensor, time_B: Tensor, step: float, pull_B: Tensor | None = None
-) -> Tensor:
+def step_mean(x_BHD: Tensor, velocity_BHD: Tensor, time_B: Tensor, step: float, pull_B: Tensor | None = None) -> Tensor:
     """Mean of the next x, `[B, H, D]`, after a step of length `step` from `time_B`.
 
     Without `pull_B` it is Euler's `x - step v`, which equals (1 - t + step) x0 + (t - step) x1 for the

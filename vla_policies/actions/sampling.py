@@ -88,9 +88,7 @@ class ActionTokenDistribution(ChunkDistribution):
     def __init__(self, log_probs_BKAV: Tensor, codec: ActionCodec, greedy: Greedy = "likeliest") -> None:
         super().__init__()
         if log_probs_BKAV.ndim != 4 or log_probs_BKAV.shape[-1] != codec.num_bins:
-            raise ValueError(
-                f"log-probs must be [B, K, A, {codec.num_bins}], got {tuple(log_probs_BKAV.shape)}"
-            )
+            raise ValueError(f"log-probs must be [B, K, A, {codec.num_bins}], got {tuple(log_probs_BKAV.shape)}")
         self.log_probs_BKAV = log_probs_BKAV
         self.codec = codec
         self.greedy = greedy

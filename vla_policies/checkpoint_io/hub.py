@@ -66,9 +66,7 @@ def call(request: Callable[[], _Result], what_failed: str) -> _Result:
     try:
         with _progress_bars_on_terminals_only():
             return request()
-    except (
-        Exception
-    ) as error:  # the client's errors have no common base: its own, httpx2's, OSError, ValueError
+    except Exception as error:  # the client's errors have no common base: its own, httpx2's, OSError, ValueError
         raise BadValue(f"{what_failed}: {reason(error)}") from error
     finally:
         logging.set_verbosity(verbosity)

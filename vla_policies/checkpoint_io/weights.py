@@ -118,9 +118,7 @@ def one_file(folder: Path, pattern: str) -> Path | None:
     return found[0] if found else None
 
 
-def fill(
-    module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype_of: Callable[[str], torch.dtype]
-) -> None:
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype_of: Callable[[str], torch.dtype]) -> None:
     """Give `module` (which may be on the meta device) exactly these tensors, cast to `dtype_of(name)`."""
     check_tensors(where, tensors, module.state_dict())
     cast = {name: tensor.to(dtype_of(name), copy=True) for name, tensor in tensors.items()}
@@ -174,18 +172,14 @@ def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Te
         faults.append(f"unexpected {_listed(unexpected)}")
     for name in sorted(wanted.keys() & got.keys()):
         if got[name].shape != wanted[name].shape:
-            faults.append(
-                f"'{name}' is {tuple(got[name].shape)}, the model needs {tuple(wanted[name].shape)}"
-            )
+            faults.append(f"'{name}' is {tuple(got[name].shape)}, the model needs {tuple(wanted[name].shape)}")
     if faults:
         raise BadValue(f"'{path}' does not fit its {CONFIG_FILE}: {'; '.join(faults[:8])}")
 
 
 def _require(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
-        raise BadValue(
-            f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}"
-        )
+        raise BadValue(f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}")
     return folder / name
 
 

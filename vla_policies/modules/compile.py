@@ -13,9 +13,7 @@ def compile_blocks(network: nn.Module, backend: str = "inductor") -> int:
     Lengths of prompts and sizes of batches may vary without a new compilation. `backend` is torch's name of the
     compiler. Compiled blocks round differently: numbers agree to about 1e-5, not to the bit.
     """
-    blocks = [
-        block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack.children()
-    ]
+    blocks = [block for stack in network.modules() if isinstance(stack, nn.ModuleList) for block in stack.children()]
     if not blocks:
         raise BadValue(f"{type(network).__name__} has no stack of blocks to compile; leave compile out")
     for block in blocks:

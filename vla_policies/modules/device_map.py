@@ -24,9 +24,7 @@ Place = torch.device | str
 DISK = "disk"
 
 
-def place(
-    network: nn.Module, layers: str, device_map: DeviceMap, offload_folder: str | Path | None = None
-) -> None:
+def place(network: nn.Module, layers: str, device_map: DeviceMap, offload_folder: str | Path | None = None) -> None:
     """Move `network` as in `device_map`, in place; `layers` is the name of its list of Llama layers.
 
     The last layer stays on the first device, where its parts are called separately. Layers on "disk" are written to
@@ -105,9 +103,7 @@ def _spread(network: nn.Module, layers: str) -> Mapping[str, str | int]:
     memory = {device: size for device, size in get_max_memory().items() if device != "cpu"}
     spread = infer_auto_device_map(network, max_memory=memory, no_split_module_classes=sorted(kinds))
     if {"cpu", "disk"} & set(map(str, spread.values())):
-        raise BadValue(
-            f"the network does not fit the memory of {len(memory)} GPUs; use more, or dtype='bfloat16'"
-        )
+        raise BadValue(f"the network does not fit the memory of {len(memory)} GPUs; use more, or dtype='bfloat16'")
     return {"": 0, **{name: device for name, device in spread.items() if name.startswith(layers)}}
 
 
@@ -118,6 +114,4 @@ def _device(value: str | int) -> Place:
         return torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
     except RuntimeError as error:
         cause = str(error).splitlines()[0]
-        raise BadValue(
-            f"device_map: '{value}' is no device such as cpu, cuda, cuda:1 or disk ({cause})"
-        ) from error
+        raise BadValue(f"device_map: '{value}' is no device such as cpu, cuda, cuda:1 or disk ({cause})") from error

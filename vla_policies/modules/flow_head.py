@@ -57,9 +57,7 @@ class FlowHead(nn.Module):
 class NoiseHead(nn.Module):
     """Hidden states to standard deviations in a fixed range, whose geometric middle is the first output."""
 
-    def __init__(
-        self, width: int, hidden: Sequence[int], outputs: int, noise_std: tuple[float, float]
-    ) -> None:
+    def __init__(self, width: int, hidden: Sequence[int], outputs: int, noise_std: tuple[float, float]) -> None:
         super().__init__()
         self.noise_std = noise_std
         last = nn.Linear(hidden[-1], outputs)

@@ -152,9 +152,7 @@ def suffix_mask(prefix_mask_BL: Tensor, num_actions: int, *, state_token: bool) 
     """Bool `[B, 1, Q, L + Q]`: all attend to the prefix, the state token to itself, actions to all of the suffix."""
     num_samples, length = prefix_mask_BL.shape
     num_queries = num_actions + state_token
-    mask = torch.ones(
-        num_samples, 1, num_queries, length + num_queries, dtype=torch.bool, device=prefix_mask_BL.device
-    )
+    mask = torch.ones(num_samples, 1, num_queries, length + num_queries, dtype=torch.bool, device=prefix_mask_BL.device)
     mask[..., :length] = prefix_mask_BL[:, None, None]
     if state_token:
         mask[:, :, 0, length + 1 :] = False

@@ -146,9 +146,7 @@ def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | Non
     """Write the adapters alone; `base` is the folder or Hub id (at `revision`) of the model they belong to."""
     config = getattr(module, "peft_config", {}).get(_NAME)
     if config is None:
-        raise BadValue(
-            "the policy has no LoRA adapter to save; attach one with backbone_kwargs lora: {rank: 32}"
-        )
+        raise BadValue("the policy has no LoRA adapter to save; attach one with backbone_kwargs lora: {rank: 32}")
     folder.mkdir(parents=True, exist_ok=True)
     values = {key: _plain(value) for key, value in config.to_dict().items()}
     values["base_model_name_or_path"] = base

@@ -56,15 +56,12 @@ class NanoConfig:
             if getattr(self, name) < 1:
                 raise BadValue(f"nano's {name} must be >= 1, got {getattr(self, name)}")
         if self.width % self.heads or self.width % 4:
-            raise BadValue(
-                f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads"
-            )
+            raise BadValue(f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads")
         if self.bin_features % 2:
             raise BadValue(f"nano's bin_features must be even, got {self.bin_features}")
         if self.bin_smoothness <= 0 or self.initial_std <= 0:
             raise BadValue(
-                "nano's bin_smoothness and initial_std must be > 0, "
-                f"got {self.bin_smoothness} and {self.initial_std}"
+                f"nano's bin_smoothness and initial_std must be > 0, got {self.bin_smoothness} and {self.initial_std}"
             )
 
 

@@ -50,9 +50,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
     default_conventions: ClassVar[Conventions] = NanoBackbone.default_conventions
 
     def __init__(self, conventions: Conventions, config: NanoFlowConfig) -> None:
-        super().__init__(
-            conventions, config.flow, horizon=conventions.chunk, flow_width=conventions.action_dim
-        )
+        super().__init__(conventions, config.flow, horizon=conventions.chunk, flow_width=conventions.action_dim)
         trunk = config.trunk
         self.config = config
         self.build_encoders(conventions, trunk)
@@ -137,9 +135,7 @@ class NanoFlowBackbone(NanoTrunk, FlowBackbone):
 
     def value_of(self, context: NanoContext) -> Tensor:
         query_BQD = self.value_head.query + context.encoding.places_BD[:, None]
-        value_BQD = self.value_reader(
-            query_BQD, context.encoding.context_BLD, context.encoding.mask(before=1)
-        )
+        value_BQD = self.value_reader(query_BQD, context.encoding.context_BLD, context.encoding.mask(before=1))
         value_B: Tensor = self.value_head(value_BQD[:, 0]).float()
         return value_B
 

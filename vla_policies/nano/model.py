@@ -138,9 +138,7 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
         config = config_from_options(options, conventions.image_size)
-        return cls(
-            replace(conventions, image_size=fit_image_size(conventions.image_size, config.grid)), config
-        )
+        return cls(replace(conventions, image_size=fit_image_size(conventions.image_size, config.grid)), config)
 
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:

@@ -47,9 +47,7 @@ LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame
 """LIBERO's action convention, a checkpoint's default without an environment."""
 DATA_SPECS = {
     "libero": LIBERO_SPEC,
-    "bridge": ActionSpec(
-        rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target", units="physical"
-    ),
+    "bridge": ActionSpec(rotation="euler_xyz", gripper="plus_one_opens", frame="delta_target", units="physical"),
 }
 """Action convention of data sets by the beginning of their name (BridgeData V2: metres and
 roll, pitch, yaw, run by a controller that moves its last target)."""
@@ -67,9 +65,7 @@ def resolve(
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OWN_KEY, {})
-    chosen = choose_key(
-        official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite
-    )
+    chosen = choose_key(official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite)
     if OWN_KEY in config:
         base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
@@ -122,9 +118,7 @@ def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return tensors, values
 
 
-def load_weights(
-    folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig
-) -> None:
+def load_weights(folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig) -> None:
     """Fill both; a folder without a critic gets a fresh one."""
     tensors, values = read_weights(folder)
     dtype = weight_dtype(config)
@@ -174,9 +168,7 @@ def save_folder(
     write_json(folder / CONFIG_FILE, official, sort_keys=True)
 
 
-def own_settings(
-    family: str, config: OpenVLAConfig, conventions: Conventions, sampling: Any
-) -> dict[str, Any]:
+def own_settings(family: str, config: OpenVLAConfig, conventions: Conventions, sampling: Any) -> dict[str, Any]:
     """Settings beyond the official layout with which a folder is opened the same way again."""
     spec = conventions.action_spec
     return {
@@ -199,10 +191,7 @@ def _dims(config: OpenVLAConfig, saved: Mapping[str, Any], where: str) -> dict[s
         return {"action": int(saved["action_dim"])}
     parts = ("action", "proprio") if config.settings.use_state else ("action",)
     statistics, key, bounds = config.statistics, config.unnorm_key, config.settings.bounds
-    return {
-        part: len(normaliser(statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A)
-        for part in parts
-    }
+    return {part: len(normaliser(statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A) for part in parts}
 
 
 def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +209,4 @@ def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[s
 
 def _check_square(official: Mapping[str, Any], where: str) -> None:
     if len(set(official["image_sizes"])) > 1:
-        raise BadValue(
-            f"{where} has towers of different image sizes, for which camera settings are not defined"
-        )
+        raise BadValue(f"{where} has towers of different image sizes, for which camera settings are not defined")

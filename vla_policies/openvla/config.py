@@ -88,8 +88,7 @@ class OpenVLAConfig:
         ids, sizes = self.official["timm_model_ids"], self.official["image_sizes"]
         overrides = self.official.get("timm_model_kwargs") or [{}] * len(ids)
         return tuple(
-            tower_shape(timm_id, dict(kw), size)
-            for timm_id, kw, size in zip(ids, overrides, sizes, strict=True)
+            tower_shape(timm_id, dict(kw), size) for timm_id, kw, size in zip(ids, overrides, sizes, strict=True)
         )
 
     @property

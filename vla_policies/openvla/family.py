@@ -76,9 +76,7 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
         if not cls.wants_fresh(options):
-            raise BadValue(
-                f"fresh weights of {cls.family} need a size, e.g. backbone_kwargs={{'size': 'tiny'}}"
-            )
+            raise BadValue(f"fresh weights of {cls.family} need a size, e.g. backbone_kwargs={{'size': 'tiny'}}")
         config = fresh_config(conventions, options, cls.base_settings, cls.family)
         cls.check_chunk(conventions.chunk)
         state_dim = conventions.state_dim if config.settings.use_state else 0
@@ -117,9 +115,7 @@ class OpenVLAFamily(Backbone):
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
         return {"dtype": dtype}
 
-    def place(
-        self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None
-    ) -> None:
+    def place(self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None) -> None:
         place(self.network, "language_model.model.layers", device_map, offload_folder)
         main = next(self.network.parameters()).device
         for part in self.children():

@@ -37,9 +37,7 @@ SIZES: dict[str, dict[str, Any]] = {
 """Name -> image side, overrides of the two timm models, overrides of the Llama-2-7B config."""
 
 
-def fresh_config(
-    conventions: Conventions, options: Mapping[str, Any], base: Settings, family: str
-) -> OpenVLAConfig:
+def fresh_config(conventions: Conventions, options: Mapping[str, Any], base: Settings, family: str) -> OpenVLAConfig:
     """The config of fresh weights: from a `size` and settings, or from the values of `OpenVLAConfig.to_json`."""
     if "official" in options:
         return config_from_json(options, f"backbone_kwargs of {family}")

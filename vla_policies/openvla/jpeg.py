@@ -60,8 +60,7 @@ def jpeg_round_trip(image_BHWC: Tensor) -> Tensor:
     redness = (32768 * red - 27439 * green - 5329 * blue + offset) >> 16
     luma = _through_blocks(luma, "luma")
     blueness, redness = (
-        _double(_through_blocks(_halve(plane), "chroma"))[:, :height, :width] - 128
-        for plane in (blueness, redness)
+        _double(_through_blocks(_halve(plane), "chroma"))[:, :height, :width] - 128 for plane in (blueness, redness)
     )
     rgb = (
         luma + ((91881 * redness + 32768) >> 16),

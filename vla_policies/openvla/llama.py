@@ -126,9 +126,7 @@ class _LastLayer:
 
     def __init__(self, model: LlamaModel, segment: Segment, read_BS: Tensor) -> None:
         if segment.causal:
-            raise ValueError(
-                "reading at some places only is for segments where all tokens attend to each other"
-            )
+            raise ValueError("reading at some places only is for segments where all tokens attend to each other")
         self.read_BS = read_BS
         self.mask = segment.mask
         self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)

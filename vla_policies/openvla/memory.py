@@ -81,9 +81,7 @@ def budget(*, size: str = "7b", rank: int = 32, micro_batch: int = 8, images: in
 
 
 def _network(size: str) -> PrismaticNetwork:
-    conventions = Conventions(
-        cameras=("image",), image_size=224, state_dim=0, chunk=CHUNK, action_dim=ACTION_DIM
-    )
+    conventions = Conventions(cameras=("image",), image_size=224, state_dim=0, chunk=CHUNK, action_dim=ACTION_DIM)
     config = fresh_config(conventions, {"size": size}, Settings(), "openvla-oft")
     with torch.device("meta"):
         return PrismaticNetwork(config).to(torch.bfloat16)

@@ -131,9 +131,7 @@ class OpenVLABackbone(OpenVLAFamily):
                 x_BLD = decode_step(self.network.language_model.model, step, caches)
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
-            drawn = ActionTokenDistribution(
-                token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy
-            )
+            drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
             tokens.append(draw(drawn)[:, 0, 0])
         return torch.stack(tokens, dim=1)
 

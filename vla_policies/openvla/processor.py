@@ -84,9 +84,7 @@ class OpenVLAProcessor:
         for statistics in self.pixel_statistics:
             image = image_BHWC if statistics.fill is None else pad_to_square(image_BHWC, statistics.fill)
             unit = resize_bicubic(image, size, size).permute(0, 3, 1, 2).float() / 255.0
-            mean, std = (
-                torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (statistics.mean, statistics.std)
-            )
+            mean, std = (torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (statistics.mean, statistics.std))
             stacked.append((unit - mean) / std)
         return torch.cat(stacked, dim=1)
 
@@ -102,9 +100,7 @@ class OpenVLAProcessor:
     def numbers_to_actions(self, number_BKA: Tensor) -> Tensor:
         """Numbers in [-1, 1] of a regression head to environment actions, float32."""
         units = self.action_normaliser.unnormalise(number_BKA.float().cpu().numpy())
-        flat = environment_actions(
-            units.reshape(-1, units.shape[-1]).T, self.config, self.conventions.action_spec
-        )
+        flat = environment_actions(units.reshape(-1, units.shape[-1]).T, self.config, self.conventions.action_spec)
         return torch.from_numpy(flat.T.reshape(units.shape)).float().to(number_BKA.device)
 
     def _state(self, state_BS: Tensor) -> Tensor:

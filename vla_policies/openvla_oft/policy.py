@@ -156,9 +156,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         count = self.conventions.chunk * self.conventions.action_dim - 1
         slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
         read_BS = torch.cat([last_B[:, None], slot_S.expand(len(last_B), -1)], dim=1)
-        read_BSD = run_layers_at(
-            self.network.language_model.model, segment, read_BS, self.network.checkpoint_fn()
-        )
+        read_BSD = run_layers_at(self.network.language_model.model, segment, read_BS, self.network.checkpoint_fn())
         return self.network.final_norm(read_BSD)
 
     def sequence(self, inputs: PolicyInputs) -> tuple[Segment, Tensor, int]:

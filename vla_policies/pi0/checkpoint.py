@@ -105,9 +105,7 @@ def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key
     )
 
 
-def _normalizations(
-    config: Mapping[str, Any], usual: Normalization, where: str
-) -> dict[str, Normalization | None]:
+def _normalizations(config: Mapping[str, Any], usual: Normalization, where: str) -> dict[str, Normalization | None]:
     """Normalisation of "state" and "action", None = none; `usual` without a mapping.
 
     As in lerobot, a part that is absent from the mapping is not normalised.
@@ -120,9 +118,7 @@ def _normalizations(
     for part, kind in mapping.items():
         allowed = tuple(_NORMALIZATIONS) if part in ("STATE", "ACTION") else ("IDENTITY",)
         if kind not in allowed:
-            raise BadValue(
-                f"{where}: normalization_mapping {part} must be one of {', '.join(allowed)}, got '{kind}'"
-            )
+            raise BadValue(f"{where}: normalization_mapping {part} must be one of {', '.join(allowed)}, got '{kind}'")
     kinds = {part: _NORMALIZATIONS[mapping.get(part.upper(), "IDENTITY")] for part in ("state", "action")}
     if None not in kinds.values() and kinds["state"] != kinds["action"]:
         raise BadValue(
@@ -230,9 +226,7 @@ def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     flat = read_safetensors(files[0])
     found = {}
     for part, prefix in (("state", "observation.state."), ("action", "action.")):
-        numbers = {
-            name.removeprefix(prefix): x.tolist() for name, x in flat.items() if name.startswith(prefix)
-        }
+        numbers = {name.removeprefix(prefix): x.tolist() for name, x in flat.items() if name.startswith(prefix)}
         if numbers:
             found[part] = _statistics(numbers)
     return {"default": found} if found else {}
@@ -255,9 +249,7 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
 
 def _statistics(numbers: Mapping[str, Any]) -> Statistics:
     names = ("mean", "std", "q01", "q99")
-    return Statistics(
-        **{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None}
-    )
+    return Statistics(**{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None})
 
 
 def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
@@ -269,9 +261,7 @@ def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Reque
     return Conventions(
         cameras=CAMERA_KEYS,
         image_size=size,
-        state_dim=_dims(
-            config, "input_features", "observation.state", statistics.state, own.network.state_width
-        ),
+        state_dim=_dims(config, "input_features", "observation.state", statistics.state, own.network.state_width),
         chunk=int(config.get("n_action_steps", own.network.horizon)),
         action_dim=_dims(config, "output_features", "action", statistics.action, own.network.action_width),
         action_spec=spec,

@@ -158,9 +158,7 @@ class Learning:
         if self.cache_features and not self.train_expert_only:
             raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
         if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
-            raise BadValue(
-                "a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one"
-            )
+            raise BadValue("a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,9 +136,7 @@ class Pi0Backbone(FlowBackbone):
         )
 
     @classmethod
-    def with_options(
-        cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str
-    ) -> Mapping[str, Any]:
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return config_from_json(model, f"model of '{where}'").with_options(options).to_json()
 
     @classmethod
@@ -154,11 +152,7 @@ class Pi0Backbone(FlowBackbone):
                 name if name.startswith("value_head.") else NETWORK + name: tensor
                 for name, tensor in network_names(tensors, where).items()
             }
-        first = {
-            name: tensor
-            for name, tensor in self.state_dict().items()
-            if self._may_be_new(name, tensors, own=own)
-        }
+        first = {name: tensor for name, tensor in self.state_dict().items() if self._may_be_new(name, tensors, own=own)}
         fill(self, {**first, **tensors}, where, self._dtype_of)
         self._restore_buffers()
         preprocessing = self.config.preprocessing
@@ -245,9 +239,7 @@ class Pi0Backbone(FlowBackbone):
             else:
                 num, device = len(context.prefix.mask_BL), context.prefix.mask_BL.device
                 zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
-                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(
-                    dim=1
-                )
+                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
         return self.value_head(feature_BD)
 
     # Inside -------------------------------------------------------------------------------------------
@@ -288,9 +280,7 @@ class Pi0Backbone(FlowBackbone):
     def _check_state(self) -> None:
         reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"
         if reads and not self.conventions.state_dim:
-            raise BadValue(
-                f"'{self.family}' reads the robot's state; the observation has none, or use_state is false"
-            )
+            raise BadValue(f"'{self.family}' reads the robot's state; the observation has none, or use_state is false")
 
 
 class Pi05Backbone(Pi0Backbone):

@@ -86,9 +86,7 @@ class VisionLanguageModel(nn.Module):
         """Run embedded tokens through all layers; without `with_hidden` the last computes keys and values only."""
         position_BL = (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)
         rotary = rotary_embedding(position_BL, self.shape.head_dim, x_BLW.dtype)
-        mask_B1QL = (
-            None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
-        )
+        mask_B1QL = None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
         run = checkpoint_fn(recompute=self.recompute)
         kept = []
         for index, layer in enumerate(self.layers):
@@ -110,9 +108,7 @@ class Pi0Network(FlowHead):
         self.vlm = VisionLanguageModel(shape)
         self.state_proj = None if adaptive else nn.Linear(shape.state_width, shape.expert.width)
 
-    def embed_suffix(
-        self, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def embed_suffix(self, x_BHD: Tensor, time_B: Tensor, state_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The expert's input tokens `[B, Q, E]`, pi0's state first, and pi0.5's condition `[B, E]`."""
         action_BHE, condition_BE = self.embed_actions(x_BHD, time_B)
         if self.state_proj is None:

@@ -68,9 +68,7 @@ class Pi0Processor:
         if not dims:
             return action_BKA
         assert inputs.state_BS is not None
-        state_BS = self._unnormalise(
-            inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state
-        )
+        state_BS = self._unnormalise(inputs.state_BS[:, : self.conventions.state_dim], self.preprocessing.state)
         moved = action_BKA[..., :dims] + sign * state_BS[:, None, :dims]
         return torch.cat([moved, action_BKA[..., dims:]], dim=-1)
 
@@ -94,9 +92,7 @@ class Pi0Processor:
         if style == "padded":
             state_BS = functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
         states = state_BS.cpu().numpy().astype(np.float64)
-        texts = [
-            pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)
-        ]
+        texts = [pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)]
         return self.tokenizer.batch(texts, newline=False)
 
     # Statistics ---------------------------------------------------------------------------------------
@@ -137,13 +133,9 @@ class Pi0Processor:
             for name in names if statistics is not None else ():
                 got = len(getattr(statistics, name))
                 if got < needed:
-                    raise BadValue(
-                        f"the checkpoint's {part} statistics '{name}' have {got} dims, {needed} are needed"
-                    )
+                    raise BadValue(f"the checkpoint's {part} statistics '{name}' have {got} dims, {needed} are needed")
         if self.conventions.state_dim > self.state_width:
-            raise BadValue(
-                f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}"
-            )
+            raise BadValue(f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}")
         if self.preprocessing.delta_dims > min(self.conventions.state_dim, self.conventions.action_dim):
             raise BadValue(
                 f"delta_dims must be at most the state's and the action's dims ({self.conventions.state_dim} and "
@@ -160,9 +152,7 @@ def resize_with_pad(image_BCHW: Tensor, size: int) -> Tensor:
     if (height, width) == (size, size):
         return image_BCHW
     new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
-    resized = functional.interpolate(
-        image_BCHW, (new_height, new_width), mode="bilinear", align_corners=False
-    )
+    resized = functional.interpolate(image_BCHW, (new_height, new_width), mode="bilinear", align_corners=False)
     if image_BCHW.dtype != torch.uint8:
         resized = resized.clamp(-1.0, 1.0)
     black = 0 if image_BCHW.dtype == torch.uint8 else -1.0
@@ -179,9 +169,7 @@ def resize_pil(image_BHWC: Tensor, size: int) -> Tensor:
         np.asarray(Image.fromarray(image).resize((new_width, new_height), resample=Image.Resampling.BILINEAR))
         for image in image_BHWC.cpu().numpy()
     ]
-    return functional.pad(
-        torch.from_numpy(np.stack(resized)).to(image_BHWC.device), (0, 0, left, right, top, bottom)
-    )
+    return functional.pad(torch.from_numpy(np.stack(resized)).to(image_BHWC.device), (0, 0, left, right, top, bottom))
 
 
 def _fit(height: int, width: int, size: int) -> tuple[int, int, tuple[int, int, int, int]]:

@@ -37,9 +37,7 @@ class Taps:
 def channels_last(image: Tensor, key: str) -> Tensor:
     """Uint8 `[B, H, W, 3]` from that or `[B, 3, H, W]`; anything else raises `BadValue` naming `key`."""
     if image.dtype != torch.uint8 or image.ndim != 4 or 3 not in (image.shape[1], image.shape[3]):
-        raise BadValue(
-            f"'{key}' must be uint8 [B, H, W, 3] or [B, 3, H, W], got {image.dtype} {tuple(image.shape)}"
-        )
+        raise BadValue(f"'{key}' must be uint8 [B, H, W, 3] or [B, 3, H, W], got {image.dtype} {tuple(image.shape)}")
     return image if image.shape[3] == 3 else image.permute(0, 2, 3, 1)
 
 

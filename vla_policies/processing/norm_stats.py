@@ -52,9 +52,7 @@ def identity(dims: int) -> Normaliser:
     return Normaliser(-np.ones(dims), np.ones(dims), np.zeros(dims, dtype=bool), 0.0)
 
 
-def choose_key(
-    statistics: Mapping[str, Any], wanted: str | None, where: str, suite: str | None = None
-) -> str | None:
+def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str, suite: str | None = None) -> str | None:
     """The data set of `unnorm_key`; None when there are no statistics and no key is given.
 
     A key may leave out `_no_noops`. Without a key there must be exactly one data set, or one with the name of

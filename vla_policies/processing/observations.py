@@ -14,9 +14,7 @@ from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encod
 from vla_policies.conventions import Conventions
 
 
-def batch_observation(
-    obs: Any, conventions: Conventions, device: torch.device
-) -> tuple[dict[str, Tensor], bool]:
+def batch_observation(obs: Any, conventions: Conventions, device: torch.device) -> tuple[dict[str, Tensor], bool]:
     """The policy's inputs as tensors `[B, ...]` on `device`, and whether `obs` is a batch.
 
     `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
@@ -36,9 +34,7 @@ def batch_observation(
         value = _instruction_bytes(obs[key]) if key == "instruction" else obs[key]
         tensor = torch.as_tensor(value, device=device)
         if tensor.ndim not in (rank, rank + 1):
-            raise BadValue(
-                f"'{key}' must have {rank} dims (one observation) or {rank + 1}, got {tuple(tensor.shape)}"
-            )
+            raise BadValue(f"'{key}' must have {rank} dims (one observation) or {rank + 1}, got {tuple(tensor.shape)}")
         batched[key] = tensor.ndim == rank + 1
         tensors[key] = tensor if batched[key] else tensor[None]
     sizes = {key: len(tensor) for key, tensor in tensors.items()}
@@ -52,9 +48,7 @@ def batch_observation(
 def decode_instructions(bytes_BL: Tensor) -> list[str]:
     """Instructions of B observations, from their UTF-8 bytes `[B, 160]`."""
     if bytes_BL.ndim != 2 or bytes_BL.shape[1] != MAX_INSTRUCTION_BYTES:
-        raise BadValue(
-            f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}"
-        )
+        raise BadValue(f"'instruction' must be bytes [B, {MAX_INSTRUCTION_BYTES}], got {tuple(bytes_BL.shape)}")
     try:
         return [decode_instruction(row) for row in bytes_BL.to("cpu", torch.uint8).numpy()]
     except UnicodeDecodeError as error:

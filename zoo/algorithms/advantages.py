@@ -218,9 +218,7 @@ def step_advantages(
     buffer.return_TN.copy_(advantage_TNK[..., 0] + buffer.value_TN)
     if own_values:
         buffer.step_return_TNK = advantage_TNK + value_TNK
-        buffer.value_scale = even_scale(
-            buffer.executed_TN[buffer.executed_TN > 0], process_group.all_reduce_sum
-        )
+        buffer.value_scale = even_scale(buffer.executed_TN[buffer.executed_TN > 0], process_group.all_reduce_sum)
     return advantage_TNK, buffer.executed_steps()
 
 
@@ -233,9 +231,7 @@ def write_advantages(
     else:
         buffer.step_advantage_TNK = advantage
     valid_TN = buffer.executed_TN > 0
-    buffer.element_scale_TN[valid_TN] = even_scale(
-        buffer.elements_TN(level)[valid_TN], process_group.all_reduce_sum
-    )
+    buffer.element_scale_TN[valid_TN] = even_scale(buffer.elements_TN(level)[valid_TN], process_group.all_reduce_sum)
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -62,9 +62,7 @@ _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
 
 def constructor_settings(local: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`."""
-    return {
-        name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")
-    }
+    return {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
 
 
 class AlgorithmBase(OnPolicyAlgorithm):
@@ -261,8 +259,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         return TrainState(
             counters=self.counters(),
             episodes=tuple(
-                {key: float(info[key]) for key in ("r", "l", "t") if key in info}
-                for info in self.ep_info_buffer or ()
+                {key: float(info[key]) for key in ("r", "l", "t") if key in info} for info in self.ep_info_buffer or ()
             ),
             successes=tuple(float(success) for success in self.ep_success_buffer or ()),
             rng=rng_state(),
@@ -344,9 +341,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
         if self.batch_size < 1 or self.n_epochs < 1:
-            raise BadValue(
-                f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}"
-            )
+            raise BadValue(f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}")
         if self.kl_coef < 0:
             raise BadValue(f"kl_coef must be 0 (off) or more, got {self.kl_coef}")
         if self.kl_reference not in get_args(KLReference):

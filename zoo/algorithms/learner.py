@@ -67,9 +67,7 @@ class Learner:
         # Which parameters a loss depends on changes from update to update (critic warm-up, no critic at all).
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
         # The algorithm has placed the policy on its device already.
-        self.accelerator = Accelerator(
-            device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp]
-        )
+        self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=1, kwargs_handlers=[ddp])
         self.own_precision = self.accelerator.mixed_precision != "no"
         """Whether scoring has another precision than acting, so that a rollout must be scored again first."""
         self.sharded = fsdp_requested() and self.accelerator.num_processes > 1
@@ -107,9 +105,7 @@ class Learner:
     def _shard(self, scorer: Scorer, group: dist.ProcessGroup | None) -> nn.Module:
         """Shard a second policy, which learns from now on, over the ranks."""
         if group is not None:
-            raise BadValue(
-                "FSDP shards over all processes; leave --placement out, or use a DDP configuration"
-            )
+            raise BadValue("FSDP shards over all processes; leave --placement out, or use a DDP configuration")
         scorer.policy = learning_copy(scorer.policy)
         mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
         settings = sharding_settings(self.accelerator.mixed_precision)
@@ -177,9 +173,7 @@ class Learner:
         """Context manager in which steps change `parameters` alone; the others keep their optimiser state too."""
         trained = {id(parameter) for parameter in parameters}
         self._frozen = [
-            parameter
-            for parameter in self._parameters
-            if parameter.requires_grad and id(parameter) not in trained
+            parameter for parameter in self._parameters if parameter.requires_grad and id(parameter) not in trained
         ]
         # Data parallelism waits for every gradient it has registered; alone, the backward pass can stop early.
         alone = self.accelerator.num_processes == 1

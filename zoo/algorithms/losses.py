@@ -113,9 +113,7 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
     if huber_delta is None:
         return difference.square()
     size = difference.abs()
-    return torch.where(
-        size < huber_delta, 0.5 * difference.square(), huber_delta * (size - 0.5 * huber_delta)
-    )
+    return torch.where(size < huber_delta, 0.5 * difference.square(), huber_delta * (size - 0.5 * huber_delta))
 
 
 @dataclass(frozen=True, kw_only=True)

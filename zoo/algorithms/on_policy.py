@@ -81,9 +81,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         callback.on_training_end()
         return self
 
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int
-    ) -> bool:
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """Fill the rollout buffer and its advantages; False when a callback, on any rank, stopped it."""
         assert self._last_obs is not None, "No previous observation was provided"
         assert (rollout_buffer, n_rollout_steps) == (self.rollout_buffer, self.n_steps)
@@ -152,9 +150,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                         for micro_batch in micro_batches:
                             with learner.accumulate(last=micro_batch.last):
                                 value, terms, scores = learner.score(micro_batch.batch, loss)
-                                learner.backward(
-                                    value if micro_batch.weight == 1.0 else value * micro_batch.weight
-                                )
+                                learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
                             metrics.add(terms, scores, micro_batch)
                         go_on = self._within_target_kl(metrics)
                         if not go_on:

@@ -174,9 +174,7 @@ class PPO(VLAOnPolicyAlgorithm):
             raise BadValue(f"{STEP_VALUES_LACKING} (chunk {backbone.conventions.chunk})")
         if self.clip_range_vf is not None:
             if isinstance(self.clip_range_vf, float | int):
-                assert self.clip_range_vf > 0, (
-                    "`clip_range_vf` must be positive, pass `None` to deactivate vf clipping"
-                )
+                assert self.clip_range_vf > 0, "`clip_range_vf` must be positive, pass `None` to deactivate vf clipping"
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
     def loss(self) -> PPOLoss:
@@ -213,9 +211,7 @@ class PPO(VLAOnPolicyAlgorithm):
             "rollout/advantages_mean": advantage[valid],
             "rollout/returns_mean": buffer.return_TN[valid_TN],
         }
-        self.record(
-            rank_means(means, self.process_group) | advantage_range(advantage[valid], self.process_group)
-        )
+        self.record(rank_means(means, self.process_group) | advantage_range(advantage[valid], self.process_group))
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         if metrics.empty:

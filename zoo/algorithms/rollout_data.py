@@ -75,9 +75,7 @@ class ChunkRolloutData:
 
     def compute_ref_log_probs(self, reference: Reference) -> None:
         with torch.no_grad():
-            for index_B in split_evenly(
-                self.buffer.selected_indices(), self.micro_batch_size or self.batch_size
-            ):
+            for index_B in split_evenly(self.buffer.selected_indices(), self.micro_batch_size or self.batch_size):
                 batch = self._to_score(index_B)
                 self.buffer.write_reference(index_B, reference.evaluate(batch.obs, batch.choice).logprob_BKA)
 
@@ -100,9 +98,7 @@ class ChunkRolloutData:
     def _micro_batches(self, shard: MinibatchShard) -> Iterator[MicroBatch]:
         indices = shard.micro_batches(self.micro_batch_size)
         for number, index_B in enumerate(indices, 1):
-            yield MicroBatch(
-                self._to_score(index_B), weight=shard.weight(index_B), last=number == len(indices)
-            )
+            yield MicroBatch(self._to_score(index_B), weight=shard.weight(index_B), last=number == len(indices))
 
     def _to_score(self, index_B: Tensor) -> Minibatch:
         """The decisions at `index_B`, or the buffer's first where there are none, as other ranks wait for a score."""

@@ -94,9 +94,7 @@ class TrainState:
     @property
     def last_obs(self) -> Any:
         """The last observation as the environment gave it."""
-        by_key = {
-            name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")
-        }
+        by_key = {name.removeprefix("obs/"): array for name, array in self.arrays.items() if name.startswith("obs/")}
         return by_key or self.arrays["obs"]
 
     def gather(self, process_group: ProcessGroup) -> TrainState | None:
@@ -179,9 +177,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     python, numpy_ = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss_next"]))
     keys = np.frombuffer(base64.b64decode(numpy_["keys"]), dtype="<u4").astype(np.uint32)
-    np.random.set_state(
-        (numpy_["name"], keys, numpy_["position"], numpy_["has_gauss"], numpy_["cached_gauss"])
-    )
+    np.random.set_state((numpy_["name"], keys, numpy_["position"], numpy_["has_gauss"], numpy_["cached_gauss"]))
     torch.set_rng_state(_to_tensor(state["torch"]))
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(_to_tensor(state["cuda"]))

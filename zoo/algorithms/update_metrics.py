@@ -109,9 +109,7 @@ class UpdateMetrics:
         """k3 estimate of the latest minibatch, nats per element."""
         kl, count = torch.zeros(2, dtype=torch.float64)
         latest = self._num_minibatches - 1
-        for micro_batch in takewhile(
-            lambda record: record.minibatch == latest, reversed(self._micro_batches)
-        ):
+        for micro_batch in takewhile(lambda record: record.minibatch == latest, reversed(self._micro_batches)):
             kl += _masked(kl_k3(micro_batch.log_ratio_BL), micro_batch.mask_BL).sum().cpu()
             count += micro_batch.mask_BL.sum().cpu()
         kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
@@ -185,9 +183,7 @@ class UpdateMetrics:
             for term in (terms.loss, terms.policy, terms.value, terms.entropy)
         ]
         terms = torch.stack(scalars).double().unflatten(0, (-1, len(_TERMS)))
-        weight = torch.tensor(
-            [micro_batch.weight for micro_batch in self._micro_batches], device=terms.device
-        )
+        weight = torch.tensor([micro_batch.weight for micro_batch in self._micro_batches], device=terms.device)
         return terms * weight.double()[:, None]
 
     def _element_sums(self) -> Tensor:

@@ -51,9 +51,7 @@ def chosen_run(args: argparse.Namespace) -> str | None:
     if not (args.load_best or args.load_checkpoint or args.load_last_checkpoint):
         return str(run)
     if is_remote(run):
-        raise BadValue(
-            f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: zoo.load_from_hub {run}"
-        )
+        raise BadValue(f"--load-... is for run folders here, got the Hub id '{run}'; fetch it: zoo.load_from_hub {run}")
     return str(_checkpoint(find_run(run), args))
 
 
@@ -72,9 +70,7 @@ def _found_run(args: argparse.Namespace) -> str:
         return str(found.path)
     if shipped := [agent for agent in agents_for(args.env) if agent.split("/")[1] in algos]:
         return shipped[0]
-    train = (
-        f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
-    )
+    train = f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
     raise BadValue(
         f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
         f"Train one: {train}; or give -i RUN or --policy NAME"
@@ -103,9 +99,7 @@ def _checkpoint(run: RunFolder, args: argparse.Namespace) -> Path:
         return run.best
     steps = run.saved_steps()
     if not steps:
-        raise BadValue(
-            f"run '{run.path}' has no checkpoints/step_<n>/; leave --load-... out for its best policy"
-        )
+        raise BadValue(f"run '{run.path}' has no checkpoints/step_<n>/; leave --load-... out for its best policy")
     step = args.load_checkpoint or steps[-1]
     if step not in steps:
         near = min(steps, key=lambda saved: abs(saved - step))
@@ -147,9 +141,7 @@ class RolloutPlan:
         return "_".join([stem, *self.departures])
 
 
-def plan_rollout(
-    args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None
-) -> RolloutPlan:
+def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None) -> RolloutPlan:
     """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
 
     `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved.
@@ -279,7 +271,5 @@ def _read_instructions(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadValue(f"--instructions {path}: {' '.join(str(error).split())}") from error
     if not isinstance(texts, dict):
-        raise BadValue(
-            f"--instructions {path} must map task names to instructions, got {type(texts).__name__}"
-        )
+        raise BadValue(f"--instructions {path} must map task names to instructions, got {type(texts).__name__}")
     return texts

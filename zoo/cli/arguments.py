@@ -119,9 +119,7 @@ def key_values(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, colon, text = pair.partition(":")
         if not colon or not key.strip():
-            raise BadValue(
-                f"-params wants key:value, got '{pair}'. Example: -params learning_rate:3e-4 chunk:8"
-            )
+            raise BadValue(f"-params wants key:value, got '{pair}'. Example: -params learning_rate:3e-4 chunk:8")
         try:
             values[key.strip()] = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -169,9 +167,7 @@ def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None
     parser.add_argument(
         "--device", default=default, metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
     )
-    parser.add_argument(
-        "--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)"
-    )
+    parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)")
 
 
 def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, restart: str) -> None:
@@ -197,28 +193,20 @@ def add_new_run_arguments(
     resume: str,
 ) -> None:
     """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
-    parser.add_argument(
-        "--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)"
-    )
+    parser.add_argument("--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)")
     parser.add_argument("--num-envs", type=count, metavar="N", help=num_envs)
-    parser.add_argument(
-        "--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)"
-    )
+    parser.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
     parser.add_argument("-i", "--resume", metavar="RUN", help=resume)
     add_params_argument(parser, params)
-    parser.add_argument(
-        "-conf", "--conf-file", metavar="FILE", help=f"YAML file instead of the packaged {recipes}"
-    )
+    parser.add_argument("-conf", "--conf-file", metavar="FILE", help=f"YAML file instead of the packaged {recipes}")
     parser.add_argument(
         "--eval-freq",
         type=count_or_zero,
         metavar=steps.upper(),
         help=f"{steps} between evaluations; 0: at the end",
     )
-    parser.add_argument(
-        "--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none"
-    )
+    parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none")
     parser.add_argument(
         "--save-freq",
         type=count_or_zero,
@@ -257,9 +245,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser, default="auto")
     parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
     actions = parser.add_mutually_exclusive_group()
-    actions.add_argument(
-        "--stochastic", action="store_true", help="sample actions instead of deterministic ones"
-    )
+    actions.add_argument("--stochastic", action="store_true", help="sample actions instead of deterministic ones")
     actions.add_argument(
         "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
     )
@@ -279,9 +265,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         choices=RUN_ALGORITHMS,
         help="whose newest run of --env to take without -i (default: any algorithm's)",
     )
-    parser.add_argument(
-        "-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)"
-    )
+    parser.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
     parser.add_argument(
         "--exp-id",
         type=count_or_zero,
@@ -291,9 +275,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--load-best", action="store_true", help="the policy in best/ (the default)")
-    which.add_argument(
-        "--load-checkpoint", type=count, metavar="STEP", help="the policy in checkpoints/step_<STEP>/"
-    )
+    which.add_argument("--load-checkpoint", type=count, metavar="STEP", help="the policy in checkpoints/step_<STEP>/")
     which.add_argument("--load-last-checkpoint", action="store_true", help="the newest checkpoint's policy")
 
 

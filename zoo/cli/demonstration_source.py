@@ -126,9 +126,7 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
         if name not in ENV_OPTIONS or name in _UNUSED:
-            raise BadValue(
-                f"-params {name}: collecting takes settings of the environment's pictures and protocol only"
-            )
+            raise BadValue(f"-params {name}: collecting takes settings of the environment's pictures and protocol only")
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
     options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED)
     return options | task_options(args)

@@ -35,9 +35,7 @@ class PolicyChoice:
     """`state_dim` and `action_dim` of the environment that this package's checkpoint was made for; empty for others."""
 
 
-def resolve_policy(
-    name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None
-) -> PolicyChoice:
+def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None) -> PolicyChoice:
     """Resolve a family name, a checkpoint folder or a Hub id (which is downloaded).
 
     `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint.
@@ -146,9 +144,7 @@ def suite_of(env: str) -> str | None:
     return suites.pop() if len(suites) == 1 else None
 
 
-def over_recipe(
-    recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def over_recipe(recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's settings as they fit the policy, with the user's over them."""
     tuned = {**recipe, **policy.env_options}
     fresh = dict(tuned.get("policy_kwargs", {}))

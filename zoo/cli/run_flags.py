@@ -82,9 +82,7 @@ def check_services(args: argparse.Namespace) -> None:
 def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     """Return the configuration of a fresh run: flags over `-params` over the hyperparameter entry."""
     if args.env is None:
-        raise BadValue(
-            "--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3"
-        )
+        raise BadValue("--env is missing. Example: --env Toy-Reach, --env LIBERO-Spatial, --env LIBERO-Spatial/3")
     algo = check_algorithm(args.algo or "ppo")
     find_benchmark(args.env)
     overrides = check_settings(algo, key_values(args.params), "-params")
@@ -157,8 +155,7 @@ def _check_same_run(
     for name in fixed:
         if getattr(args, name) not in (None, []):
             raise BadValue(
-                f"{flag_of(name)} cannot change when a run goes on with -i; allowed: "
-                f"{', '.join(map(flag_of, allowed))}"
+                f"{flag_of(name)} cannot change when a run goes on with -i; allowed: {', '.join(map(flag_of, allowed))}"
             )
 
 
@@ -204,16 +201,12 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return `-params`; raises for wrong ones and for wrong flags that every run needs."""
     for name in ("env", "dataset"):
         if getattr(args, name) is None:
-            raise BadValue(
-                f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach"
-            )
+            raise BadValue(f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach")
     find_benchmark(args.env)
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
         if name not in _SFT_PARAMS:
-            raise BadValue(
-                f"-params {name}: fine-tuning takes settings of the environment and policy_kwargs only"
-            )
+            raise BadValue(f"-params {name}: fine-tuning takes settings of the environment and policy_kwargs only")
     return given
 
 

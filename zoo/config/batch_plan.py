@@ -78,9 +78,7 @@ class BatchPlan:
         return share if self.micro_batch_size is None else min(share, self.micro_batch_size)
 
 
-def solve(
-    config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None
-) -> BatchPlan:
+def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None) -> BatchPlan:
     """Return the counts of `config` on so many ranks, which all learn unless `num_learners` says otherwise.
 
     Raises `BadValue` with the nearest numbers that fit.
@@ -154,9 +152,7 @@ def nearest_divisor(whole: int, wanted: int) -> int:
     )
 
 
-def choose_stages(
-    asked: int | str, *, num_envs: int, group_size: int, num_workers: int, accelerator: bool
-) -> int:
+def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_workers: int, accelerator: bool) -> int:
     """Return the stages of one rank's `num_envs` environments: `asked`, or for "auto" 1 or 2.
 
     Two stages pay where inference and simulation do not compete: the policy is on an accelerator and the environments

@@ -73,17 +73,13 @@ def read_entries(file: Path, where: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise BadValue(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(entries, dict):
-        raise BadValue(
-            f"{where} must map entries such as 'LIBERO/nano' to settings, got {type(entries).__name__}"
-        )
+        raise BadValue(f"{where} must map entries such as 'LIBERO/nano' to settings, got {type(entries).__name__}")
     return entries
 
 
 def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
-        raise BadValue(
-            f"entry '{key}' of {where} must be a mapping with a 'source' that says where it comes from"
-        )
+        raise BadValue(f"entry '{key}' of {where} must be a mapping with a 'source' that says where it comes from")
     values = {name: value for name, value in entry.items() if name != "source"}
     return Hyperparams(
         entry=key,

@@ -50,9 +50,7 @@ def rollout_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> l
     lines = [Need("host", what, size)]
     if config.algo_kwargs.get("resample_dead_groups"):
         # `zoo.rollout.group_collector` keeps a round of candidates beside it.
-        what = (
-            f"rollout buffer of resampled groups, {plan.decisions_per_env} x {plan.envs_per_rank} decisions"
-        )
+        what = f"rollout buffer of resampled groups, {plan.decisions_per_env} x {plan.envs_per_rank} decisions"
         lines.append(Need("host", what, plan.decisions_per_env * plan.envs_per_rank * decision))
     return lines
 
@@ -61,9 +59,7 @@ def observation_layout(config: RunConfig, benchmark: Benchmark) -> ObservationLa
     """Return the shape of one observation of the run."""
     options = config.env_options
     return ObservationLayout(
-        cameras=tuple(
-            name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"
-        ),
+        cameras=tuple(name for name in benchmark.cameras if options.get("wrist_camera") or name != "wrist_image"),
         image_size=options.get("image_size") or benchmark.default_image_size,
         state_dim=benchmark.state_dim if options.get("state", True) else 0,
     )
@@ -87,9 +83,7 @@ def policy_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> li
     options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
     if config.policy in ("openvla", "openvla-oft") and "lora" in options:  # others are not counted
         images = 2 if config.env_options.get("wrist_camera") else 1
-        return _openvla_needs(
-            options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images
-        )
+        return _openvla_needs(options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images)
     if config.policy in ("nano", "nano-flow"):
         return _nano_needs(config, benchmark, options)
     return []

@@ -173,9 +173,7 @@ def build_config(*, algo: str, env: str, policy: str, values: Mapping[str, Any],
     """
     for name in ("n_timesteps", "num_envs"):
         if name not in values:
-            raise BadValue(
-                f"setting '{name}' is missing: give it in the hyperparameter entry or on the command line"
-            )
+            raise BadValue(f"setting '{name}' is missing: give it in the hyperparameter entry or on the command line")
     run = {name: values[name] for name in (*_RUN_SETTINGS, "policy_kwargs") if name in values}
     config = RunConfig(
         algo=check_algorithm(algo),

@@ -54,17 +54,13 @@ SPACES: Mapping[str, Space] = {
 def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
     """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
-        name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name])
-        for name, kind in space.items()
+        name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name]) for name, kind in space.items()
     }
 
 
 def described(space: Space) -> dict[str, str]:
     """Return setting -> distribution, as a `--space` file writes it."""
-    return {
-        name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind))
-        for name, kind in space.items()
-    }
+    return {name: yaml_line(asdict(kind) if isinstance(kind, Span) else list(kind)) for name, kind in space.items()}
 
 
 def read_space(file: Path, algo: str) -> Space:

@@ -146,9 +146,7 @@ def _mapping(kind: type, value: object, where: str) -> dict[str, Any]:
 
 def _schedule(limits: Range, value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The mapping with its numbers checked; it stays a mapping, so that a run's configuration can hold it."""
-    numbers = {
-        key: _number(limits, number, f"{where}.{key}") for key, number in value.items() if key != "schedule"
-    }
+    numbers = {key: _number(limits, number, f"{where}.{key}") for key, number in value.items() if key != "schedule"}
     checked = {**value, **numbers}
     build_schedule(checked, where)
     return checked

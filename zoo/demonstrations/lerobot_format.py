@@ -175,9 +175,7 @@ def read_info(root: Path) -> DatasetInfo:
         )
     values = read_json(path)
     if values.get("codebase_version") != VERSION:
-        raise BadValue(
-            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read"
-        )
+        raise BadValue(f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read")
     known = {field.name for field in fields(DatasetInfo)}
     info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
     if not info.fps > 0:

@@ -128,9 +128,7 @@ def _episode(
         start_state=row.get("vla_zoo/start_state", ""),
         success=row.get("vla_zoo/success", True),
         images=images,
-        state_TS=_finite_column_TD(steps, lr.STATE, where)
-        if has_state
-        else np.zeros((len(steps), 0), np.float32),
+        state_TS=_finite_column_TD(steps, lr.STATE, where) if has_state else np.zeros((len(steps), 0), np.float32),
         action_TA=_finite_column_TD(steps, lr.ACTION, where),
     )
 
@@ -140,7 +138,5 @@ def _finite_column_TD(steps: Any, name: str, where: str) -> np.ndarray:
     value_TD = column_TD(steps, name, where)
     if not np.isfinite(value_TD).all():
         (first, *_) = np.flatnonzero(~np.isfinite(value_TD).all(axis=1))
-        raise BadValue(
-            f"'{name}' of {where} is not finite in frame {first}; leave the episode out or mend it"
-        )
+        raise BadValue(f"'{name}' of {where} is not finite in frame {first}; leave the episode out or mend it")
     return value_TD

@@ -42,9 +42,7 @@ def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
         data = entry.get("bytes") if isinstance(entry, Mapping) else None
         path = root / str(entry.get("path")) if isinstance(entry, Mapping) else root
         if data is None and not path.is_file():
-            raise BadValue(
-                f"'{key}' of '{root}' holds neither a picture nor the name of a file of the dataset"
-            )
+            raise BadValue(f"'{key}' of '{root}' holds neither a picture nor the name of a file of the dataset")
         try:
             with Image.open(io.BytesIO(data) if data is not None else path) as picture:
                 frames.append(np.asarray(picture.convert("RGB")))
@@ -67,9 +65,7 @@ class Videos:
     def of(self, row: Mapping[str, Any], key: str) -> np.ndarray:
         """Frames of camera `key` in the episode that `row` of the episodes' table describes."""
         if self._info.video_path is None:
-            raise BadValue(
-                f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)"
-            )
+            raise BadValue(f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)")
         path = self._root / self._info.video_path.format(
             video_key=key,
             chunk_index=row[f"videos/{key}/chunk_index"],

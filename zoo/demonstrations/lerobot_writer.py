@@ -75,9 +75,7 @@ class LeRobotWriter:
 
     def _check_settings(self) -> None:
         stored = self._done["settings"]
-        differing = [
-            key for key in {**stored, **self._settings} if stored.get(key) != self._settings.get(key)
-        ]
+        differing = [key for key in {**stored, **self._settings} if stored.get(key) != self._settings.get(key)]
         if differing:
             key = sorted(differing)[0]
             raise BadValue(
@@ -179,17 +177,13 @@ class LeRobotWriter:
         """As pandas writes a table whose index is the sentence and whose one column is `task_index`."""
         pa, _ = lr.parquet()
         tasks: list[str] = self._done["tasks"]
-        table = pa.table(
-            {"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)}
-        )
+        table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)})
         lr.write_table(self.root / lr.TASKS_PATH, table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}))
 
     def _write_stats(self) -> None:
         _, pq = lr.parquet()
         stats: dict[str, Any] = {
-            lr.camera_key(camera): lr.image_stats(
-                {key: np.array(value) for key, value in moments.items()}, self.frames
-            )
+            lr.camera_key(camera): lr.image_stats({key: np.array(value) for key, value in moments.items()}, self.frames)
             for camera, moments in self._done["cameras"].items()
         }
         files = [lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]

@@ -48,9 +48,7 @@ def roll_out(
     """
     actor = _PolicyActor(policy, first, rules)
     return [
-        replace(
-            episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)}
-        )
+        replace(episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)})
         for env, episode in enumerate(record(envs, actor, attempts))
     ]
 

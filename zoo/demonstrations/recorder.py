@@ -104,9 +104,7 @@ def demonstrate(
 class _ExpertActor:
     """An expert for each environment, and the generator of its noise; see `Actor`."""
 
-    def __init__(
-        self, experts: Sequence[Expert], generators: Sequence[np.random.Generator], noise: float
-    ) -> None:
+    def __init__(self, experts: Sequence[Expert], generators: Sequence[np.random.Generator], noise: float) -> None:
         self._experts, self._generators, self._noise = experts, generators, noise
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
@@ -154,8 +152,7 @@ def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> lis
                 live.remove(env)
                 actor.ended(obs, env, terminated=bool(terminated_N[env]))
     return [
-        _demonstration(tasks[start.task_id], start, hashes[env], frames[env])
-        for env, (start, _) in enumerate(attempts)
+        _demonstration(tasks[start.task_id], start, hashes[env], frames[env]) for env, (start, _) in enumerate(attempts)
     ]
 
 

@@ -100,9 +100,7 @@ def _outcomes(
     return solved
 
 
-def _cause(
-    envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], failed: Sequence[StartState]
-) -> str | None:
+def _cause(envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], failed: Sequence[StartState]) -> str | None:
     """The error that, undone, lets most of the failed episodes succeed; None unless it is just one."""
     found = []
     for error, matrix_AA in action_convention_errors(envs.benchmark).items():

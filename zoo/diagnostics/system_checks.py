@@ -83,9 +83,7 @@ def python_version() -> str:
     """Check for 3.11 or later."""
     if sys.version_info < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        raise MissingDependency(
-            f"Python {platform.python_version()} is too old: install Python {oldest} or later"
-        )
+        raise MissingDependency(f"Python {platform.python_version()} is too old: install Python {oldest} or later")
     return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 

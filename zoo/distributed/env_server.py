@@ -43,9 +43,7 @@ class EnvServers:
         """Connections of a rollout rank to its servers."""
         return [
             Client((str(host), int(port)), authkey=self.key)
-            for host, port in (
-                self.addresses[server][number] for server, number in placement.servers_of(rank)
-            )
+            for host, port in (self.addresses[server][number] for server, number in placement.servers_of(rank))
         ]
 
     def join(self) -> None:
@@ -70,9 +68,7 @@ def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvSe
     listeners = []
     if placement.remote_envs and process_group.rank in placement.env:
         host = local_address()
-        listeners = [
-            Listener((host, 0), authkey=key) for _ in range(placement.clients_of(process_group.rank))
-        ]
+        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients_of(process_group.rank))]
     addresses = process_group.all_gather_object([list(listener.address) for listener in listeners])
     return EnvServers(addresses=addresses, key=key, listeners=listeners)
 

@@ -121,9 +121,7 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
         group["params"] = [sharded[name] for name in members]
     optimizer.state.clear()
     for name, values in state.items():
-        optimizer.state[sharded[name]] = {
-            key: shard_like(sharded[name], value) for key, value in values.items()
-        }
+        optimizer.state[sharded[name]] = {key: shard_like(sharded[name], value) for key, value in values.items()}
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:

@@ -212,9 +212,7 @@ def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
     if launched_processes() == 1:
         return ProcessGroup(), wanted
     if wanted.index is not None:
-        raise BadValue(
-            f"with several processes each takes a GPU of its own; give --device cuda, not {device}"
-        )
+        raise BadValue(f"with several processes each takes a GPU of its own; give --device cuda, not {device}")
     state = PartialState(cpu=wanted.type == "cpu")
     return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
 
@@ -248,9 +246,7 @@ def check_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0 or (device.index or 0) >= count:
-            raise BadValue(
-                f"device '{name}' is not here: torch sees {count} CUDA devices. Use --device auto or cpu"
-            )
+            raise BadValue(f"device '{name}' is not here: torch sees {count} CUDA devices. Use --device auto or cpu")
     elif device.type != "cpu":
         raise BadValue(f"device '{name}' is not supported. Allowed: auto, cpu, cuda, cuda:<index>")
     return device

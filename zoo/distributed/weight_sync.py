@@ -36,9 +36,7 @@ class WeightUpdate:
 
 def trained(module: nn.Module) -> dict[str, Tensor]:
     """The trained parameters, detached, by name."""
-    return {
-        name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:

@@ -28,9 +28,7 @@ class EvaluationEnv(Protocol):
 
     num_envs: int
 
-    def reset(
-        self, *, options: Mapping[str, Any] | None = None
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def reset(self, *, options: Mapping[str, Any] | None = None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Begin the episodes of `options`: reset_mask, task_id and trial_id."""
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[str, Any]]:

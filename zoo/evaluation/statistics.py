@@ -157,9 +157,7 @@ def compare_tasks(before: Outcomes, after: Outcomes) -> dict[str, Comparison]:
     """
     compare(before, after)
     return {
-        task: compare(
-            *({key: solved for key, solved in side.items() if key[0] == task} for side in (before, after))
-        )
+        task: compare(*({key: solved for key, solved in side.items() if key[0] == task} for side in (before, after)))
         for task in dict.fromkeys(key[0] for key in before)
     }
 

@@ -31,9 +31,7 @@ class Expert(Protocol):
 def expert_class(benchmark: Benchmark) -> type[Expert]:
     """Return the expert of a benchmark; raise `BadValue` where there is none."""
     if benchmark.simulator not in EXPERTS or not benchmark.privileged_dim:
-        raise BadValue(
-            f"{benchmark.id} has no scripted expert; docs/demonstrations.md lists the tasks that have one"
-        )
+        raise BadValue(f"{benchmark.id} has no scripted expert; docs/demonstrations.md lists the tasks that have one")
     module, _, name = EXPERTS[benchmark.simulator].partition(":")
     found: type[Expert] = getattr(import_module(module), name)
     return found

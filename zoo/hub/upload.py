@@ -124,9 +124,7 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
     return {**files, CARD: card}
 
 
-def card_facts(
-    publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]
-) -> CardFacts:
+def card_facts(publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]) -> CardFacts:
     """Return the facts of the model card; `weights` is the SHA-256 of the policy's."""
     run, config = publication.run, publication.run.config()
     adapter = ADAPTER_CONFIG_FILE in files
@@ -181,10 +179,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
         and (name in _OF_ONE_RUN or name.startswith("checkpoints/") or name.endswith(".safetensors"))
     ]
     operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
-        *(
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
-            for name, path in sorted(files.items())
-        ),
+        *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())),
         *(CommitOperationDelete(path_in_repo=name) for name in stale),
     ]
     config = publication.run.config()

@@ -40,10 +40,7 @@ class Changes:
 
 def augmented(obs: Mapping[str, Tensor], cameras: Sequence[str], noise: Noise) -> dict[str, Tensor]:
     """Observations of B frames, the pictures of `cameras` (uint8 `[B, H, W, 3]`) changed, each by draws of its own."""
-    return {
-        key: changed(value, draw_changes(noise, value)) if key in cameras else value
-        for key, value in obs.items()
-    }
+    return {key: changed(value, draw_changes(noise, value)) if key in cameras else value for key, value in obs.items()}
 
 
 def draw_changes(noise: Noise, image_BHW3: Tensor) -> Changes:

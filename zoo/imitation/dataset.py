@@ -124,9 +124,7 @@ def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where
     wanted, first = policy.conventions, demonstrations[0]
     num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
     if num_actions != wanted.action_dim:
-        raise BadValue(
-            f"'{where}' has actions of {num_actions} numbers, the environment takes {wanted.action_dim}"
-        )
+        raise BadValue(f"'{where}' has actions of {num_actions} numbers, the environment takes {wanted.action_dim}")
     if wanted.state_dim and num_states != wanted.state_dim:
         raise BadValue(f"'{where}' has states of {num_states} numbers, the policy reads {wanted.state_dim}")
     missing = [camera for camera in wanted.cameras if camera not in first.images]
@@ -134,6 +132,4 @@ def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where
         raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
     highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
     if highest > 1.0 + 1e-4:
-        raise BadValue(
-            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do"
-        )
+        raise BadValue(f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do")

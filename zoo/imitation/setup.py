@@ -96,9 +96,7 @@ class SFTTrainer(Trainer):
     later_is_best = True
     model: SFT
 
-    def __init__(
-        self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str
-    ) -> None:
+    def __init__(self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str) -> None:
         """`demonstrations` says how many there are."""
         super().__init__(job, model, envs, run)
         self._demonstrations = demonstrations

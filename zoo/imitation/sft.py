@@ -87,9 +87,7 @@ class SFT:
         """Log there."""
         self.logger = logger
 
-    def learn(
-        self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True
-    ) -> Self:
+    def learn(self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True) -> Self:
         """Make `total_timesteps` updates; without a reset, that many more than were made.
 
         Ends early where `callback` on some rank asks for it.

@@ -29,9 +29,7 @@ from zoo.rollout.types import Observation, OnStep, RolloutStart, Step
 class ChunkPolicy(Protocol):
     """The methods by which a chunk policy differs from a plain one."""
 
-    def act(
-        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         """Decide, with a row of `noise` for each observation."""
 
     def evaluate(self, obs: Mapping[str, Any], record: Mapping[str, Tensor]) -> Evaluation:

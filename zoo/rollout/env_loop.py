@@ -31,9 +31,7 @@ class EnvLoop(Protocol):
 
     obs: Observation
 
-    def steps(
-        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
-    ) -> Generator[Step, None, None]:
+    def steps(self, num_decisions: int, *, first_decision: int = 0, renew: bool = True) -> Generator[Step, None, None]:
         """At most `num_decisions` decisions of every sub-environment, numbered from `first_decision`.
 
         With `renew` a new episode begins where one ended; else its sub-environment stops, and the steps end with the
@@ -57,9 +55,7 @@ class PlainEnvLoop:
     act: Act
     clock: PhaseClock
 
-    def steps(
-        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
-    ) -> Generator[Step, None, None]:
+    def steps(self, num_decisions: int, *, first_decision: int = 0, renew: bool = True) -> Generator[Step, None, None]:
         """See `EnvLoop.steps`; episodes always begin anew."""
         env_N = np.arange(self.env.num_envs)
         shape = self.env.action_space.shape or ()
@@ -109,9 +105,7 @@ class StagedEnvLoop:
         self._act = act
         self._clock = clock
 
-    def steps(
-        self, num_decisions: int, *, first_decision: int = 0, renew: bool = True
-    ) -> Generator[Step, None, None]:
+    def steps(self, num_decisions: int, *, first_decision: int = 0, renew: bool = True) -> Generator[Step, None, None]:
         """See `EnvLoop.steps`."""
         stages = [
             _StageLoop(

@@ -153,13 +153,9 @@ def check_shared_start(start_states: Sequence[str], group_size: int) -> None:
             )
 
 
-def all_outcomes(
-    own: Sequence[GroupOutcome], kept_P: Tensor, process_group: ProcessGroup
-) -> list[GroupOutcome]:
+def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, process_group: ProcessGroup) -> list[GroupOutcome]:
     """Every rank's outcomes; `kept_P`, bool, are this rank's groups that the update uses."""
-    outcomes = [
-        asdict(replace(outcome, kept=kept)) for outcome, kept in zip(own, kept_P.tolist(), strict=True)
-    ]
+    outcomes = [asdict(replace(outcome, kept=kept)) for outcome, kept in zip(own, kept_P.tolist(), strict=True)]
     gathered = process_group.all_gather_object(outcomes)
     return [GroupOutcome(**outcome) for of_rank in gathered for outcome in of_rank]
 

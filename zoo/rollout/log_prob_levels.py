@@ -89,9 +89,7 @@ def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Scalar: mean of `x` where `mask`; zero where the mask is empty."""
-    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(
-        min=1
-    )
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(min=1)
 
 
 STEP_VALUES_LACKING = (

@@ -19,9 +19,7 @@ WEIGHT_CAP = 2.0
 """Elements above it are left out: RLinf's default for OpenVLA's asynchronous PPO."""
 
 
-def importance_weight(
-    proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor, *, cap: float = WEIGHT_CAP
-) -> Tensor:
+def importance_weight(proximal_logprob_BL: Tensor, behaviour_logprob_BL: Tensor, *, cap: float = WEIGHT_CAP) -> Tensor:
     """w of each element, `[B, L]`, without gradient; 0 where it is above `cap`.
 
     Both log-probabilities are of the same decisions at the same level. Raises `ValueError` for different shapes.

@@ -126,9 +126,7 @@ class Minibatch:
         for number in range(count):
             # Sizes differ by at most one.
             rows = slice(len(self) * number // count, len(self) * (number + 1) // count)
-            batch = replace(
-                self, **{field.name: _sliced(getattr(self, field.name), rows) for field in fields(self)}
-            )
+            batch = replace(self, **{field.name: _sliced(getattr(self, field.name), rows) for field in fields(self)})
             yield MicroBatch(batch, weight=len(batch) / len(self), last=number == count - 1)
 
 

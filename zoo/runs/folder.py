@@ -156,9 +156,7 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BadValue(
-                f"'{run.path}' is being trained by another process; wait until it ends{instead}"
-            ) from error
+            raise BadValue(f"'{run.path}' is being trained by another process; wait until it ends{instead}") from error
         except OSError:
             pass  # a file system without locks
         yield

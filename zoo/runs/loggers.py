@@ -66,9 +66,7 @@ class ScreenTable(KVWriter, SeqWriter):
         self._columns = COLUMNS[algo]
         self._rows = 0
 
-    def write(
-        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
-    ) -> None:
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Print a row if the update has metrics of training."""
         if not any(key.startswith("train/") for key in key_values):
             return
@@ -97,9 +95,7 @@ class JsonLines(KVWriter):
         # Line buffering: a run that is killed keeps every line.
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
-    def write(
-        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
-    ) -> None:
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Write one line."""
         self._file.write(json.dumps({"step": step, **plain_numbers(key_values)}) + "\n")
 
@@ -123,9 +119,7 @@ class TrackerWriter(KVWriter):
     def __init__(self, tracker: Any) -> None:
         self._tracker: Any | None = tracker
 
-    def write(
-        self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0
-    ) -> None:
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Log the numbers of one update at its simulator step."""
         numbers = {key: value for key, value in plain_numbers(key_values).items() if value is not None}
         self._guarded(lambda tracker: tracker.log(numbers, step=step))
@@ -141,9 +135,7 @@ class TrackerWriter(KVWriter):
         try:
             call(self._tracker)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
-            _logger.warning(
-                "warning: %s is given up, the run goes on: %s", self._tracker.name, one_line(error)
-            )
+            _logger.warning("warning: %s is given up, the run goes on: %s", self._tracker.name, one_line(error))
             self._tracker = None
 
 
@@ -152,9 +144,7 @@ def check_tracker(name: str) -> None:
     if name not in TRACKERS:
         raise unknown_name("tracker", name, TRACKERS)
     if find_spec(name) is None:
-        raise MissingDependency(
-            f"--track {name} needs {name}, not installed here. Install with: pip install {name}"
-        )
+        raise MissingDependency(f"--track {name} needs {name}, not installed here. Install with: pip install {name}")
 
 
 def start_tracker(name: str, run: RunFolder, config: RunConfig) -> TrackerWriter:

@@ -152,6 +152,4 @@ def _must_exist(path: Path) -> None:
     siblings = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
     near = difflib.get_close_matches(path.name, siblings, n=1)
     hint = f" Did you mean '{parent / near[0]}'?" if near else ""
-    raise BadValue(
-        f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}"
-    )
+    raise BadValue(f"no folder '{path}'. In '{parent}' there are: {', '.join(siblings[:12]) or 'no folders'}.{hint}")

@@ -55,9 +55,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
     if state is None:
         raise BadValue("no update boundary to save: call it from a callback of `learn`, or after `learn`")
     if algorithm.get_vec_normalize_env() is not None:
-        raise BadValue(
-            "checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`"
-        )
+        raise BadValue("checkpoints do not keep the statistics of VecNormalize; use `model.save` and `env.save`")
 
     whole = state.gather(algorithm.process_group)
     facts: dict[str, Any] = {}

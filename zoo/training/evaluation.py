@@ -78,17 +78,13 @@ class Evaluator:
         return evaluate(policy, self._envs, self._start_states, on_frame=on_frame)
 
 
-def own_start_states(
-    config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup
-) -> list[StartState]:
+def own_start_states(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
     """The start states that this rank evaluates; none where the run is not evaluated."""
     start_states = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
     return start_states[own_block(len(start_states), process_group)]
 
 
-def make_evaluation_envs(
-    config: RunConfig, num_start_states: int, process_group: ProcessGroup
-) -> VLAVectorEnv:
+def make_evaluation_envs(config: RunConfig, num_start_states: int, process_group: ProcessGroup) -> VLAVectorEnv:
     """The simulators of one rank that evaluates: its share of `num_envs`, but no more than it needs."""
     num_envs = max(1, min(config.num_envs // process_group.size, num_start_states))
     # A lost episode is run again, so a restart leaves no hole in the evaluation.

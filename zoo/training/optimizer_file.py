@@ -56,9 +56,7 @@ def load_optimizer(
     present = optimizer.state_dict()["param_groups"]
     sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
     if sizes != wanted:
-        raise BadValue(
-            f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}"
-        )
+        raise BadValue(f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
     parameters = optimizer_parameters(optimizer)
     moments: dict[int, dict[str, Tensor]] = {}
     masters: dict[int, Tensor] = {}

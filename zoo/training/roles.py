@@ -32,9 +32,7 @@ from zoo.training.trainer import TrainJob
 _logger = logging.getLogger(__name__)
 
 
-def train_placed(
-    job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device
-) -> RunFolder | None:
+def train_placed(job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> RunFolder | None:
     """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run must call it."""
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=process_group.rank != plan.placement.actor[0]))
@@ -149,9 +147,7 @@ class _PlacedRank:
 
     def _remote_pool(self, benchmark: Benchmark, config: EnvConfig) -> Pool:
         connections = self.servers.connect(self._placement, self._number)
-        return RemotePool(
-            sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages
-        )
+        return RemotePool(sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages)
 
     def _model(self, envs: VLAVectorEnv, process_group: ProcessGroup) -> VLAOnPolicyAlgorithm:
         return make_model(self._config, envs, self._device, process_group, weights=self._job.checkpoint)

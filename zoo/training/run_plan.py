@@ -30,9 +30,7 @@ class RunPlan:
     """Worker processes that a rank which collects starts on its machine; 0 = none."""
 
     @classmethod
-    def resolve(
-        cls, config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False
-    ) -> RunPlan:
+    def resolve(cls, config: RunConfig, num_ranks: int | None = None, *, accelerator: bool = False) -> RunPlan:
         """Return the plan on the processes that a launcher has started, or on `num_ranks`.
 
         Raises `BadValue` with the nearest numbers when it does not work out.

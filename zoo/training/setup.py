@@ -78,9 +78,7 @@ def make_model(
         **settings,
     )
     if config.offload_idle and fsdp_requested():
-        raise BadValue(
-            "--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead"
-        )
+        raise BadValue("--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead")
     model.offload_idle = config.offload_idle
     return model
 
@@ -101,9 +99,7 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
     }
 
 
-def open_run_folder(
-    job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack
-) -> RunFolder:
+def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGroup, cleanup: ExitStack) -> RunFolder:
     """A new folder, or the resumed run's own; described either way, by rank 0 for all, and locked until `cleanup`.
 
     Raises `BadValue` where another process trains in it.

@@ -87,9 +87,7 @@ class Trainable(Protocol):
     def set_logger(self, logger: Logger) -> None:
         """Log there."""
 
-    def learn(
-        self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True
-    ) -> object:
+    def learn(self, total_timesteps: int, callback: BaseCallback, *, reset_num_timesteps: bool = True) -> object:
         """Train for so many steps more."""
 
 
@@ -163,9 +161,7 @@ class Trainer:
         except LostRank:
             raise
         except (VLAZooError, OSError):
-            empty = (
-                self.model.num_timesteps == 0 and not self.run.best.exists() and not self.run.saved_steps()
-            )
+            empty = self.model.num_timesteps == 0 and not self.run.best.exists() and not self.run.saved_steps()
             if self.process_group.is_first and self.job.resume is None and empty:
                 shutil.rmtree(self.run.path)
             raise

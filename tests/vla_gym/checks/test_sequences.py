@@ -76,9 +76,7 @@ def test_a_grid_with_a_hole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         ("terminal_observation", r"has \['terminal_observation'\]"),
     ],
 )
-def test_a_view_that_tells_sb3_too_little_is_caught(
-    monkeypatch: pytest.MonkeyPatch, key: str, promise: str
-) -> None:
+def test_a_view_that_tells_sb3_too_little_is_caught(monkeypatch: pytest.MonkeyPatch, key: str, promise: str) -> None:
     def forget(view: SB3VecEnv, result: Any) -> Any:
         for info in result[3]:
             info.pop(key, None)

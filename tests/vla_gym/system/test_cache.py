@@ -41,9 +41,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_variable(tmp_path: Pa
         (file / "x", "Not a directory"),
         (Path("/proc"), "No such"),
     ):
-        with pytest.raises(
-            BadValue, match=rf"cannot write to {folder} \({reason}.*\): set VLA_ZOO_CACHE to a"
-        ):
+        with pytest.raises(BadValue, match=rf"cannot write to {folder} \({reason}.*\): set VLA_ZOO_CACHE to a"):
             check_writable(folder)
     with pytest.raises(BadValue, match=r"libero-config .*: set VLA_ZOO_CACHE"):
         library_caches({"VLA_ZOO_CACHE": str(file)})
@@ -58,7 +56,5 @@ def test_a_cache_that_cannot_be_written_ends_in_one_line(
     env_id: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLA_ZOO_CACHE", "/proc/x")
-    with pytest.raises(
-        BadValue, match=r"^cannot write to /proc/x/\S+ \(No such file.*\): set VLA_ZOO_CACHE to"
-    ):
+    with pytest.raises(BadValue, match=r"^cannot write to /proc/x/\S+ \(No such file.*\): set VLA_ZOO_CACHE to"):
         make_vec(env_id, 1, num_workers=num_workers)

@@ -42,9 +42,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_child_and_its_lock_outlive_a_killed_parent_by_a_moment(
-    tmp_path: Path, alive: Callable[[int], bool]
-) -> None:
+def test_a_child_and_its_lock_outlive_a_killed_parent_by_a_moment(tmp_path: Path, alive: Callable[[int], bool]) -> None:
     (tmp_path / "busy.py").write_text(BUSY)
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     lock, note = tmp_path / "lock", tmp_path / "pid"

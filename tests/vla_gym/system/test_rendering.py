@@ -14,9 +14,7 @@ Choose = Callable[..., dict[str, str]]
 def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
     """`choose(environ, *libraries that load, nvidia=, worker=)`."""
 
-    def call(
-        environ: dict[str, str], *libraries: str, nvidia: bool = False, worker: int = 0
-    ) -> dict[str, str]:
+    def call(environ: dict[str, str], *libraries: str, nvidia: bool = False, worker: int = 0) -> dict[str, str]:
         monkeypatch.setattr(rendering, "library_loads", lambda name: name in libraries)
         monkeypatch.setattr(rendering, "nvidia_present", lambda: nvidia)
         return rendering.rendering_environment(environ, worker=worker)

@@ -28,16 +28,12 @@ def test_the_gpu_comes_first_where_there_is_one(
     assert vulkan.sapien_environment({}) == {"VLA_ZOO_SAPIEN_DEVICE": device}
 
 
-def test_a_gpu_that_cannot_draw_leaves_it_to_software(
-    answers: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_cannot_draw_leaves_it_to_software(answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vulkan, "nvidia_present", lambda: True)
     answers["cuda"] = "SIGSEGV"
     assert vulkan.sapien_device({}) == "cpu"
     answers["cpu"] = "no driver"
-    with pytest.raises(
-        MissingDependency, match=r"cuda: SIGSEGV; cpu: no driver.*apt-get install mesa-vulkan"
-    ):
+    with pytest.raises(MissingDependency, match=r"cuda: SIGSEGV; cpu: no driver.*apt-get install mesa-vulkan"):
         vulkan.sapien_device({})
 
 
@@ -164,7 +160,5 @@ def test_a_machine_without_a_gpu_says_so_before_anything_starts() -> None:
     pytest.importorskip("mani_skill")
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
-    with pytest.raises(
-        MissingDependency, match=r"cannot run physics on a GPU here: .*PyTorch sees no CUDA device"
-    ):
+    with pytest.raises(MissingDependency, match=r"cannot run physics on a GPU here: .*PyTorch sees no CUDA device"):
         vla_gym.make_vec("ManiSkill/PickCube", 4, physics="gpu")

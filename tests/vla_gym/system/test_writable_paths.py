@@ -32,9 +32,7 @@ def test_a_file_may_go_into_folders_that_are_still_to_be_made(tmp_path: Path) ->
         ("n" * 300, "", "File name too long"),
     ],
 )
-def test_where_no_file_can_go_is_told_with_the_reason(
-    name: str, suffix: str, says: str, tmp_path: Path
-) -> None:
+def test_where_no_file_can_go_is_told_with_the_reason(name: str, suffix: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match=f"cannot write '.*': {says}"):
@@ -63,9 +61,7 @@ def test_a_folder_is_there_or_can_be_made(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
-        with pytest.raises(
-            BadValue, match=r"a dataset under '.*': '.*/file' is a file, no folder; give another"
-        ):
+        with pytest.raises(BadValue, match=r"a dataset under '.*': '.*/file' is a file, no folder; give another"):
             check_folder(wanted, **words)
     with pytest.raises(BadValue, match="File name too long"):
         check_folder(tmp_path / ("n" * 300), **words)

@@ -31,9 +31,7 @@ def test_a_function_is_asked_for_every_task() -> None:
     def shout(task: Task) -> str:
         return task.instruction.upper()
 
-    assert (
-        with_instructions(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
-    )
+    assert with_instructions(find_benchmark("Toy-Reach"), shout).tasks[2].instruction == "REACH THE BLUE BLOCK"
 
 
 @pytest.mark.parametrize(

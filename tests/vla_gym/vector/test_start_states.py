@@ -63,9 +63,7 @@ def test_grid_repeats_cells_in_the_adjacent_slots_of_a_group() -> None:
 
 
 def test_grid_over_ranks_covers_each_cell_once() -> None:
-    ranks = [
-        make_schedule("grid", TASKS, num_envs=2, group_offset=2 * rank, num_groups=6) for rank in range(3)
-    ]
+    ranks = [make_schedule("grid", TASKS, num_envs=2, group_offset=2 * rank, num_groups=6) for rank in range(3)]
     found = [start for schedule in ranks for slot in range(2) for start in walk(schedule, slot)]
     assert sorted(found) == [(task, trial) for task in range(3) for trial in range(4)]
 

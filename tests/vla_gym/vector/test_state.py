@@ -26,9 +26,7 @@ def drive(envs: VLAVectorEnv, decisions: int, seed: int) -> list[Any]:
         obs, reward, terminated, truncated, infos = envs.step(rng.uniform(-1, 1, shape))
         trace += [value.tobytes() if isinstance(value, np.ndarray) else value for value in obs.values()]
         trace += [reward.tolist(), terminated.tolist(), truncated.tolist()]
-        trace += [
-            infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")
-        ]
+        trace += [infos[key].tolist() for key in ("task_id", "trial_id", "start_state", "executed", "success")]
         if "episode" in infos:
             trace += [infos["episode"][key].tolist() for key in ("return", "length", "success_once")]
     return trace

@@ -67,9 +67,7 @@ def test_an_empty_film_is_no_file(tmp_path: Path) -> None:
         VideoGrid().write(tmp_path / "film.mp4", fps=5)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("film.txt", r"must end in \.mp4"), ("file/film.mp4", "no folder")]
-)
+@pytest.mark.parametrize(("name", "says"), [("film.txt", r"must end in \.mp4"), ("file/film.mp4", "no folder")])
 def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match=says):

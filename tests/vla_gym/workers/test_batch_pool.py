@@ -108,9 +108,7 @@ def test_a_failure_names_the_slots_and_ends_the_batch(make: Make) -> None:
     envs = make(batched_benchmark(failure="raise"), 3, chunk=5, schedule="grid", on_worker_error="restart")
     envs.reset()
     batch = batch_of(envs)
-    with pytest.raises(
-        WorkerFailed, match=r"Scripted, slot 0, task 0 .*step.*ZeroDivisionError: the arm fell"
-    ):
+    with pytest.raises(WorkerFailed, match=r"Scripted, slot 0, task 0 .*step.*ZeroDivisionError: the arm fell"):
         envs.step(np.ones_like(STILL))
     assert batch.closed
 
@@ -131,9 +129,7 @@ def test_the_whole_contract_holds() -> None:
 
 def test_commands_come_in_any_order_but_slots_are_given_in_ascending_order(make: Make) -> None:
     envs = make(batched_benchmark(), 3)
-    commands = [
-        Command(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)
-    ]
+    commands = [Command(slot=slot, start=StartState(task_id=slot, trial_id=1), kind="reset") for slot in (2, 0, 1)]
     reports = envs._pool.run(commands)
     assert [report.fingerprint for report in reports] == ["0201", "0001", "0101"]
     assert list(batch_of(envs).resets[0]) == [0, 1, 2]

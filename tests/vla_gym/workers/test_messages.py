@@ -63,9 +63,7 @@ def test_commands_there_and_back() -> None:
 
 
 def test_reports_there_and_back_exactly() -> None:
-    stats = EpisodeStats(
-        total_reward=0.1 + 0.2, length=7, success_once=True, success_at_end=False, seconds=1 / 3
-    )
+    stats = EpisodeStats(total_reward=0.1 + 0.2, length=7, success_once=True, success_at_end=False, seconds=1 / 3)
     reports = [
         Report(fingerprint="ab"),
         Report(step_rewards=(0.1, 1 / 3), success=True, terminated=True, episode=stats),

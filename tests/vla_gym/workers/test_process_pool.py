@@ -125,9 +125,7 @@ def test_an_action_that_is_no_number_names_the_episode_and_harms_nothing(make: M
     envs.reset()
     action = QUIET.copy()
     action[2, 3, 1] = np.nan
-    with pytest.raises(
-        BadValue, match=r"actions\[2, 3, 1\] is nan \[Scripted, slot 2, task 2 \(task_2\), trial 0\]"
-    ):
+    with pytest.raises(BadValue, match=r"actions\[2, 3, 1\] is nan \[Scripted, slot 2, task 2 \(task_2\), trial 0\]"):
         envs.step(action)
     assert envs.step(QUIET)[4]["executed"].tolist() == [5, 5, 5]
 
@@ -180,9 +178,7 @@ def test_restart_loses_the_worker_s_episodes_only(make: Make, failure: str) -> N
     envs = failing(make, failure, **options, step_timeout=1.0)
     envs.reset()
     before = envs.worker_pids
-    with pytest.warns(
-        WorkerRestarted, match=rf"{SAYS[failure]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"
-    ):
+    with pytest.warns(WorkerRestarted, match=rf"{SAYS[failure]}.*Scripted, slot 1, task 1 \(task_1\), trial 0.*lost"):
         _, reward, terminated, truncated, infos = envs.step(trigger(1))
     assert envs.worker_pids[0] == before[0]
     assert envs.worker_pids[1] != before[1]
@@ -279,9 +275,7 @@ def test_a_grid_with_losses_still_visits_every_cell(make: Make, mode: str, group
             warnings.simplefilter("ignore", WorkerRestarted)
             _, _, terminated, _, infos = envs.step(action)
         finished += [
-            cell
-            for cell, done, held in zip(cells, terminated, envs.idle, strict=True)
-            if done and cell[0] >= 0
+            cell for cell, done, held in zip(cells, terminated, envs.idle, strict=True) if done and cell[0] >= 0
         ]
         if mode == "disabled" and envs.finished.any():
             _, infos = envs.reset(options={"reset_mask": envs.finished})

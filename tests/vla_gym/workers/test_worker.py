@@ -15,9 +15,7 @@ def heavy(code: str) -> set[str]:
     """Which heavy packages a fresh interpreter has loaded after `code`."""
     names = ("torch", "stable_baselines3", "transformers", "libero", "robosuite", "mujoco")
     tail = f"\nimport sys; print(*[name for name in {names!r} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code + tail], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code + tail], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 

@@ -18,9 +18,7 @@ def test_every_token_survives_float32_both_ways() -> None:
     assert torch.equal(codec.decode(codec.encode(action)), action)
 
 
-@pytest.mark.parametrize(
-    ("token", "action"), [(0, -255 / 256), (127, -1 / 256), (128, 1 / 256), (255, 255 / 256)]
-)
+@pytest.mark.parametrize(("token", "action"), [(0, -255 / 256), (127, -1 / 256), (128, 1 / 256), (255, 255 / 256)])
 def test_centres_by_hand(token: int, action: float) -> None:
     assert UniformBins().decode(torch.tensor(token)).item() == action
 

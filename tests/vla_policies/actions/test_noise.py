@@ -22,9 +22,7 @@ def test_a_slot_gets_the_same_numbers_in_any_company(slots: list[int], shape: tu
     for _ in range(2):
         every = whole.uniform(4, *shape, device=CPU)
         assert torch.equal(part.uniform(len(slots), *shape, device=CPU), every[slots])
-    assert torch.equal(
-        part.normal(len(slots), *shape, device=CPU), whole.normal(4, *shape, device=CPU)[slots]
-    )
+    assert torch.equal(part.normal(len(slots), *shape, device=CPU), whole.normal(4, *shape, device=CPU)[slots])
 
 
 def test_seeds_decisions_calls_and_slots_all_matter():

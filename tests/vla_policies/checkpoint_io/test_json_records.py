@@ -56,9 +56,7 @@ def test_what_the_annotations_allow_is_taken() -> None:
         "extra": {"list": [1, "x"]},
         "point": {"place": [1, 2]},
     }
-    want = Settings(
-        3, 2, True, "down", None, (0, 0.5), ("a", "b"), {"a": "b"}, {"list": [1, "x"]}, Point((1, 2))
-    )
+    want = Settings(3, 2, True, "down", None, (0, 0.5), ("a", "b"), {"a": "b"}, {"list": [1, "x"]}, Point((1, 2)))
     assert from_json(Settings, values, "a file") == want
     assert from_json(Settings, {"names": "a|b", "point": Point((3,))}, "a file").point == Point((3,))
     assert from_json(Settings, to_json(want), "a file") == want

@@ -89,9 +89,7 @@ def test_names_of_weights_stay(tmp_path: Path) -> None:
     again = VLAPolicy.from_pretrained(tmp_path, compile=True, device="cpu")
     blocks = [block for block in again.modules() if block._compiled_call_impl is not None]
     assert blocks
-    assert all(
-        torch.equal(p, other) for p, other in zip(compiled.parameters(), again.parameters(), strict=True)
-    )
+    assert all(torch.equal(p, other) for p, other in zip(compiled.parameters(), again.parameters(), strict=True))
 
 
 def test_nothing_to_compile_is_said() -> None:

@@ -92,9 +92,7 @@ def observations() -> dict[str, Tensor]:
     return {
         "image": torch.randint(0, 256, (2, 56, 56, 3), dtype=torch.uint8, generator=generator),
         "state": torch.rand(2, 3, generator=generator),
-        "instruction": torch.stack(
-            [torch.from_numpy(encode_instruction(sentence)) for sentence in SENTENCES]
-        ),
+        "instruction": torch.stack([torch.from_numpy(encode_instruction(sentence)) for sentence in SENTENCES]),
     }
 
 
@@ -126,9 +124,7 @@ def test_rows_in_another_order_are_found(family: str, monkeypatch: pytest.Monkey
     sample = policy.act(obs)
     network: Any = policy.backbone.network
     encoder = network.vlm if family.startswith("pi") else network
-    monkeypatch.setattr(
-        encoder, "embed" if family.startswith("pi") else "encode_images", None
-    )  # not to be called
+    monkeypatch.setattr(encoder, "embed" if family.startswith("pi") else "encode_images", None)  # not to be called
     turned = {key: value.flip(0) for key, value in obs.items()}
     result = policy.evaluate(turned, {key: value.flip(0) for key, value in sample.record.items()})
     torch.testing.assert_close(result.logprob_BKA, sample.logprob_BKA.flip(0), rtol=0.0, atol=1e-5)

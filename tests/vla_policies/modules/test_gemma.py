@@ -79,9 +79,7 @@ def test_recomputing_activations_changes_no_gradient(adaptive: bool) -> None:
         expert.recompute = recompute
         expert.zero_grad()
         expert(x, prefix, torch.arange(3).expand(2, -1), mask, condition).square().sum().backward()
-        grads.append(
-            [parameter.grad.clone() for parameter in expert.parameters() if parameter.grad is not None]
-        )
+        grads.append([parameter.grad.clone() for parameter in expert.parameters() if parameter.grad is not None])
     assert len(grads[0]) > 0
     for plain, again in zip(*grads, strict=True):
         torch.testing.assert_close(plain, again)

@@ -15,9 +15,7 @@ def test_the_grid_follows_the_image(image_size: int, grid: int) -> None:
     assert config_from_options({}, image_size).grid == grid
 
 
-@pytest.mark.parametrize(
-    ("image_size", "seen"), [(32, 32), (96, 96), (100, 96), (128, 128), (224, 224), (20, 32)]
-)
+@pytest.mark.parametrize(("image_size", "seen"), [(32, 32), (96, 96), (100, 96), (128, 128), (224, 224), (20, 32)])
 def test_the_image_is_cut_to_a_multiple(image_size: int, seen: int) -> None:
     assert fit_image_size(image_size, grid=8) == seen
 

@@ -34,9 +34,7 @@ def shift(flow: NanoFlowBackbone) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["flow_sde", "flow_cps", "flow_noise"])
-def test_the_ratio_is_exactly_one_on_fresh_data(
-    conventions: Conventions, make_obs: MakeObs, scheme: str
-) -> None:
+def test_the_ratio_is_exactly_one_on_fresh_data(conventions: Conventions, make_obs: MakeObs, scheme: str) -> None:
     flow = build(conventions, scheme=scheme)
     shift(flow)
     inputs = inputs_of(flow, make_obs(6))
@@ -84,9 +82,7 @@ def test_rows_do_not_depend_on_their_batch(conventions: Conventions, make_obs: M
         assert torch.allclose(alone.value_B[0], whole.value_B[row], atol=1e-5)
 
 
-def test_fresh_weights_act_with_the_asked_spread_and_value_nothing(
-    conventions: Conventions, make_obs: MakeObs
-) -> None:
+def test_fresh_weights_act_with_the_asked_spread_and_value_nothing(conventions: Conventions, make_obs: MakeObs) -> None:
     flow = build(replace(conventions, chunk=8), initial_std=0.3, num_steps=50, noise_level=0.05)
     inputs = inputs_of(flow, make_obs(64))
     sample = flow.act(inputs, Sampling(), deterministic=False)
@@ -106,9 +102,7 @@ def test_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Pat
         VLAPolicy.load(str(tmp_path / "sb3.pth"), device="cpu"),
     ):
         assert loaded.backbone.config_json() == policy.backbone.config_json()
-        assert np.array_equal(
-            loaded.predict(obs, deterministic=True)[0], policy.predict(obs, deterministic=True)[0]
-        )
+        assert np.array_equal(loaded.predict(obs, deterministic=True)[0], policy.predict(obs, deterministic=True)[0])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,7 @@ def test_save_and_load(make_policy: MakePolicy, make_obs: MakeObs, tmp_path: Pat
         ({"trunk": {}, "flo": {}}, UnknownName, "Did you mean 'flow'"),
     ],
 )
-def test_wrong_options_are_named(
-    conventions: Conventions, options: dict, error: type[Exception], message: str
-) -> None:
+def test_wrong_options_are_named(conventions: Conventions, options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         NanoFlowBackbone.fresh(conventions, options)
 

@@ -18,9 +18,7 @@ from vla_policies.nano.layers import (
 )
 
 
-@pytest.mark.parametrize(
-    ("image_size", "grid"), [(16, 4), (32, 4), (32, 8), (64, 8), (96, 8), (224, 7), (256, 8)]
-)
+@pytest.mark.parametrize(("image_size", "grid"), [(16, 4), (32, 4), (32, 8), (64, 8), (96, 8), (224, 7), (256, 8)])
 def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> None:
     stem = VisionStem(width=16, grid=grid, points=3, image_size=image_size)
     tokens, points = stem(torch.randn(2, 3, image_size, image_size), torch.randn(2, 16))
@@ -79,9 +77,7 @@ def test_padding_is_not_attended_to() -> None:
     assert torch.allclose(block(context, mask)[:, :4], block(changed, mask)[:, :4], atol=1e-6)
     assert not torch.allclose(block(context, None)[:, :4], block(changed, None)[:, :4], atol=1e-3)
     with_queries = torch.cat([torch.ones(1, 1, 1, 2, dtype=torch.bool), mask], dim=-1)
-    assert torch.allclose(
-        reader(queries, context, with_queries), reader(queries, changed, with_queries), atol=1e-6
-    )
+    assert torch.allclose(reader(queries, context, with_queries), reader(queries, changed, with_queries), atol=1e-6)
 
 
 def test_words_and_their_places_matter() -> None:

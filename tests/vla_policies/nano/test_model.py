@@ -117,9 +117,7 @@ def test_bf16_weights_run(nano: NanoBackbone, make_obs: MakeObs) -> None:
     assert torch.allclose(output.logits_BKAV.float(), full.logits_BKAV, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("size", "low", "high"), [("tiny", 0.3e6, 0.7e6), ("small", 2e6, 3e6), ("base", 8e6, 10e6)]
-)
+@pytest.mark.parametrize(("size", "low", "high"), [("tiny", 0.3e6, 0.7e6), ("small", 2e6, 3e6), ("base", 8e6, 10e6)])
 def test_sizes(size: str, low: float, high: float) -> None:
     nano = NanoBackbone.fresh(NanoBackbone.default_conventions, {"size": size})
     assert low < sum(parameter.numel() for parameter in nano.parameters()) < high

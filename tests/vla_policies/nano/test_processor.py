@@ -29,9 +29,7 @@ def test_pixels_by_hand(conventions: Conventions, make_obs: MakeObs) -> None:
 def test_channel_first_images_give_the_same(conventions: Conventions, make_obs: MakeObs) -> None:
     last = tensors(make_obs(2))
     first = {key: value.permute(0, 3, 1, 2) if "image" in key else value for key, value in last.items()}
-    assert torch.equal(
-        prepare_inputs(last, conventions).pixels_BMCHW, prepare_inputs(first, conventions).pixels_BMCHW
-    )
+    assert torch.equal(prepare_inputs(last, conventions).pixels_BMCHW, prepare_inputs(first, conventions).pixels_BMCHW)
 
 
 def test_larger_images_are_averaged_down(conventions: Conventions, make_obs: MakeObs) -> None:
@@ -62,9 +60,7 @@ def test_the_observation_is_left_as_it_was(conventions: Conventions, make_obs: M
 
 
 @pytest.mark.parametrize("image", [torch.zeros(2, 32, 32, 3), torch.zeros(2, 32, 32, 4, dtype=torch.uint8)])
-def test_images_that_are_not_uint8_rgb_raise(
-    conventions: Conventions, make_obs: MakeObs, image: torch.Tensor
-) -> None:
+def test_images_that_are_not_uint8_rgb_raise(conventions: Conventions, make_obs: MakeObs, image: torch.Tensor) -> None:
     with pytest.raises(BadValue, match="'image' must be uint8"):
         prepare_inputs({**tensors(make_obs(2)), "image": image}, conventions)
 

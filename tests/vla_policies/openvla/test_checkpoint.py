@@ -147,9 +147,7 @@ def test_a_number_beyond_which_all_is_clipped_is_written_as_in_training(copy: Pa
 def test_shards_are_read(copy: Path, observe: Observe) -> None:
     whole = open_policy(copy)
     shard(copy)
-    assert torch.equal(
-        open_policy(copy).act(observe(0), True).logprob_BKA, whole.act(observe(0), True).logprob_BKA
-    )
+    assert torch.equal(open_policy(copy).act(observe(0), True).logprob_BKA, whole.act(observe(0), True).logprob_BKA)
 
 
 def test_a_missing_shard_is_named(copy: Path) -> None:
@@ -167,9 +165,7 @@ def test_a_truncated_shard_is_named(copy: Path) -> None:
 
 def test_an_index_cannot_point_elsewhere(copy: Path) -> None:
     shard(copy)
-    edit_json(
-        copy / "model.safetensors.index.json", lambda index: index["weight_map"].update(x="../../etc/passwd")
-    )
+    edit_json(copy / "model.safetensors.index.json", lambda index: index["weight_map"].update(x="../../etc/passwd"))
     with pytest.raises(BadValue, match="points outside its folder"):
         open_policy(copy)
 
@@ -251,9 +247,7 @@ def test_a_prompt_begins_with_bos_whatever_the_tokenizer_adds(copy: Path, folder
 def test_a_tokenizer_that_is_not_llamas_is_refused(copy: Path) -> None:
     edit_json(copy / "tokenizer.json", lambda values: values.update(added_tokens=[], post_processor=None))
     edit_json(copy / "tokenizer.json", lambda values: rename(values["model"]["vocab"], "<s>", "<bos>"))
-    with pytest.raises(
-        BadValue, match=r"tokenizer\.json of .* '<s>'.* must be id 1, got no such piece; take the"
-    ):
+    with pytest.raises(BadValue, match=r"tokenizer\.json of .* '<s>'.* must be id 1, got no such piece; take the"):
         open_policy(copy)
 
 
@@ -306,9 +300,7 @@ def test_wrong_settings_are_named(folder: Path, options: dict[str, Any], message
         (lambda path: shutil.copy(path, path.parent / "action_head--2_checkpoint.pt"), "has 2 files like"),
     ],
 )
-def test_a_broken_regression_head_is_named(
-    oft_copy: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_a_broken_regression_head_is_named(oft_copy: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(oft_copy / "action_head--150000_checkpoint.pt")
     with pytest.raises(BadValue, match=message):
         open_policy(oft_copy, family="openvla-oft", backbone_kwargs={"head": "l1"})
@@ -335,9 +327,7 @@ def same_outputs(policy: VLAPolicy, other: VLAPolicy, obs: dict[str, Tensor]) ->
 
 
 @pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
-def test_saved_and_loaded_outputs_are_identical(
-    folder: Path, observe: Observe, tmp_path: Path, family: str
-) -> None:
+def test_saved_and_loaded_outputs_are_identical(folder: Path, observe: Observe, tmp_path: Path, family: str) -> None:
     policy = open_policy(folder, family=family, backbone_kwargs={"center_crop": False})
     policy.save_pretrained(tmp_path)
     # Everything that decides how it is used was saved: no key, family or setting need be said again.

@@ -69,17 +69,13 @@ def test_features_and_patches(backbone: OpenVLABackbone, observe: Observe, golde
     vision = backbone.network.vision_backbone
     close(vision.featurizer(pixels_BMCHW[:, 0, :3], store_activations)[0], golden[f"s{i}.dino_features"])
     assert vision.fused_featurizer is not None
-    close(
-        vision.fused_featurizer(pixels_BMCHW[:, 0, 3:], store_activations)[0], golden[f"s{i}.siglip_features"]
-    )
+    close(vision.fused_featurizer(pixels_BMCHW[:, 0, 3:], store_activations)[0], golden[f"s{i}.siglip_features"])
     close(backbone.network.encode_images(pixels_BMCHW)[0], golden[f"s{i}.projected_patch_embeddings"])
 
 
 @SAMPLES
 @torch.no_grad()
-def test_hidden_states_of_the_prompt(
-    backbone: OpenVLABackbone, observe: Observe, golden: Golden, i: int
-) -> None:
+def test_hidden_states_of_the_prompt(backbone: OpenVLABackbone, observe: Observe, golden: Golden, i: int) -> None:
     prompt = backbone._prompt(backbone.prepare(observe(i)))
     x_BLD = run_layers(backbone.network.language_model.model, prompt.segment, store_activations)
     close(backbone.network.final_norm(x_BLD)[0], golden[f"s{i}.prefill_last_hidden"])
@@ -168,9 +164,7 @@ def test_a_padded_batch_equals_its_rows(
         close(sample.value_B[i], backbone.value(rows[i])[0])
 
 
-def test_the_fixture_can_tell_right_from_wrong(
-    backbone: OpenVLABackbone, observe: Observe, golden: Golden
-) -> None:
+def test_the_fixture_can_tell_right_from_wrong(backbone: OpenVLABackbone, observe: Observe, golden: Golden) -> None:
     # An epsilon of 1e-5 instead of 1e-6 moves logits by about 1.5e-4: the comparison above would see it.
     norm = backbone.network.language_model.model.norm
     inputs = backbone.prepare(observe(0))

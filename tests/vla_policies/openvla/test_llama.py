@@ -19,9 +19,7 @@ def test_the_last_layer_at_some_places(key_value_heads: int, padded: bool, run_b
     heads = {"num_attention_heads": 4, "num_key_value_heads": key_value_heads}
     model = build_llama({**SHAPE, **heads}).model
     x_BLD = torch.randn(3, 9, 32, requires_grad=True)
-    real_BL = (
-        torch.arange(9) < torch.tensor([[9], [7], [5]]) if padded else torch.ones(3, 9, dtype=torch.bool)
-    )
+    real_BL = torch.arange(9) < torch.tensor([[9], [7], [5]]) if padded else torch.ones(3, 9, dtype=torch.bool)
     mask = real_BL[:, None, None] if padded else None
     segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
     read_BS = torch.tensor([[8, 1, 4], [6, 0, 2], [4, 3, 0]])

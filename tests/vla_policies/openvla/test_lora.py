@@ -58,9 +58,7 @@ BOTH = pytest.mark.parametrize("trained", ["openvla", "openvla-oft"], indirect=T
 
 
 @FAMILIES
-def test_a_fresh_adapter_changes_nothing_and_trains_alone(
-    folder: Path, observe: Observe, family: str
-) -> None:
+def test_a_fresh_adapter_changes_nothing_and_trains_alone(folder: Path, observe: Observe, family: str) -> None:
     plain = open_policy(folder, family=family)
     policy = open_policy(folder, family=family, backbone_kwargs=LORA)
     policy.backbone.value_head.load_state_dict(plain.backbone.value_head.state_dict())
@@ -96,9 +94,7 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
 
 
 @BOTH
-def test_plain_peft_loads_the_adapter(
-    trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path
-) -> None:
+def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
     request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
     network = load_checkpoint(folder, request).backbone.network
@@ -155,9 +151,7 @@ def test_a_merged_policy_keeps_no_features(folder: Path, observe: Observe) -> No
 @pytest.mark.processes
 @BOTH
 @pytest.mark.parametrize("state", ["attached", "opened", "merged"])
-def test_stable_baselines3_saves_and_loads_it(
-    trained: VLAPolicy, observe: Observe, tmp_path: Path, state: str
-) -> None:
+def test_stable_baselines3_saves_and_loads_it(trained: VLAPolicy, observe: Observe, tmp_path: Path, state: str) -> None:
     if state == "opened":
         trained.save_adapter(tmp_path / "adapter")
         trained = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
@@ -176,9 +170,7 @@ def test_stable_baselines3_saves_and_loads_it(
 def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
-    config = peft.LoraConfig(
-        r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False
-    )
+    config = peft.LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft wonders about output layers outside of transformers
         peft.get_peft_model(network, config).save_pretrained(tmp_path)

@@ -7,9 +7,7 @@ from vla_policies.openvla.prompts import BOS, SPACE, PromptTokenizer, openvla_pr
 
 
 def test_the_instruction_is_in_lower_case() -> None:
-    assert (
-        openvla_prompt("Pick up the Mug") == "In: What action should the robot take to pick up the mug?\nOut:"
-    )
+    assert openvla_prompt("Pick up the Mug") == "In: What action should the robot take to pick up the mug?\nOut:"
 
 
 def test_without_a_tokenizer_letters_are_bytes() -> None:

@@ -133,9 +133,7 @@ def test_logits_are_computed_for_the_action_rows_at_the_action_slots_only(monkey
             return out
 
         monkeypatch.setattr(network, "action_logits", spy)
-        monkeypatch.setattr(
-            network.language_model.lm_head, "forward", lambda _: pytest.fail("all rows computed")
-        )
+        monkeypatch.setattr(network.language_model.lm_head, "forward", lambda _: pytest.fail("all rows computed"))
         policy.evaluate(obs, policy.act(obs).record)
         assert shapes[-1] == (4, chunk * 2, 256)
         assert all(shape[-1] == 256 for shape in shapes)
@@ -167,19 +165,13 @@ def test_learns_under_stable_baselines3(family: str, chunk: int, tmp_path: Path)
     model.save(tmp_path / "model.zip")
     loaded = PPO.load(tmp_path / "model.zip", env=envs, device="cpu")
     obs = envs.reset()
-    assert np.array_equal(
-        model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0]
-    )
+    assert np.array_equal(model.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0])
     model.policy.save(str(tmp_path / "policy.pth"))
     alone = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
-    assert np.array_equal(
-        model.predict(obs, deterministic=True)[0], alone.predict(obs, deterministic=True)[0]
-    )
+    assert np.array_equal(model.predict(obs, deterministic=True)[0], alone.predict(obs, deterministic=True)[0])
     model.policy.save_pretrained(tmp_path / "folder")
     again = VLAPolicy.from_pretrained(tmp_path / "folder", device="cpu")
-    assert np.array_equal(
-        model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0]
-    )
+    assert np.array_equal(model.predict(obs, deterministic=True)[0], again.predict(obs, deterministic=True)[0])
 
 
 @FAMILIES

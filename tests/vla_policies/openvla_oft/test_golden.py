@@ -66,9 +66,7 @@ def value_head(folder: Path, outputs: int) -> ValueHead:
     head = ValueHead(64, outputs)
     prefix = f"out{outputs}.value_head."
     tensors = load_file(folder / "value_heads.safetensors")
-    head.load_state_dict(
-        {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    )
+    head.load_state_dict({k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)})
     return head
 
 
@@ -101,9 +99,7 @@ def test_one_image(open_with: OpenWith, observe: Observe, golden: Golden, folder
 
 @SAMPLES
 @torch.no_grad()
-def test_actions_and_their_log_probabilities(
-    open_with: OpenWith, observe: Observe, golden: Golden, i: int
-) -> None:
+def test_actions_and_their_log_probabilities(open_with: OpenWith, observe: Observe, golden: Golden, i: int) -> None:
     backbone = open_with(i)
     inputs = backbone.prepare(observe(i))
     sample = backbone.act(inputs, Sampling(), deterministic=True)
@@ -193,9 +189,7 @@ def test_a_padded_batch_is_simplevlas(open_with: OpenWith, golden: Golden, batch
 
 
 @torch.no_grad()
-def test_checkpoints_without_a_stop_token_are_rlinfs(
-    open_with: OpenWith, batch: PolicyInputs, folder: Path
-) -> None:
+def test_checkpoints_without_a_stop_token_are_rlinfs(open_with: OpenWith, batch: PolicyInputs, folder: Path) -> None:
     golden = load_file(folder / "golden_rlinf.safetensors")
     backbone = open_with(0, stop_token=False)
     segment, _, _ = backbone.sequence(batch)
@@ -230,9 +224,7 @@ def test_a_missing_stop_token_would_be_seen(open_with: OpenWith, observe: Observ
 
 
 @torch.no_grad()
-def test_the_logits_tolerance_finds_a_perturbed_network(
-    open_with: OpenWith, observe: Observe, golden: Golden
-) -> None:
+def test_the_logits_tolerance_finds_a_perturbed_network(open_with: OpenWith, observe: Observe, golden: Golden) -> None:
     # A thousandth on the weights of the last of the layers' norms, as a wrong cast or epsilon would do.
     backbone = open_with(0)
     backbone.network.language_model.model.layers[-1].input_layernorm.weight.mul_(1.001)

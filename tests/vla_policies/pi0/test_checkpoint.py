@@ -129,9 +129,7 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
         ({"tiny_overrides": {"vision": {"patches": 3}}}, UnknownName, "'patches'"),
     ],
 )
-def test_faults_of_the_config_are_named(
-    folder: Path, change: dict, error: type[Exception], message: str
-) -> None:
+def test_faults_of_the_config_are_named(folder: Path, change: dict, error: type[Exception], message: str) -> None:
     config = json.loads((folder / "config.json").read_text()) | change
     kept = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
@@ -151,12 +149,9 @@ def test_a_full_size_folder_without_tokenizer_says_so(
 
 def test_lerobots_statistics_are_read(folder: Path) -> None:
     state = {
-        f"observation.state.{name}": torch.full((8,), float(i))
-        for i, name in enumerate(("mean", "std", "q01", "q99"))
+        f"observation.state.{name}": torch.full((8,), float(i)) for i, name in enumerate(("mean", "std", "q01", "q99"))
     }
-    action = {
-        f"action.{name}": torch.full((7,), i + 0.5) for i, name in enumerate(("mean", "std", "q01", "q99"))
-    }
+    action = {f"action.{name}": torch.full((7,), i + 0.5) for i, name in enumerate(("mean", "std", "q01", "q99"))}
     save_file({**state, **action}, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
     policy = open_policy(folder)
     assert isinstance(policy.backbone, Pi0Backbone)
@@ -200,15 +195,11 @@ def map_normalization(folder: Path, mapping: object) -> None:
         ({"STATE": "QUANTILES"}, 0.75, 0.5),
     ],
 )
-def test_the_folder_says_how_it_is_normalised(
-    folder: Path, mapping: dict, state: float, action: float
-) -> None:
+def test_the_folder_says_how_it_is_normalised(folder: Path, mapping: dict, state: float, action: float) -> None:
     save_statistics(folder)
     map_normalization(folder, mapping)
     wanted = Conventions(cameras=("image",), image_size=56, state_dim=8, chunk=1, action_dim=7)
-    policy = open_policy(
-        folder, observation_space=wanted.observation_space(), action_space=wanted.action_space()
-    )
+    policy = open_policy(folder, observation_space=wanted.observation_space(), action_space=wanted.action_space())
     assert isinstance(policy.backbone, Pi0Backbone)
     inputs = policy.backbone.prepare(
         {
@@ -292,9 +283,7 @@ def tiny_variants(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny_variants")
 def test_openpis_layout(golden: Golden, tmp_path: Path) -> None:
     root = openpi_folder(golden, tmp_path / "openpi")
-    with pytest.raises(
-        BadValue, match="2 data sets; choose one with unnorm_key: droid, physical-intelligence/libero"
-    ):
+    with pytest.raises(BadValue, match="2 data sets; choose one with unnorm_key: droid, physical-intelligence/libero"):
         open_policy(root)
     policy = open_policy(root, unnorm_key="physical-intelligence/libero")
     assert same_weights(policy, golden)

@@ -67,9 +67,7 @@ def test_prefix_hidden_states_and_cache(golden: Golden, prefix: tuple[Tensor, Pr
 @torch.no_grad()
 def test_suffix_at_the_first_step(golden: Golden) -> None:
     tensors = golden.tensors
-    got, condition = golden.backbone.network.embed_suffix(
-        tensors["noise"], torch.ones(3), tensors.get("state")
-    )
+    got, condition = golden.backbone.network.embed_suffix(tensors["noise"], torch.ones(3), tensors.get("state"))
     assert_close(got, tensors["suffix_embs_t1"], CLOSE)
     if "adarms_cond_t1" in tensors:
         assert condition is not None
@@ -82,17 +80,13 @@ def test_suffix_at_the_first_step(golden: Golden) -> None:
 def test_every_denoising_step_from_the_given_state(golden: Golden, prefix: tuple[Tensor, Prefix]) -> None:
     tensors, network = golden.tensors, golden.backbone.network
     for step, time in enumerate(flow_times(10)[:-1].tolist()):
-        hidden = network.hidden(
-            prefix[1], tensors["x_t"][:, step], torch.full((3,), time), tensors.get("state")
-        )
+        hidden = network.hidden(prefix[1], tensors["x_t"][:, step], torch.full((3,), time), tensors.get("state"))
         assert_close(network.velocity(hidden, 50), tensors["v_t"][:, step], INTEGRATED)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("num_steps", "name"), [(10, "actions"), (4, "actions_4steps")])
-def test_actions_from_the_given_noise(
-    golden: Golden, prefix: tuple[Tensor, Prefix], num_steps: int, name: str
-) -> None:
+def test_actions_from_the_given_noise(golden: Golden, prefix: tuple[Tensor, Prefix], num_steps: int, name: str) -> None:
     tensors, network = golden.tensors, golden.backbone.network
     x_BHD = tensors["noise"]
     for step, time in enumerate(flow_times(num_steps)[:-1].tolist()):
@@ -122,9 +116,7 @@ def test_flow_matching_loss(golden: Golden, prefix: tuple[Tensor, Prefix]) -> No
     assert_close(time_embedding(time_B, width), tensors["train.time_embedding_f64"], 1e-12)
     # Sample 2 has all three cameras; the network's own path through `matching_loss` needs no mask.
     inputs = golden.rows(2, cameras=3)
-    got = golden.backbone.matching_loss(
-        inputs, tensors["train.actions"][2:], tensors["noise"][2:], time_B[2:]
-    )
+    got = golden.backbone.matching_loss(inputs, tensors["train.actions"][2:], tensors["noise"][2:], time_B[2:])
     assert_close(got, tensors["train.loss_elementwise"][2:], INTEGRATED)
     noisy = time_B[:, None, None] * tensors["noise"] + (1 - time_B[:, None, None]) * tensors["train.actions"]
     network = golden.backbone.network

@@ -101,9 +101,7 @@ def test_the_critics_gradient_stops_where_asked(
     backbone = make_backbone("pi0", value_feature=feature, detach_value=detach, train_expert_only=False)
     backbone.value(backbone.prepare(obs)).sum().backward()
     reached = {
-        name.split(".")[1]
-        for name, p in backbone.named_parameters()
-        if p.grad is not None and "network" in name
+        name.split(".")[1] for name, p in backbone.named_parameters() if p.grad is not None and "network" in name
     }
     assert backbone.value_head.mlp[0].weight.grad is not None
     assert ("vlm" in reached) == (not detach)
@@ -112,9 +110,7 @@ def test_the_critics_gradient_stops_where_asked(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("key", ["image", "state", "instruction"])
-def test_every_part_of_the_observation_matters(
-    make_backbone: MakeBackbone, obs: Obs, family: str, key: str
-) -> None:
+def test_every_part_of_the_observation_matters(make_backbone: MakeBackbone, obs: Obs, family: str, key: str) -> None:
     backbone = make_backbone(family)
     changed = {**obs, key: obs[key].roll(1, dims=0)}
     first, other = act(backbone, obs, deterministic=True), act(backbone, changed, deterministic=True)
@@ -177,15 +173,11 @@ def test_weights_are_restored_in_place(
 
 def test_stable_baselines3s_own_save_and_load(obs: Obs, tmp_path: Path) -> None:
     spaces = CONVENTIONS.observation_space(), CONVENTIONS.action_space()
-    policy = VLAPolicy(
-        *spaces, lambda _: 1e-3, backbone="pi0", backbone_kwargs={"size": "tiny", "num_steps": 2}
-    )
+    policy = VLAPolicy(*spaces, lambda _: 1e-3, backbone="pi0", backbone_kwargs={"size": "tiny", "num_steps": 2})
     policy.save(str(tmp_path / "policy.pth"))
     loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
     arrays = {key: value.numpy() for key, value in obs.items()}
-    assert np.array_equal(
-        loaded.predict(arrays, deterministic=True)[0], policy.predict(arrays, deterministic=True)[0]
-    )
+    assert np.array_equal(loaded.predict(arrays, deterministic=True)[0], policy.predict(arrays, deterministic=True)[0])
 
 
 def test_bare_names_stand_for_published_checkpoints() -> None:

@@ -25,9 +25,7 @@ def processor(**preprocessing: object) -> Pi0Processor:
 
 
 def inputs_with(state_BS: Tensor) -> PolicyInputs:
-    return PolicyInputs(
-        torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), state_BS
-    )
+    return PolicyInputs(torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), state_BS)
 
 
 def test_the_state_is_normalised_and_padded(obs: dict[str, Tensor]) -> None:
@@ -69,9 +67,7 @@ def test_actions_go_back_to_the_robots_units() -> None:
     action = processor(action=ACTION).to_env(x_BHD, inputs_with(torch.zeros(1, 32)))
     assert action.shape == (1, 4, 2)
     torch.testing.assert_close(action[0, :2], torch.tensor([[0.6, -0.45], [0.1, -0.2]]))
-    action = processor(action=ACTION, normalization="quantiles").to_env(
-        x_BHD, inputs_with(torch.zeros(1, 32))
-    )
+    action = processor(action=ACTION, normalization="quantiles").to_env(x_BHD, inputs_with(torch.zeros(1, 32)))
     torch.testing.assert_close(action[0, :2], torch.tensor([[0.5, 0.0], [0.0, 0.25]]))
 
 

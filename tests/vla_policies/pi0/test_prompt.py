@@ -78,8 +78,6 @@ def test_a_folders_own_tokenizer_is_used(tmp_path: Path) -> None:
 def test_a_missing_tokenizer_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(
-        BadValue, match=r"has no tokenizer\.json.*google/paligemma-3b-pt-224.*gated"
-    ) as caught:
+    with pytest.raises(BadValue, match=r"has no tokenizer\.json.*google/paligemma-3b-pt-224.*gated") as caught:
         paligemma_encoder(tmp_path)
     assert "\n" not in str(caught.value)

@@ -28,9 +28,7 @@ def test_unnormalising_by_hand() -> None:
     assert open_action().unnormalise(np.array([[0.5, 0.25]])).tolist() == [[2.0, 0.25]]
     # With the extremes: 0.5 * 1.5 * 8 - 2 = 4.
     assert open_action("min_max").unnormalise(np.array([0.5, 0.25])).tolist() == [4.0, 0.25]
-    assert open_action(epsilon=1e-8).unnormalise(np.array([1.0, 0.0]))[0] == pytest.approx(
-        3.0 + 1e-8, abs=1e-12
-    )
+    assert open_action(epsilon=1e-8).unnormalise(np.array([1.0, 0.0]))[0] == pytest.approx(3.0 + 1e-8, abs=1e-12)
 
 
 def test_normalising_by_hand_clips() -> None:
@@ -63,9 +61,7 @@ def test_one_data_set_needs_no_key_and_none_has_none() -> None:
 
 
 def test_wrong_and_missing_keys_are_named() -> None:
-    with pytest.raises(
-        UnknownName, match=r"'bridg'\. Known: bridge, libero_10_no_noops\. Did you mean 'bridge'"
-    ):
+    with pytest.raises(UnknownName, match=r"'bridg'\. Known: bridge, libero_10_no_noops\. Did you mean 'bridge'"):
         choose_key(STATS, "bridg", "here")
     with pytest.raises(BadValue, match="choose one with unnorm_key: bridge, libero_10_no_noops"):
         choose_key(STATS, None, "here", "libero_goal")

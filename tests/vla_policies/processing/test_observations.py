@@ -26,9 +26,7 @@ def test_a_batch_stays_and_one_gains_a_dimension(conventions: Conventions, make_
 
 
 @pytest.mark.parametrize("kind", [tuple, list, np.array, lambda texts: np.array(texts, dtype=object)])
-def test_instructions_as_text_equal_their_bytes(
-    conventions: Conventions, make_obs: MakeObs, kind: Callable
-) -> None:
+def test_instructions_as_text_equal_their_bytes(conventions: Conventions, make_obs: MakeObs, kind: Callable) -> None:
     obs = make_obs(2)
     texts = {**obs, "instruction": kind(["reach the red block", "put the bowl on the plate, please"])}
     assert torch.equal(

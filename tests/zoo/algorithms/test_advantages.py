@@ -150,9 +150,7 @@ def test_shapes_that_do_not_fit_are_named():
     [(1, 2.475, -0.354), (3, 1.208, -0.725), (4, 0.935, -0.935), (7, 0.354, -2.475)],
 )
 @pytest.mark.parametrize("reward", [1.0, 5.0])
-def test_published_advantages_of_k_successes_in_eight(
-    successes: int, winner: float, loser: float, reward: float
-):
+def test_published_advantages_of_k_successes_in_eight(successes: int, winner: float, loser: float, reward: float):
     score_PG = torch.tensor([[reward] * successes + [0.0] * (8 - successes)])
     advantage_PG = group_advantage(score_PG)
     assert advantage_PG[0, 0].item() == pytest.approx(winner, abs=6e-4)
@@ -196,9 +194,7 @@ def test_normalize_is_zero_mean_and_unit_spread():
 
 def ends(num_decisions: int, num_envs: int, **at: list[tuple[int, int]]) -> dict[str, Tensor]:
     """`terminated_TN` and `truncated_TN`, True at the given (decision, env)."""
-    flags = {
-        name: torch.zeros(num_decisions, num_envs, dtype=torch.bool) for name in ("terminated", "truncated")
-    }
+    flags = {name: torch.zeros(num_decisions, num_envs, dtype=torch.bool) for name in ("terminated", "truncated")}
     for name, places in at.items():
         for place in places:
             flags[name][place] = True
@@ -286,9 +282,7 @@ def test_undiscounted_the_first_step_gets_what_its_chunk_gets(lambda_inside: flo
     executed_TN = torch.randint(1, 5, (6, 3), generator=torch.Generator().manual_seed(2))
     ran_TNK = torch.arange(4) < executed_TN[..., None]
     rollout["reward_TNK"] = rollout["reward_TNK"] * ran_TNK
-    fine = step_gae(
-        **rollout, executed_TN=executed_TN, gamma=1.0, gae_lambda=1.0, lambda_inside=lambda_inside
-    )
+    fine = step_gae(**rollout, executed_TN=executed_TN, gamma=1.0, gae_lambda=1.0, lambda_inside=lambda_inside)
     torch.testing.assert_close(fine[..., 0], chunk_level(rollout, rollout["reward_TNK"].sum(-1), 1.0, 1.0))
     assert (fine[~ran_TNK] == 0).all()
 
@@ -402,9 +396,7 @@ def test_openvla_oft_values_every_step():
     batch = next(iter(next(iter(model.rollout_data().minibatches(0))))).batch
     assert batch.return_BU.shape == (6, 4)
     assert batch.value_weight_BU.sum().item() == pytest.approx(6)
-    assert model.logger.output_formats[0].rows[-1]["train/actor/ratio_first_gap"] == pytest.approx(
-        0, abs=1e-5
-    )
+    assert model.logger.output_formats[0].rows[-1]["train/actor/ratio_first_gap"] == pytest.approx(0, abs=1e-5)
 
 
 def test_one_output_cannot_value_every_step():

@@ -40,9 +40,7 @@ def test_every_option_is_explained(algo: str) -> None:
 def logged(model: Any) -> set[str]:
     model.learn(1)
     row = model.logger.output_formats[0].rows[-1]
-    return {
-        re.sub(r"^time/(?!iteration)\w+_(seconds|fraction)$", r"time/<phase>_\1", key) for key in row
-    } - SB3
+    return {re.sub(r"^time/(?!iteration)\w+_(seconds|fraction)$", r"time/<phase>_\1", key) for key in row} - SB3
 
 
 @pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")

@@ -63,11 +63,7 @@ def test_adams_state_of_the_critic_goes_on_and_the_policys_begins():
     _, policy_before = named(model)
     updates(model, 1)
     assert [float(state[parameter]["step"]) for parameter in critic] == [12.0] * len(critic)
-    others = [
-        parameter
-        for parameter in model.policy.parameters()
-        if all(parameter is not other for other in critic)
-    ]
+    others = [parameter for parameter in model.policy.parameters() if all(parameter is not other for other in critic)]
     assert {float(state[parameter]["step"]) for parameter in others} == {6.0}
     _, policy = named(model)
     assert not any(torch.equal(policy[name], tensor) for name, tensor in policy_before.items())

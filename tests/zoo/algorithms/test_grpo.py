@@ -157,9 +157,7 @@ def standing_still() -> GRPO:
 
     def stand_still(obs: Any, **given: Any) -> ActionSample:
         sample = act(obs, **given)
-        return ActionSample(
-            torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
-        )
+        return ActionSample(torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record)
 
     model.policy.act = stand_still
     return model
@@ -191,9 +189,7 @@ def test_a_run_without_a_single_success_is_refused_with_advice():
     model.max_barren_episodes = 2 * episodes
     model.learn(1, reset_num_timesteps=False)
     assert model._barren_episodes == episodes
-    with pytest.raises(
-        NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"
-    ):
+    with pytest.raises(NothingToLearn, match=rf"in {2 * episodes} episodes .* zoo\.sft.*max_barren_episodes:0"):
         model.learn(1, reset_num_timesteps=False)
     assert model.counters().no_signal_episodes == model._barren_episodes
 

@@ -52,14 +52,10 @@ def test_dual_clip_caps_the_loss_of_bad_actions_only():
     assert surrogate(0.1, 2.0, dual_clip=3.0) == pytest.approx(-0.2)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"), [(1.5, 1.0, 0.0), (1.1, 1.0, -1.1), (1.5, -1.0, 1.5)]
-)
+@pytest.mark.parametrize(("ratio", "advantage", "slope"), [(1.5, 1.0, 0.0), (1.1, 1.0, -1.1), (1.5, -1.0, 1.5)])
 def test_gradient_stops_where_the_clip_binds(ratio: float, advantage: float, slope: float):
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    result = clipped_surrogate(
-        logprob, torch.zeros(1), torch.tensor([advantage]), clip_low=0.2, clip_high=0.2
-    )
+    result = clipped_surrogate(logprob, torch.zeros(1), torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
     result.loss.sum().backward()
     assert logprob.grad is not None
     assert logprob.grad.item() == pytest.approx(slope)
@@ -100,9 +96,7 @@ def test_clipped_value_may_replace_or_join_the_value():
     assert value_loss(value, old, target, clip=0.2, value_clip="max").item() == pytest.approx(0.16)
 
 
-@pytest.mark.parametrize(
-    ("error", "loss"), [(2.0, 2.0), (9.0, 40.5), (10.0, 50.0), (12.0, 70.0), (-12.0, 70.0)]
-)
+@pytest.mark.parametrize(("error", "loss"), [(2.0, 2.0), (9.0, 40.5), (10.0, 50.0), (12.0, 70.0), (-12.0, 70.0)])
 def test_huber_is_half_the_square_then_linear(error: float, loss: float):
     # Beyond 10: 10 * (|e| - 5).
     assert value_loss(*scalar(error, 0.0, 0.0), huber_delta=10.0).item() == pytest.approx(loss)

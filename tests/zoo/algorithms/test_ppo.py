@@ -241,9 +241,7 @@ def test_logprobs_can_be_recomputed_in_the_training_path():
 
 
 def test_rewards_that_never_come_are_warned_of():
-    model = PPO(
-        StandInPolicy, ScriptedVecEnv([[(0.0, 3, "terminated")]]), n_steps=4, batch_size=4, device="cpu"
-    )
+    model = PPO(StandInPolicy, ScriptedVecEnv([[(0.0, 3, "terminated")]]), n_steps=4, batch_size=4, device="cpu")
     model.policy.scale.data.zero_()
     model.set_logger(Logger(None, []))
     with pytest.warns(UserWarning, match="ZeroAdvantage"):
@@ -335,22 +333,16 @@ ORDINARY = [
 def test_the_first_update_is_stable_baselines3s(policy: str, make: Any, kwargs: dict[str, Any]):
     seen = []
     for algorithm in (stable_baselines3.PPO, PPO):
-        model = algorithm(
-            policy, make(), n_steps=64, batch_size=32, n_epochs=3, seed=1, device="cpu", **kwargs
-        )
+        model = algorithm(policy, make(), n_steps=64, batch_size=32, n_epochs=3, seed=1, device="cpu", **kwargs)
         model.learn(64)
-        seen.append(
-            {name: model.logger.name_to_value[f"train/{name}"] for name in COMPARED} | {"n": model._n_updates}
-        )
+        seen.append({name: model.logger.name_to_value[f"train/{name}"] for name in COMPARED} | {"n": model._n_updates})
     for name, value in seen[0].items():
         assert seen[1][name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
 
 def test_later_weights_are_stable_baselines3s_too():
     models = [
-        algorithm(
-            "MlpPolicy", "CartPole-v1", n_steps=128, batch_size=64, n_epochs=4, seed=3, device="cpu"
-        ).learn(512)
+        algorithm("MlpPolicy", "CartPole-v1", n_steps=128, batch_size=64, n_epochs=4, seed=3, device="cpu").learn(512)
         for algorithm in (stable_baselines3.PPO, PPO)
     ]
     for expected, parameter in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
@@ -396,9 +388,7 @@ def test_parts_of_a_minibatch_make_the_same_step(level: str):
     """Gathered from three parts of two, the gradient is that of the whole minibatch."""
     weights = []
     for micro in (None, 2):
-        model = scripted(
-            batch_size=6, n_epochs=3, logprob_level=level, micro_batch_size=micro, target_kl=10.0
-        )
+        model = scripted(batch_size=6, n_epochs=3, logprob_level=level, micro_batch_size=micro, target_kl=10.0)
         model.learn(1)
         weights.append([parameter.detach() for parameter in model.policy.parameters()])
         assert model._n_updates == 3

@@ -43,14 +43,10 @@ def test_its_weight_in_the_loss_is_per_token():
     weight_BL = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
     mask_BW = torch.tensor([[True, False], [True, True]])
     new = scored()
-    reference_BW = torch.stack(
-        [new.logprob_BL[0] + math.log(2), new.logprob_BL[1] - torch.tensor([0.0, math.log(2)])]
-    )
+    reference_BW = torch.stack([new.logprob_BL[0] + math.log(2), new.logprob_BL[1] - torch.tensor([0.0, math.log(2)])])
     minibatch = replace(batch(weight_BL), ref_logprob_BW=reference_BW * mask_BW, token_mask_BW=mask_BW)
     new = replace(new, token_logprob_BW=new.logprob_BL * mask_BW)
-    without, with_kl = (
-        PPOLoss(**{**SETTINGS, "kl_coef": coef})(new, minibatch).loss.item() for coef in (0.0, 0.1)
-    )
+    without, with_kl = (PPOLoss(**{**SETTINGS, "kl_coef": coef})(new, minibatch).loss.item() for coef in (0.0, 0.1))
     kl = ((1 - math.log(2)) + (0.0 + math.log(2) - 0.5) / 2) / 2
     assert with_kl - without == pytest.approx(0.1 * kl, abs=1e-6)
 
@@ -63,21 +59,13 @@ def make(algo: str, **kwargs: Any) -> PPO | GRPO:
     settings = {"policy_kwargs": LORA, "logprob_level": "token", **settings}
     size = 2 if algo == "ppo" else 4
     envs = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, group_size=1 if algo == "ppo" else size, seed=0)
-    model = (
-        PPO("VLAPolicy", envs, n_steps=4, **settings)
-        if algo == "ppo"
-        else GRPO("VLAPolicy", envs, **settings)
-    )
+    model = PPO("VLAPolicy", envs, n_steps=4, **settings) if algo == "ppo" else GRPO("VLAPolicy", envs, **settings)
     model.set_logger(Logger(None, [Rows()]))
     return model
 
 
 def rows(model: PPO | GRPO) -> list[float]:
-    return [
-        row["train/actor/ref_kl"]
-        for row in model.logger.output_formats[0].rows
-        if "train/actor/ref_kl" in row
-    ]
+    return [row["train/actor/ref_kl"] for row in model.logger.output_formats[0].rows if "train/actor/ref_kl" in row]
 
 
 def test_a_fresh_adapter_is_its_own_reference_and_moves_away():

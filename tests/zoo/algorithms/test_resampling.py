@@ -48,9 +48,7 @@ def standing_still(model: Any) -> Any:
 
     def stand_still(obs: Any, **given: Any) -> ActionSample:
         sample = act(obs, **given)
-        return ActionSample(
-            torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record
-        )
+        return ActionSample(torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record)
 
     model.policy.act = stand_still
     return model

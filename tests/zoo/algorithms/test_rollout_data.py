@@ -42,9 +42,7 @@ def chunk_data(**settings: Any) -> ChunkRolloutData:
     buffer.return_TN.copy_(buffer.value_TN + 1)
     write_advantages(buffer, torch.tensor([[1.0, 2.0], [3.0, 0.0]]), "action", ProcessGroup())
     defaults = {"batch_size": 2, "micro_batch_size": None, "level": "action", "seed": 7, "num_envs": 2}
-    return ChunkRolloutData(
-        buffer=buffer, process_group=ProcessGroup(), device=CPU, **{**defaults, **settings}
-    )
+    return ChunkRolloutData(buffer=buffer, process_group=ProcessGroup(), device=CPU, **{**defaults, **settings})
 
 
 def values_of(data: Any, epoch: int) -> list[list[float]]:
@@ -123,9 +121,7 @@ def test_decisions_of_older_weights_are_weighted_by_both_log_probs():
     # A step's weight is exp(-0.5 - -1); one that did not run has weight 1 and no loss.
     expected = {0.0: [1.0, 1.0], 1.0: [2.0, 2.0], 10.0: [3.0, 3.0]}
     weight = torch.where(batch.mask_BL, 0.5, 0.0).exp()
-    torch.testing.assert_close(
-        batch.advantage_BL, torch.tensor([expected[value] for value in order]) * weight
-    )
+    torch.testing.assert_close(batch.advantage_BL, torch.tensor([expected[value] for value in order]) * weight)
 
 
 def test_the_references_log_probs_come_with_every_minibatch():

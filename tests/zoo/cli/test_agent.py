@@ -111,9 +111,7 @@ def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.Capture
         assert says in line
 
 
-def test_another_split_is_evaluated_and_a_wrong_one_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--env", "MetaWorld/reach", "--policy", "nano", "--split"]
     plan = plan_rollout(evaluate.parser().parse([*argv, "test"]), episodes=1)
     assert plan.env_options["split"] == "test"
@@ -234,9 +232,7 @@ def test_two_wishes_at_once_are_refused() -> None:
             parsed(*flags.split())
 
 
-def test_without_a_run_an_agent_of_the_package_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_run_an_agent_of_the_package_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ["agents/grpo/Toy-Reach", "agents/sft/Toy-Reach"]
     monkeypatch.setattr("zoo.cli.agent.agents_for", lambda env_id: shipped)
     asked = ["--env", "Toy-Reach", "-f", str(tmp_path)]
@@ -245,9 +241,7 @@ def test_without_a_run_an_agent_of_the_package_is_taken(
 
 
 @pytest.mark.parametrize("command", [enjoy, evaluate, record_video])
-def test_every_command_has_the_selectors(
-    command: object, logs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_the_selectors(command: object, logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--algo", "ppo", "--env", "Toy-Reach", "-f", "logs", "--exp-id", "9", "--deterministic"]
     assert guarded(command.run, asked) == 2  # type: ignore[attr-defined]
     assert "no run 9 of Toy-Reach under 'logs' (ppo)" in capsys.readouterr().err

@@ -56,9 +56,7 @@ def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
     assert "8 envs x 10 decisions: at most 80 decisions, 320 simulator steps" in printed
     assert "3 epochs x at most 3 minibatches of 32" in printed
     assert "at least 20 updates" in printed
-    assert (
-        main(["train", "--algo", "grpo", "--env", "Toy-Reach", "--dry-run", "-params", "group_size:4"]) == 0
-    )
+    assert main(["train", "--algo", "grpo", "--env", "Toy-Reach", "--dry-run", "-params", "group_size:4"]) == 0
     assert "groups of 4 episodes" in capsys.readouterr().out
     import os
 
@@ -95,9 +93,7 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-@pytest.mark.parametrize(
-    ("env", "extra"), [("MetaWorld/reach", "metaworld"), ("ManiSkill/PushCube", "maniskill")]
-)
+@pytest.mark.parametrize(("env", "extra"), [("MetaWorld/reach", "metaworld"), ("ManiSkill/PushCube", "maniskill")])
 def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
     env: str,
     extra: str,
@@ -119,9 +115,7 @@ def test_a_simulator_that_is_not_installed_is_said_before_the_plan(
 def test_help_says_how_often_a_run_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "0: at the end (default: the recipe's, else a quarter of -n)" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    assert "0: at the end (default: the recipe's, else a quarter of -n)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
@@ -158,9 +152,7 @@ def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.C
 
 
 @pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
-def test_a_reader_that_leaves_early_is_no_fault(
-    buffering: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_leaves_early_is_no_fault(buffering: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     command = [sys.executable, *buffering, "-m", "zoo.cli.main", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -179,9 +171,7 @@ def test_a_broken_pipe_of_ours_stays_visible() -> None:
         guarded(fail, [])
 
 
-def test_one_process_reports_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_reports_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     report_error("no suite\n  of that name", every_rank=False)
     assert capsys.readouterr().err == "error: no suite of that name\n"

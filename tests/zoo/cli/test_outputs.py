@@ -49,9 +49,7 @@ def test_a_bad_destination_is_refused_before_anything_starts(
     assert says in line
 
 
-def test_results_that_cannot_be_written_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_that_cannot_be_written_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadValue, match=r"cannot write '.*': .*; what belongs there was printed instead"):
         write_or_print(tmp_path / "file" / "x.json", json.dumps({"a": 1}))

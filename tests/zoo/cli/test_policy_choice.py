@@ -42,9 +42,7 @@ def test_a_policy_folder_names_its_family(tmp_path: Path) -> None:
         ({"revision": "x"}, "is a folder, only Hub ids have revisions"),
     ],
 )
-def test_a_folder_of_this_package_has_nothing_to_choose(
-    tmp_path: Path, choice: dict[str, str], message: str
-) -> None:
+def test_a_folder_of_this_package_has_nothing_to_choose(tmp_path: Path, choice: dict[str, str], message: str) -> None:
     write_policy(tmp_path, "nano")
     assert resolve_policy(str(tmp_path), settings={"family": "nano"}).family == "nano"
     with pytest.raises(BadValue, match=message):
@@ -80,9 +78,7 @@ def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(publ
 
 
 def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
-    with pytest.raises(
-        BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"
-    ):
+    with pytest.raises(BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"):
         resolve(f"--env LIBERO-Object --policy {published}")
 
 
@@ -100,9 +96,7 @@ def test_a_published_flow_folder_takes_chunk_and_sampler_of_the_recipe(
     assert config.policy_kwargs["backbone_kwargs"]["scheme"] == "flow_sde"
 
 
-def test_an_adapter_folder_keeps_its_own_size(
-    published: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_adapter_folder_keeps_its_own_size(published: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("adapter")
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
     (folder / "adapter_config.json").write_text(json.dumps(adapter))

@@ -88,9 +88,7 @@ def test_a_run_that_ended_is_told_from_one_that_left_no_checkpoint(
     )
 
 
-def test_one_checkpoint_does_not_begin_another_run(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_checkpoint_does_not_begin_another_run(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert "in its own run folder only: -i" in complaint(capsys, run.checkpoint(5))
 
 
@@ -100,9 +98,7 @@ def test_each_command_names_the_other_for_the_others_runs(
     trained = create_run_folder(tmp_path, "ppo", "Toy-Reach")
     config = resolve_new_run(train.parser().parse(["--env", "Toy-Reach", "--seed", "0"]))
     describe_run(trained, config=config, args={}, command=["python"], protocol={})
-    assert f"is a run of zoo.train: go on with python -m zoo.train -i {trained.path}" in complaint(
-        capsys, trained.path
-    )
+    assert f"is a run of zoo.train: go on with python -m zoo.train -i {trained.path}" in complaint(capsys, trained.path)
     assert guarded(train.run, ["-i", str(run.path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"is a run of zoo.sft: go on with python -m zoo.sft -i {run.path}" in line

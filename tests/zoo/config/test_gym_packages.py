@@ -69,9 +69,7 @@ def test_a_module_that_is_gone_is_named_with_the_run_s_file(
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "args.yml").write_text("gym_packages: [surely_gone_tasks]\n")
     (tmp_path / "config.yml").write_text(
-        yaml.safe_dump(
-            {"algo": "ppo", "env": "Gone", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0}
-        )
+        yaml.safe_dump({"algo": "ppo", "env": "Gone", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0})
     )
     assert main(["evaluate", "-i", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

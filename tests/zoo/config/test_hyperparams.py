@@ -79,9 +79,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
 
 
 def test_a_schedule_is_a_mapping_and_is_never_evaluated(tmp_path: Path) -> None:
-    conf = write(
-        tmp_path, "default/nano: {source: d, learning_rate: {schedule: linear, start: 1.0, end: 0.0}}\n"
-    )
+    conf = write(tmp_path, "default/nano: {source: d, learning_rate: {schedule: linear, start: 1.0, end: 0.0}}\n")
     assert load_hyperparams("ppo", "Toy-Reach", "nano", conf).values["learning_rate"]["schedule"] == "linear"
     evil = write(tmp_path, "default/nano: {source: d, learning_rate: '__import__(\"os\")'}\n")
     with pytest.raises(BadValue, match="must be a number"):

@@ -98,10 +98,7 @@ def test_an_openvla_with_lora_is_counted_and_a_published_folder_is_not():
     assert any("rank 4" in line.what for line in lines)
     # A rank's share of a minibatch, 4 decisions, is what its passes hold.
     assert np.all([line.where == "device" for line in lines])
-    assert (
-        policy_needs(solve(TOY), RunConfig(**{**_fields(TOY), "policy": "some/folder"}), benchmark_of(TOY))
-        == []
-    )
+    assert policy_needs(solve(TOY), RunConfig(**{**_fields(TOY), "policy": "some/folder"}), benchmark_of(TOY)) == []
 
 
 def test_lines_end_with_the_sums_of_each_place():

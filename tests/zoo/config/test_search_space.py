@@ -36,9 +36,7 @@ def test_a_file_says_spans_and_choices(tmp_path: Path) -> None:
         ("[]\n", BadValue, "must map"),
     ],
 )
-def test_what_cannot_be_searched_is_one_line(
-    tmp_path: Path, text: str, error: type[Exception], match: str
-) -> None:
+def test_what_cannot_be_searched_is_one_line(tmp_path: Path, text: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         read_space(write(tmp_path, text), "ppo")
 

@@ -27,9 +27,7 @@ def test_a_pair_is_two_numbers() -> None:
         ("grpo", {"num_generations": 3}, "group_size"),
     ],
 )
-def test_what_others_call_a_setting_is_understood_as_a_hint(
-    algo: str, values: dict[str, Any], meant: str
-) -> None:
+def test_what_others_call_a_setting_is_understood_as_a_hint(algo: str, values: dict[str, Any], meant: str) -> None:
     with pytest.raises(UnknownName, match=f"Did you mean '{meant}'\\?$"):
         check_settings(algo, values, "x")
 

@@ -99,9 +99,7 @@ def test_an_episode_cut_off_by_time_is_worth_something_after_its_end(
         assert one.extra[ADVANTAGE][-1] == pytest.approx(reward + after - one.extra[VALUE][-1], abs=1e-5)
 
 
-def test_an_episode_depends_on_its_attempts_number_not_on_its_company(
-    envs: VLAVectorEnv, policy: VLAPolicy
-) -> None:
+def test_an_episode_depends_on_its_attempts_number_not_on_its_company(envs: VLAVectorEnv, policy: VLAPolicy) -> None:
     _, second, third = roll_out(envs, policy, attempts(0, 1, 2), 10, RULES)
     (alone,) = roll_out(envs, policy, attempts(2), 12, RULES)
     np.testing.assert_array_equal(alone.action_TA, third.action_TA)

@@ -30,9 +30,7 @@ def test_each_changes_its_own_numbers() -> None:
 
 
 def test_without_turns_and_gripper_nothing_of_them_is_suspected() -> None:
-    assert [
-        error for error in action_convention_errors(find_benchmark("Toy-Reach")) if "rotation" in error
-    ] == []
+    assert [error for error in action_convention_errors(find_benchmark("Toy-Reach")) if "rotation" in error] == []
     assert "the gripper's sign is inverted" not in action_convention_errors(find_benchmark("Toy-Reach"))
     metaworld = action_convention_errors(find_benchmark("MetaWorld/reach"))
     np.testing.assert_array_equal(metaworld["the gripper's sign is inverted"] @ ACTION[:4], [1, 2, 3, -4])

@@ -56,9 +56,7 @@ def test_liberos_rates_are_those_of_a_suite_and_not_of_its_changed_forms() -> No
         num_trials=50,
         suite="libero_object",
     )
-    assert expert_success_rate([tomato, meta_world("reach", 100)]) == Rate(
-        label="known", successes=70, episodes=70
-    )
+    assert expert_success_rate([tomato, meta_world("reach", 100)]) == Rate(label="known", successes=70, episodes=70)
     assert expert_success_rate([replace(tomato, suite="libero_object_swap")]) is None
     assert expert_success_rate([replace(tomato, name="pick_up_the_anvil_and_place_it_in_the_basket")]) is None
 
@@ -105,14 +103,11 @@ def test_an_expert_solves_its_tasks_through_our_environment(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_wrong_sign_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_sign_is_found_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(ToyExpert, "sign", -1.0)
     assert run(["--oracle", "--env", "Toy-Reach"]) == 1
     assert (
-        "the movement's sign is inverted: with that undone, 8 of 8 failed episodes succeed"
-        in capsys.readouterr().out
+        "the movement's sign is inverted: with that undone, 8 of 8 failed episodes succeed" in capsys.readouterr().out
     )
 
 

@@ -70,8 +70,7 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) ->
 def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
     """Most parameters have no gradient then, and no rank may wait for it."""
     alone, two = (
-        train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config)
-        for processes in (1, 2)
+        train(processes, tmp_path / str(processes), "critic_warmup_updates:1", config=config) for processes in (1, 2)
     )
     same_updates(updates(alone), updates(two))
 

@@ -50,8 +50,6 @@ def test_a_gpu_has_the_memory_while_it_rests():
         assert held - torch.cuda.memory_allocated() >= 3 * 4 * (64 * 64 + 64)
     assert len(before) == sum(len(values) for values in optimizer.state.values())
     assert all(
-        values["exp_avg"].device == weight.device
-        for weight, values in optimizer.state.items()
-        if weight.is_cuda
+        values["exp_avg"].device == weight.device for weight, values in optimizer.state.items() if weight.is_cuda
     )
     assert next(net.parameters()).is_cuda

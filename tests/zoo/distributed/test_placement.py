@@ -198,7 +198,5 @@ def test_a_group_is_never_cut():
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4)])
 def test_every_start_state_is_evaluated_once(count: int, size: int):
-    cells = [
-        cell for rank in range(size) for cell in range(count)[own_block(count, ProcessGroup(rank, size))]
-    ]
+    cells = [cell for rank in range(size) for cell in range(count)[own_block(count, ProcessGroup(rank, size))]]
     assert cells == list(range(count))

@@ -125,9 +125,7 @@ QUARTER_ABOUT_Z = np.array([1.0, 0.0, 0.0, 1.0]) / math.sqrt(2)
 
 
 def solid(half: tuple[float, float, float], quat: np.ndarray = UPRIGHT, height: float = 0.0) -> Solid:
-    return Solid(
-        origin_3=np.array([0.1, -0.2, height]), quat_4=quat, middle_3=np.zeros(3), half_3=np.array(half)
-    )
+    return Solid(origin_3=np.array([0.1, -0.2, height]), quat_4=quat, middle_3=np.zeros(3), half_3=np.array(half))
 
 
 def test_a_flat_box_is_taken_across_its_narrow_side_just_above_the_floor() -> None:

@@ -22,9 +22,7 @@ CUBE = (0.1, 0.0, 0.02, *FLAT)
 GOAL = (-0.1, 0.2, 0.32, *FLAT)
 
 
-def privileged(
-    hand: tuple[float, float, float], *things: tuple[float, ...], holding: bool = False
-) -> np.ndarray:
+def privileged(hand: tuple[float, float, float], *things: tuple[float, ...], holding: bool = False) -> np.ndarray:
     return np.array([*hand, *DOWN, 0.08, holding, *np.concatenate(things)])
 
 

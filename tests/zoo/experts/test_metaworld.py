@@ -105,9 +105,7 @@ def test_start_states_that_upstreams_policies_miss_are_solved_within_100_steps(
 ) -> None:
     pytest.importorskip("metaworld")
     benchmark = replace(find_benchmark(f"MetaWorld/{task}", protocol="lerobot"), cameras=())
-    envs = make_vec(
-        benchmark, len(missed), chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0
-    )
+    envs = make_vec(benchmark, len(missed), chunk=1, privileged=True, autoreset_mode="disabled", num_workers=0)
     try:
         starts = [(StartState(task_id=0, trial_id=trial), 0) for trial in missed]
         shown = demonstrate(envs, expert_class(benchmark), starts)

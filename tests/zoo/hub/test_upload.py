@@ -187,9 +187,7 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
     run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def quoted() -> Mapping[str, Any]:
-        record = find_evaluation(
-            RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1]
-        )
+        record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
         assert record is not None
         return record
 
@@ -218,9 +216,7 @@ def test_results_count_for_the_weights_they_are_of(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def quoted(run: Path) -> Mapping[str, Any]:
-        record = find_evaluation(
-            RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1]
-        )
+        record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
         assert record is not None
         return record
 
@@ -314,9 +310,7 @@ def test_without_a_name_it_goes_to_ones_own(run: Path, hub: LoopbackHub) -> None
     assert list(hub.repos) == ["me/ppo-Toy-Reach-nano"]
 
 
-def test_a_local_base_is_warned_of_and_can_be_renamed(
-    hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
     push_base()
     argv = [*SHORT.split(), "--policy", "base", "-n", "64", "--eval-episodes", "0", "-params", *PARAMS]
     assert train.run([*argv, "policy_kwargs:{backbone_kwargs: {lora: {rank: 2}, recompute: false}}"]) == 0

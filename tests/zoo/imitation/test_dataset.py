@@ -60,9 +60,7 @@ def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
     shown = read_dataset(demos)
     check_alike({Path("a"): shown, Path("b"): shown[:1]})
     large = replace(shown[0], images={"image": np.zeros((shown[0].length, 64, 64, 3), np.uint8)})
-    with pytest.raises(
-        BadValue, match="'b' and 'a' cannot be learned together: one has image 64x64x3, state"
-    ):
+    with pytest.raises(BadValue, match="'b' and 'a' cannot be learned together: one has image 64x64x3, state"):
         check_alike({Path("a"): shown, Path("b"): [large]})
 
 

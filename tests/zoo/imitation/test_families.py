@@ -70,9 +70,7 @@ def test_a_checkpoint_learns_and_what_it_learned_opens_again(
     assert found[1] < 0.95 * found[0]
 
 
-def test_parts_of_an_update_add_up_to_it(
-    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_an_update_add_up_to_it(demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--env", "Toy-Reach", "--dataset", str(demos), "-n", "3", "--batch-size", "8", "--seed", "0"]
     rest = ["--eval-episodes", "0", "--device", "cpu", "--num-threads", "1"]
@@ -95,9 +93,7 @@ def test_demonstrations_of_another_arm_are_refused(
     whole = path.read_text()
     try:
         path.write_text(whole.replace('"v3.0"', '"v2.1"'))
-        assert (
-            guarded(sft.run, ["--env", "Toy-Reach", "--dataset", str(demos), "--policy", "openvla-oft"]) == 2
-        )
+        assert guarded(sft.run, ["--env", "Toy-Reach", "--dataset", str(demos), "--policy", "openvla-oft"]) == 2
     finally:
         path.write_text(whole)
     said = capsys.readouterr().err

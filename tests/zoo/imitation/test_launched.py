@@ -63,9 +63,7 @@ def _outcomes(run: Path) -> list[tuple[Any, ...]]:
         pytest.param(2, "one_node_fsdp2.yaml", marks=pytest.mark.thorough),
     ],
 )
-def test_the_number_of_processes_changes_nothing(
-    processes: int, config: str, demos: Path, tmp_path: Path
-) -> None:
+def test_the_number_of_processes_changes_nothing(processes: int, config: str, demos: Path, tmp_path: Path) -> None:
     small = ("--policy", "nano-flow", "-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
     asked = [*SEEDED, *SIZE, "--dataset", str(demos), *small]
     said = same_runs(tmp_path, asked, processes, "model.safetensors", config)
@@ -124,7 +122,5 @@ def test_frames_that_cannot_be_dealt_evenly_are_refused_before_anything_starts(
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert guarded(sft.run, [*SEEDED, "--dataset", str(demos), "-f", str(tmp_path / "logs")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        "--batch-size 8 cannot be dealt evenly to 3 processes. Nearest allowed: --batch-size 6 or 9" in line
-    )
+    assert "--batch-size 8 cannot be dealt evenly to 3 processes. Nearest allowed: --batch-size 6 or 9" in line
     assert not list(tmp_path.iterdir())

@@ -66,9 +66,7 @@ def assert_same(run: Path, whole: Path) -> None:
     """Numbers, evaluations and policies are equal to the byte, and neither has a checkpoint left."""
     assert metrics(run) == metrics(whole)
     with np.load(run / "evaluations.npz") as got, np.load(whole / "evaluations.npz") as expected:
-        assert {name: got[name].tolist() for name in got} == {
-            name: expected[name].tolist() for name in expected
-        }
+        assert {name: got[name].tolist() for name in got} == {name: expected[name].tolist() for name in expected}
     weights = sorted(file.name for file in (whole / "best").glob("*.safetensors"))
     assert weights
     for name in (*weights, "score.json"):

@@ -29,9 +29,7 @@ def step(
     return Step(
         env_n=np.asarray(envs),
         obs=obs,
-        sample=ActionSample(
-            action_BKA=token.float(), logprob_BKA=logprob, value_B=value, record={"token": token}
-        ),
+        sample=ActionSample(action_BKA=token.float(), logprob_BKA=logprob, value_B=value, record={"token": token}),
         next_obs=obs,
         reward_n=np.asarray(reward, dtype=np.float32),
         terminated_n=never if terminated is None else np.asarray(terminated),

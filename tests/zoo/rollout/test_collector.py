@@ -31,9 +31,7 @@ class NoisyPolicy(StandInPolicy):
         super().__init__(*args)
         self.drawn: list[list[float]] = []
 
-    def act(
-        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         self.drawn.append(noise.uniform(len(obs["image"]), device=torch.device("cpu")).tolist())
         return super().act(obs, deterministic, noise)
 

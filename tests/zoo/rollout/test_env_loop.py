@@ -36,9 +36,7 @@ def toy() -> Iterator[Callable[..., VLAVectorEnv]]:
 
 
 def ppo(envs: VLAVectorEnv, **settings: Any) -> PPO:
-    return PPO(
-        "VLAPolicy", envs, n_steps=6, batch_size=24, n_epochs=1, seed=3, policy_kwargs=TINY, **settings
-    )
+    return PPO("VLAPolicy", envs, n_steps=6, batch_size=24, n_epochs=1, seed=3, policy_kwargs=TINY, **settings)
 
 
 def grpo(envs: VLAVectorEnv) -> GRPO:
@@ -54,9 +52,7 @@ def assert_same_rollout(first: Any, second: Any) -> None:
         assert torch.equal(getattr(first_buffer, name), getattr(second_buffer, name)), name
     torch.testing.assert_close(first_buffer.logprob_TNKA, second_buffer.logprob_TNKA, rtol=0, atol=1e-5)
     for name in ("value_TN", "final_value_TN", "advantage_TN"):
-        torch.testing.assert_close(
-            getattr(first_buffer, name), getattr(second_buffer, name), rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(getattr(first_buffer, name), getattr(second_buffer, name), rtol=0, atol=1e-4)
     assert first.num_timesteps == second.num_timesteps
     assert list(first.ep_info_buffer) or first.num_timesteps
     for key, value in first._last_obs.items():

@@ -31,9 +31,7 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_trains(form: str) -> None:
-    model = PPO(
-        "VLAPolicy", FORMS[form](), n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu"
-    )
+    model = PPO("VLAPolicy", FORMS[form](), n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
     assert isinstance(model.env, SB3VecEnv)
     model.learn(1)
     assert model.num_timesteps >= 4
@@ -49,9 +47,7 @@ def test_plain_networks_see_channels_first(form: str) -> None:
 
 
 def test_a_model_takes_another_environment_in_any_form() -> None:
-    model = PPO(
-        "VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu"
-    )
+    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
     first = model.env
     model.set_env(gym.make("vla_gym/Toy-Reach-v0"))
     assert isinstance(model.env, SB3VecEnv)
@@ -75,8 +71,6 @@ def test_a_name_nobody_has_names_the_nearest() -> None:
 
 def test_a_wrapper_is_not_lost_in_silence() -> None:
     env = TransformReward(gym.make("vla_gym/Toy-Reach-v0"), lambda reward: np.float64(2.0 * float(reward)))
-    with pytest.raises(
-        BadValue, match=r"TransformReward .* would be lost: give vla_gym\.make_vec\('Toy-Reach'"
-    ):
+    with pytest.raises(BadValue, match=r"TransformReward .* would be lost: give vla_gym\.make_vec\('Toy-Reach'"):
         PPO("VLAPolicy", env, policy_kwargs=TINY)
     env.close()

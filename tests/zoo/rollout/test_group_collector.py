@@ -31,9 +31,7 @@ NUM_DECISIONS = 12 // CHUNK
 
 
 class StandingStill(StandInPolicy):
-    def act(
-        self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE
-    ) -> ActionSample:
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
         sample = super().act(obs, deterministic, noise)
         still_BKA = torch.zeros_like(sample.action_BKA)
         return ActionSample(still_BKA, sample.logprob_BKA, sample.value_B, sample.record)
@@ -52,9 +50,7 @@ Signal = Callable[[ChunkRolloutBuffer, Tensor], Tensor]
 
 def collector(envs: VLAVectorEnv, rounds: int = 1, extra: int = 0, signal: Signal | None = None) -> Any:
     env: Any = envs.as_sb3()
-    buffer = ChunkRolloutBuffer(
-        NUM_DECISIONS, env.observation_space, env.action_space, n_envs=4, rollouts=rounds
-    )
+    buffer = ChunkRolloutBuffer(NUM_DECISIONS, env.observation_space, env.action_space, n_envs=4, rollouts=rounds)
     policy = StandingStill(env.observation_space, env.action_space, lambda _: 0.1)
     config = CollectorConfig(num_decisions=NUM_DECISIONS)
     groups = GroupConfig(
@@ -145,7 +141,5 @@ def test_no_groups_no_line():
 
 def test_groups_that_began_in_different_states_are_an_error():
     check_shared_start(["a", "a", "b", "b"], 2)
-    with pytest.raises(
-        AssertionError, match=r"group 1 \(sub-environments 2 .. 3\) began in 2 different states: b, c"
-    ):
+    with pytest.raises(AssertionError, match=r"group 1 \(sub-environments 2 .. 3\) began in 2 different states: b, c"):
         check_shared_start(["a", "a", "b", "c"], 2)

@@ -102,9 +102,9 @@ def test_scales_are_those_of_all_ranks():
 
     # 2 decisions with 3 + 5 elements; one trajectory each: 2 / (2 x 3).
     assert even_scale(torch.tensor([3]), twice) == pytest.approx(2 / 8)
-    assert trajectory_scale(
-        torch.tensor([3]), torch.tensor([0]), lambda total: total * 2
-    ).tolist() == pytest.approx([1 / 3])
+    assert trajectory_scale(torch.tensor([3]), torch.tensor([0]), lambda total: total * 2).tolist() == pytest.approx(
+        [1 / 3]
+    )
 
 
 def test_minibatches_add_up_to_the_whole():

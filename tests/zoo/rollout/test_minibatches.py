@@ -51,12 +51,9 @@ def test_ranks_share_out_the_very_same_minibatches(num_ranks: int):
     whole_TC = selected()
     name_TC = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
     own = [  # what each rank's buffer would hold
-        name_TC.reshape(ROWS, 2, num_ranks, num_envs)[:, :, rank].reshape(ROWS, -1)
-        for rank in range(num_ranks)
+        name_TC.reshape(ROWS, 2, num_ranks, num_envs)[:, :, rank].reshape(ROWS, -1) for rank in range(num_ranks)
     ]
-    expected = [
-        set(shard.index_B.tolist()) for shard in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))
-    ]
+    expected = [set(shard.index_B.tolist()) for shard in minibatch_shards(whole_TC, Columns(1, 0, 4), 7, rng(3))]
     found: list[set[int]] = [set() for _ in expected]
     for rank in range(num_ranks):
         columns = Columns(num_ranks, rank, num_envs)

@@ -26,9 +26,7 @@ def minibatch(size: int) -> Minibatch:
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(None, [7]), (7, [7]), (3, [2, 2, 3]), (1, [1] * 7)])
-def test_micro_batches_are_alike_in_size_and_hold_each_decision_once(
-    size: int | None, wanted: list[int]
-) -> None:
+def test_micro_batches_are_alike_in_size_and_hold_each_decision_once(size: int | None, wanted: list[int]) -> None:
     parts = list(minibatch(7).micro_batches(size))
     assert [len(part.batch) for part in parts] == wanted
     assert [part.last for part in parts] == [False] * (len(wanted) - 1) + [True]

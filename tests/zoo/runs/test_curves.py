@@ -64,9 +64,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
         (tmp_path / "monitor.csv").write_bytes(damage)
-        with pytest.raises(
-            BadValue, match=r"monitor\.csv' is damaged: 'utf-8'|monitor\.csv' has no column 'num_time"
-        ):
+        with pytest.raises(BadValue, match=r"monitor\.csv' is damaged: 'utf-8'|monitor\.csv' has no column 'num_time"):
             read_episodes(run)
     (tmp_path / "evaluations.npz").write_bytes(b"garbage")
     with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):

@@ -113,24 +113,18 @@ def test_own_videos_are_those_without_departures_oldest_first(tmp_path: Path) ->
     assert run.own_videos() == []
     run.videos.mkdir()
     own = ["step_64.mp4", "recorded.mp4", "replay.mp4", "enjoy.mp4"]
-    for at, name in enumerate(
-        [*own, "recorded_step_9.mp4", "enjoy_Toy-Push.mp4", "step_9_test.mp4", "mine.mp4"]
-    ):
+    for at, name in enumerate([*own, "recorded_step_9.mp4", "enjoy_Toy-Push.mp4", "step_9_test.mp4", "mine.mp4"]):
         (run.videos / name).write_text("video")
         os.utime(run.videos / name, (at, at))
     assert [video.name for video in run.own_videos()] == own
 
 
-@pytest.mark.parametrize(
-    ("folder", "file"), [(Path("run"), "run/videos/recorded_test.mp4"), (None, "video.mp4")]
-)
+@pytest.mark.parametrize(("folder", "file"), [(Path("run"), "run/videos/recorded_test.mp4"), (None, "video.mp4")])
 def test_a_video_belongs_to_its_run(folder: Path | None, file: str) -> None:
     assert video_file(folder, "recorded_test", elsewhere="video") == Path(file)
 
 
-@pytest.mark.parametrize(
-    ("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)]
-)
+@pytest.mark.parametrize(("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)])
 def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
     run = Path("logs/run")
     lines = closing_lines(run, None, events=run, n_timesteps=asked, done=done, num_starts=1)
@@ -138,9 +132,7 @@ def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, adv
 
 
 def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
-    text = closing_lines(
-        Path("my logs/run"), None, events=Path("my events/run"), n_timesteps=1, done=1, num_starts=1
-    )
+    text = closing_lines(Path("my logs/run"), None, events=Path("my events/run"), n_timesteps=1, done=1, num_starts=1)
     assert "  python -m zoo.evaluate -i 'my logs/run' -P" in text
     assert "  python -m zoo.train -i 'my logs/run' -n 2" in text
     assert "  tensorboard --logdir 'my events/run'   (curves)" in text

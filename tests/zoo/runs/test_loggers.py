@@ -136,9 +136,7 @@ def test_numbers_arrive_at_their_step_and_gaps_do_not(tmp_path: Path) -> None:
     assert tracker.config["env"] == "Toy-Reach"
 
 
-def test_a_run_that_goes_on_is_the_same_run_to_the_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_is_the_same_run_to_the_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     _, first = start(tmp_path)
     _, second = start(tmp_path)

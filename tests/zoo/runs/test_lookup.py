@@ -68,15 +68,11 @@ def test_a_policy_without_a_checkpoint_begins_a_new_run(run: RunFolder) -> None:
         find_resume_point(str(run.path), FINETUNING)
 
 
-def test_a_shipped_agent_begins_a_new_run_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_agent_begins_a_new_run_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadValue, match=r"to resume from .* --policy \S+/agents/sft/MetaWorld-reach$"):
         find_resume_point("agents/sft/MetaWorld-reach", FINETUNING)
-    with pytest.raises(
-        BadValue, match=r"of zoo\.sft: start a new run .* --policy \S+/agents/sft/MetaWorld-reach$"
-    ):
+    with pytest.raises(BadValue, match=r"of zoo\.sft: start a new run .* --policy \S+/agents/sft/MetaWorld-reach$"):
         find_resume_point("agents/sft/MetaWorld-reach")
 
 

@@ -209,9 +209,7 @@ def test_incomplete_checkpoints_are_passed_over(saved: Path):
     assert find_latest_checkpoint(run) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.safetensors", "rollout.safetensors", STATE_FILE]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rollout.safetensors", STATE_FILE])
 def test_a_missing_file_is_named(saved: Path, name: str):
     (saved / name).unlink()
     with pytest.raises(BadValue, match=rf"step_\d+'.* (it )?lacks {re.escape(name)}"):

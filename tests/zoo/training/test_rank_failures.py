@@ -35,18 +35,14 @@ def ranks_of(run: subprocess.Popen[str]) -> dict[int, int]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _parent(entry) == run.pid:
-            rank = [
-                word for word in (entry / "environ").read_bytes().split(b"\0") if word.startswith(b"RANK=")
-            ]
+            rank = [word for word in (entry / "environ").read_bytes().split(b"\0") if word.startswith(b"RANK=")]
             if rank:
                 found[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
     return found
 
 
 def children_of(pid: int) -> list[int]:
-    return [
-        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == pid
-    ]
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == pid]
 
 
 def _parent(entry: Path) -> int:
@@ -96,17 +92,13 @@ def test_a_rank_that_fails_has_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("victim", "how"), [(1, signal.SIGTERM), pytest.param(0, signal.SIGUSR1, marks=pytest.mark.thorough)]
 )
-def test_a_signal_to_one_rank_saves_and_ends_all_of_them_well(
-    victim: int, how: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_signal_to_one_rank_saves_and_ends_all_of_them_well(victim: int, how: signal.Signals, tmp_path: Path) -> None:
     run = training(tmp_path)
     os.kill(ranks_of(run)[victim], how)
     output, _ = end_of(run, 60.0)
     assert run.returncode == 0, output
     assert output.count("stopped and saved") == 1
-    finish(
-        start(1, ["-i", str(only_run(tmp_path)), "-n", str(updates(only_run(tmp_path))[-1]["step"] + 300)])
-    )
+    finish(start(1, ["-i", str(only_run(tmp_path)), "-n", str(updates(only_run(tmp_path))[-1]["step"] + 300)]))
 
 
 @pytest.mark.thorough

@@ -35,9 +35,7 @@ def compared(row: dict[str, float]) -> dict[str, float]:
         pytest.param(GRPO, (HYBRID,), id="grpo", marks=pytest.mark.thorough),
     ],
 )
-def test_a_placement_changes_nothing(
-    settings: tuple[str, ...], placements: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_placement_changes_nothing(settings: tuple[str, ...], placements: tuple[str, ...], tmp_path: Path) -> None:
     alone = train(1, tmp_path / "alone", *settings)
     for place, placement in enumerate(placements):
         rows = train(4, tmp_path / str(place), "--placement", placement, *settings)

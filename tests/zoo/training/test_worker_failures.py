@@ -92,9 +92,7 @@ class Assassin:
 
 
 def test_an_evaluation_skips_no_cell() -> None:
-    envs = make_vec(
-        "Toy-Reach", 3, chunk=4, num_workers=2, autoreset_mode="disabled", on_worker_error="restart"
-    )
+    envs = make_vec("Toy-Reach", 3, chunk=4, num_workers=2, autoreset_mode="disabled", on_worker_error="restart")
     cells = choose_start_states(envs.benchmark.tasks, 12)
     try:
         with warnings.catch_warnings(record=True) as said:

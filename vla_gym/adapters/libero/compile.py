@@ -81,9 +81,7 @@ def start_regions(suite: str, task: str) -> StartRegions:
     """Return the ranges of start states, from the cache as `compiled_task`; raise `BadValue` for a task without any."""
     record = _from_cache(REGIONS, suite, task, lambda folder: read_json(folder / REGIONS))
     if "refused" in record:
-        raise BadValue(
-            f"{record['refused']}: {suite}/{task} has published start states only (sampled_starts: 0)"
-        )
+        raise BadValue(f"{record['refused']}: {suite}/{task} has published start states only (sampled_starts: 0)")
     return StartRegions.from_json(record)
 
 

@@ -72,9 +72,7 @@ def goal_satisfied(goal: Sequence[Condition], model: mujoco.MjModel, data: mujoc
     return all(CHECKS[condition.kind](condition, model, data) for condition in goal)
 
 
-def read_scene(
-    model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: tuple[Condition, ...]
-) -> Scene:
+def read_scene(model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: tuple[Condition, ...]) -> Scene:
     """Return the scene of a goal that is one placing, copied from `data`; raise `ValueError` for any other goal."""
     if len(goal) != 1 or goal[0].kind not in PLACING:
         raise ValueError(f"a goal of {[condition.kind for condition in goal]} is no single placing")
@@ -119,18 +117,14 @@ def _region(data: mujoco.MjData, condition: Condition) -> Solid:
 def _on_object(c: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     upper, lower = data.xpos[c.body], data.xpos[c.target]
     return bool(
-        lower[2] <= upper[2]
-        and np.linalg.norm(lower[:2] - upper[:2]) < ON_DISTANCE
-        and _touching(c, model, data)
+        lower[2] <= upper[2] and np.linalg.norm(lower[:2] - upper[:2]) < ON_DISTANCE and _touching(c, model, data)
     )
 
 
 def _on_region(c: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     offset = data.site_xmat[c.target].reshape(3, 3) @ (data.xpos[c.body] - data.site_xpos[c.target])
     inside = np.all(np.abs(offset[:2]) < c.size[:2])
-    return bool(
-        c.size[2] - 0.005 < offset[2] < c.size[2] + UNDER_HEIGHT and inside and _touching(c, model, data)
-    )
+    return bool(c.size[2] - 0.005 < offset[2] < c.size[2] + UNDER_HEIGHT and inside and _touching(c, model, data))
 
 
 def _in_region(c: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> bool:

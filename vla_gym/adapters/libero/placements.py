@@ -97,8 +97,7 @@ class StartRegions:
     def from_json(cls, data: dict[str, Any]) -> StartRegions:
         """Rebuild from `dataclasses.asdict` after a trip through a cached file."""
         placings = (
-            Placing(**{**placing, "ride": placing["ride"] and Ride(**placing["ride"])})
-            for placing in data["placings"]
+            Placing(**{**placing, "ride": placing["ride"] and Ride(**placing["ride"])}) for placing in data["placings"]
         )
         spans = tuple(JointSpan(**span) for span in data["spans"])
         return cls(**{**data, "spans": spans, "placings": tuple(placings)})
@@ -163,9 +162,7 @@ def _find_place(
     for _ in range(MOST_TRIES):
         x, y = _between(placing.x_range, rng.random()), _between(placing.y_range, rng.random())
         position_3 = base_3 + np.array([x, y, 0.0])
-        if not placing.keeps_clear or not any(
-            _overlap(placing, position_3, *other) for other in placed.values()
-        ):
+        if not placing.keeps_clear or not any(_overlap(placing, position_3, *other) for other in placed.values()):
             return position_3
     return None
 

@@ -74,9 +74,7 @@ class Scene:
 
     def to_vector(self) -> np.ndarray:
         """Float64 `[33]`; `from_vector` reverses it."""
-        return np.concatenate(
-            [self.hand_3, self.hand_quat_4, self.thing.to_vector(), self.target.to_vector()]
-        )
+        return np.concatenate([self.hand_3, self.hand_quat_4, self.thing.to_vector(), self.target.to_vector()])
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> Scene:

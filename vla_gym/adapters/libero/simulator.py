@@ -110,9 +110,7 @@ class LiberoSimulator:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
             return self._loaded.camera.render(self._scenes)
-        return self._loaded.first_pictures.get(
-            self._untouched, lambda: self._loaded.camera.render(self._scenes)
-        )
+        return self._loaded.first_pictures.get(self._untouched, lambda: self._loaded.camera.render(self._scenes))
 
     def close(self) -> None:
         """Release the task."""

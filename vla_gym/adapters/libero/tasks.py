@@ -143,9 +143,7 @@ def libero_benchmark(
         id=env_id,
         tasks=tasks,
         action_dim=7,
-        action_spec=ActionSpec(
-            rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"
-        ),
+        action_spec=ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"),
         state_dim=8,
         privileged_dim=Scene.SIZE if all(task.suite in SINGLE_PLACING for task in tasks) else 0,
         cameras=("image", "wrist_image"),
@@ -169,9 +167,7 @@ def sentence(task_name: str) -> str:
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
 
 
-def _protocol_record(
-    name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int
-) -> dict[str, object]:
+def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int) -> dict[str, object]:
     drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
     return {
         "name": name,
@@ -190,9 +186,7 @@ def _protocol_record(
 
 def _pick(tasks: tuple[Task, ...], suite_id: str, index: str) -> Task:
     if not index.isdecimal() or int(index) >= len(tasks):
-        raise BadValue(
-            f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}."
-        )
+        raise BadValue(f"no task '{index}' in {suite_id}: it has tasks {suite_id}/0 to {suite_id}/{len(tasks) - 1}.")
     return tasks[int(index)]
 
 

@@ -37,9 +37,7 @@ Saved = tuple[torch.Tensor, torch.Tensor]
 class StartSource(ManiSkillSimulator):
     """The CPU adapter without pictures; its observation is upstream's flat state row."""
 
-    def __init__(
-        self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, first_seed: int
-    ) -> None:
+    def __init__(self, tasks: tuple[Task, ...], image_size: int, cameras: tuple[str, ...], *, first_seed: int) -> None:
         super().__init__(tasks, image_size, (), first_seed=first_seed)
 
     def observe(self) -> dict[str, np.ndarray]:
@@ -83,9 +81,7 @@ class StartTable:
                 **dict.fromkeys(BLAS_THREADS, "1"),
                 "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             }
-            self._pool = ProcessPool(
-                setup, [environment] * num_workers, step_timeout=TIMEOUT, reset_timeout=TIMEOUT
-            )
+            self._pool = ProcessPool(setup, [environment] * num_workers, step_timeout=TIMEOUT, reset_timeout=TIMEOUT)
         else:
             self._pool = LocalPool(setup)
 
@@ -145,9 +141,7 @@ class ManiSkillBatch:
         self._env.reconfiguration_freq = 0  # `_shape` rebuilds the scenes that other shapes need
         self._shape_seeds: list[int | None] = [None] * num_envs
         state_dim = self._env.get_state().shape[1]
-        self._starts = StartTable(
-            self._task, first_seed=first_seed, state_dim=state_dim, num_workers=num_workers
-        )
+        self._starts = StartTable(self._task, first_seed=first_seed, state_dim=state_dim, num_workers=num_workers)
 
     def reset(self, starts: Mapping[int, StartState]) -> dict[int, str]:
         """Write start states over the given slots; nothing is drawn."""

@@ -85,9 +85,7 @@ class EndEffectorControl:
         to_root = (w, -x, -y, -z)
         position = _rotate(to_root, -root.p) + _rotate(to_root, hand.p)
         position += centre + half * np.clip(action_6[:3], -1, 1)
-        return sapien.Pose(
-            position, _upright(_product(self._turn(action_6), _upright(_product(to_root, hand.q))))
-        )
+        return sapien.Pose(position, _upright(_product(self._turn(action_6), _upright(_product(to_root, hand.q)))))
 
     def _turn(self, action_6: np.ndarray) -> np.ndarray:
         """The action's rotation as a quaternion."""

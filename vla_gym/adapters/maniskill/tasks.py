@@ -32,23 +32,13 @@ class TableTask:
 
 
 TASKS: dict[str, TableTask] = {
-    "PickCube": TableTask(
-        "pick up the red cube and hold it at the green ball", 50, things=("cube", "goal_site")
-    ),
-    "PushCube": TableTask(
-        "push the blue cube onto the red and white target", 50, things=("obj", "goal_region")
-    ),
-    "PullCube": TableTask(
-        "pull the blue cube onto the red and white target", 50, things=("obj", "goal_region")
-    ),
-    "StackCube": TableTask(
-        "stack the red cube on the green cube", 50, wrist_camera=True, things=("cubeA", "cubeB")
-    ),
+    "PickCube": TableTask("pick up the red cube and hold it at the green ball", 50, things=("cube", "goal_site")),
+    "PushCube": TableTask("push the blue cube onto the red and white target", 50, things=("obj", "goal_region")),
+    "PullCube": TableTask("pull the blue cube onto the red and white target", 50, things=("obj", "goal_region")),
+    "StackCube": TableTask("stack the red cube on the green cube", 50, wrist_camera=True, things=("cubeA", "cubeB")),
     "PlaceSphere": TableTask("put the blue ball into the bin", 50, things=("obj", "bin")),
     "LiftPegUpright": TableTask("stand the red and blue peg upright on the table", 50),
-    "PegInsertionSide": TableTask(
-        "insert the orange end of the peg into the hole of the box", 100, wrist_camera=True
-    ),
+    "PegInsertionSide": TableTask("insert the orange end of the peg into the hole of the box", 100, wrist_camera=True),
     "PullCubeTool": TableTask("pull the blue cube closer with the red L-shaped tool", 100),
     "StackPyramid": TableTask(
         "put the red cube next to the green cube and stack the blue cube on top of both",

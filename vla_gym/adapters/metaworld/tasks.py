@@ -133,8 +133,7 @@ PROTOCOLS: dict[str, MetaWorldProtocol] = {
         horizon=160,
         settle_steps=15,
         published_trials=20,
-        source="RLinf a3816b59, ML45 evaluation (100 environments on the 5 test tasks); goals unseeded; "
-        + RLINF_RESET,
+        source="RLinf a3816b59, ML45 evaluation (100 environments on the 5 test tasks); goals unseeded; " + RLINF_RESET,
     ),
     "lerobot": MetaWorldProtocol(
         horizon=500,
@@ -193,9 +192,7 @@ def metaworld_benchmark(
     ):
         check_known(kind, got, known)
     check_integer("task_seed", task_seed, 0)
-    check_integer(
-        "sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones"
-    )
+    check_integer("sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones")
     trials = sampled_starts or TRIALS
     rules = PROTOCOLS[protocol]
     return Benchmark(
@@ -237,9 +234,7 @@ def _task(name: str, horizon: int, trials: int) -> Task:
 def _protocol_record(
     name: str, rules: MetaWorldProtocol, render_quality: str, task_reward: str, trials: int
 ) -> dict[str, object]:
-    drawn_on = (
-        f", drawn on to {trials} per task: published protocols have {TRIALS}" if trials > TRIALS else ""
-    )
+    drawn_on = f", drawn on to {trials} per task: published protocols have {TRIALS}" if trials > TRIALS else ""
     return {
         "name": name,
         **asdict(rules),

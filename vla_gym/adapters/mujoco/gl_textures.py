@@ -33,9 +33,7 @@ class SharedTextures:
     def __init__(self) -> None:
         self._shared: dict[Key, _Texture] = {}
 
-    def upload(
-        self, model: mujoco.MjModel, files: Mapping[int, Path]
-    ) -> tuple[mujoco.MjrContext, dict[int, Key]]:
+    def upload(self, model: mujoco.MjModel, files: Mapping[int, Path]) -> tuple[mujoco.MjrContext, dict[int, Key]]:
         """Return GL resources of `model`, and its textures that are shared; a GL context must be current.
 
         Args:

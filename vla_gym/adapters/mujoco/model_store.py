@@ -190,9 +190,7 @@ def read_exactly(file: Path, count: int) -> bytes:
     """
     data = file.read_bytes()
     if len(data) != count:
-        raise FileNotFoundError(
-            f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes"
-        )
+        raise FileNotFoundError(f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes")
     return data
 
 

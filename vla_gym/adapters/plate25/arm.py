@@ -57,9 +57,7 @@ class Arm:
         if tuple(joints) != JOINTS:
             raise RuntimeError(f"{urdf} has joints {list(joints)}, expected {list(JOINTS)}")
         self._joints = [joints[name] for name in JOINTS]
-        for joint, stiffness, damping, force in zip(
-            self._joints, STIFFNESS, DAMPING, FORCE_LIMIT, strict=True
-        ):
+        for joint, stiffness, damping, force in zip(self._joints, STIFFNESS, DAMPING, FORCE_LIMIT, strict=True):
             joint.set_drive_properties(stiffness, damping, force_limit=force, mode="force")
             joint.set_friction(0.0)
         for link in self.body.links:

@@ -79,16 +79,12 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             name = record["env"].removeprefix(PREFIX)
-            solved = [
-                episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]
-            ]
+            solved = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
             constants = record["protocol"]["constants"]
             rule = {key: constants[key] for key in _RULES}
             ends = record["protocol"].get("options", {}).get("success_ends", False)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadValue(
-                f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {error!r}"
-            ) from error
+            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {error!r}") from error
         if at_end and ends:
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "
@@ -99,9 +95,7 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
         # Which files are missing differs from run to run; whether any is missing must not.
         rule["stand_ins"] = bool(rule["stand_ins"])
         if rules and rules != rule:
-            raise BadValue(
-                f"{file} was evaluated by other rules than the files before it: {rule}, not {rules}"
-            )
+            raise BadValue(f"{file} was evaluated by other rules than the files before it: {rule}, not {rules}")
         rates[name], rules = sum(solved) / len(solved), rule
     return rates
 
@@ -110,9 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m vla_gym.adapters.plate25.averages results/*.json`: the published averages of 16 evaluations."""
     parser = argparse.ArgumentParser(prog="vla_gym.adapters.plate25.averages", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="results of zoo.evaluate, one for each run")
-    parser.add_argument(
-        "--at-end", action="store_true", help="count success in the last step, as RL4VLA does"
-    )
+    parser.add_argument("--at-end", action="store_true", help="count success in the last step, as RL4VLA does")
     args = parser.parse_args(argv)
     try:
         found = averages(read_results(args.files, at_end=args.at_end))

@@ -98,14 +98,10 @@ def fetch_table(root: Path, *, sha256: str) -> None:
 
     log.info("%s -> %s", TABLE_REPO, root / TABLE_MEMBERS)
     archive = Path(
-        _request(
-            lambda: hf_hub_download(TABLE_REPO, TABLE_ZIP, repo_type="dataset"), f"{TABLE_REPO}/{TABLE_ZIP}"
-        )
+        _request(lambda: hf_hub_download(TABLE_REPO, TABLE_ZIP, repo_type="dataset"), f"{TABLE_REPO}/{TABLE_ZIP}")
     )
     if _sha256(archive) != sha256:
-        raise BadValue(
-            f"{TABLE_ZIP} of {TABLE_REPO} has another checksum than ManiSkill 3.0.1 states; not used"
-        )
+        raise BadValue(f"{TABLE_ZIP} of {TABLE_REPO} has another checksum than ManiSkill 3.0.1 states; not used")
     unpack(archive, root, keep=TABLE_MEMBERS, strip=0)
 
 

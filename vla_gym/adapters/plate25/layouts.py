@@ -25,9 +25,7 @@ NEAR = 6
 """Squared distance in grid steps that two things lie apart at least: more than 0.070 m is more than 5.4 steps^2."""
 FAR = 25
 """The same for 0.15 m, which is 5 steps exactly; see `EDGE_PAIRS`."""
-EDGE_PAIRS = frozenset(
-    {(6, 28), (6, 33), (7, 29), (7, 34), (8, 35), (9, 30), (10, 24), (10, 31), (11, 25), (11, 32)}
-)
+EDGE_PAIRS = frozenset({(6, 28), (6, 33), (7, 29), (7, 34), (8, 35), (9, 30), (10, 24), (10, 31), (11, 25), (11, 32)})
 """Pairs of points (either way round) exactly 0.15 m apart that count as farther than 0.15 m.
 
 The published code compares floating-point norms, which call 10 of the 36 pairs at this distance larger. Which ones is
@@ -203,9 +201,7 @@ def initial_layout(run: Run, episode: Episode, rules: Protocol) -> Layout:
         other = distractor(run, episode, as_published=rules.published_distractor)
         extra = Placed("carrot" if run.second == "object" else "plate", other, place(2, turned))
         if run.second == "object" and other == episode.object:
-            target = things[0] = (
-                extra  # the published slip: the target is also the distractor, and lies in its place
-            )
+            target = things[0] = extra  # the published slip: the target is also the distractor, and lies in its place
         else:
             things.append(extra)
     placed = tuple(sorted(things, key=lambda thing: (thing.kind, thing.index)))

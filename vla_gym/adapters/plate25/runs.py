@@ -97,9 +97,7 @@ class Run:
     def episode(self, episode_id: int) -> Episode:
         """Decode an id; raise `BadValue` outside 0 .. total - 1."""
         if not 0 <= episode_id < self.total:
-            raise BadValue(
-                f"episode id {episode_id} is not one of this run's; allowed are 0 .. {self.total - 1}"
-            )
+            raise BadValue(f"episode id {episode_id} is not one of this run's; allowed are 0 .. {self.total - 1}")
         values: dict[str, int] = {}
         rest = episode_id
         for digit, count, first in reversed(self.digits):
@@ -203,9 +201,7 @@ MAIN: dict[str, Run] = {
 """Split -> the training set `ManiSkill-Plate25`."""
 
 
-def _run(
-    name: str, category: Category, digits: tuple[tuple[Digit, int, int], ...], **options: Any
-) -> tuple[str, Run]:
+def _run(name: str, category: Category, digits: tuple[tuple[Digit, int, int], ...], **options: Any) -> tuple[str, Run]:
     split = "train" if name.endswith("Train") else "test"
     published = f"PutOnPlateInScene25{name.removesuffix('Train').removesuffix('Test')}-v1, {split}"
     return name, Run(name=name, upstream=published, category=category, digits=digits, **options)
@@ -242,9 +238,7 @@ RUNS: dict[str, Run] = dict(
         ),
         _run("Position", "execution", _digits(positions=628, yaws=(4, 4)), spread="ring"),
         _run("EEPose", "execution", _digits(before_plate=(("arm", 14_375, 1),))),
-        _run(
-            "PositionChangeTo", "execution", _digits(positions=TRIPLES), spread="object_triples", moves=True
-        ),
+        _run("PositionChangeTo", "execution", _digits(positions=TRIPLES), spread="object_triples", moves=True),
         _run("CarrotTrain", "in_distribution", _digits()),
     ]
 )

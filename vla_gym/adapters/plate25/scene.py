@@ -57,9 +57,7 @@ class Scene:
         frame: rows and columns of the picture; other than `FRAME`, the view is squeezed into it.
     """
 
-    def __init__(
-        self, assets: Assets, robot: Path, placed: Sequence[Placed], frame: tuple[int, int] = FRAME
-    ) -> None:
+    def __init__(self, assets: Assets, robot: Path, placed: Sequence[Placed], frame: tuple[int, int] = FRAME) -> None:
         set_process_settings()
         self.physics = physx.PhysxCpuSystem()
         self.physics.timestep = TIMESTEP

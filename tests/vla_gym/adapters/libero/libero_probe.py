@@ -60,9 +60,7 @@ def group(size: str) -> dict[str, Any]:
     envs.step(rng.uniform(-1, 1, envs.action_space.shape))
     apart = arrays(envs)
     _, infos = envs.reset()
-    other.reset(
-        options={"task_id": int(infos["task_id"][0]), "trial_id": (int(infos["trial_id"][0]) + 1) % 50}
-    )
+    other.reset(options={"task_id": int(infos["task_id"][0]), "trial_id": (int(infos["trial_id"][0]) + 1) % 50})
     another = arrays(other)
     other.reset(options={key: int(infos[key][0]) for key in ("task_id", "trial_id")})
     return {"apart": apart, "together": arrays(envs), "alone": arrays(other), "another trial": another}

@@ -31,9 +31,7 @@ def adapter(suite_id: str, task: int, trial: int, steps: int) -> dict[str, list[
     from vla_gym.adapters.libero.simulator import LiberoSimulator
 
     benchmark = find_benchmark(suite_id)
-    simulator = LiberoSimulator(
-        benchmark.tasks, SIZE, ("image", "wrist_image"), **dict(benchmark.simulator_kwargs)
-    )
+    simulator = LiberoSimulator(benchmark.tasks, SIZE, ("image", "wrist_image"), **dict(benchmark.simulator_kwargs))
     start = StartState(task_id=task, trial_id=trial)
     simulator.reset(start)
     simulator.observe()  # the pictures of a start state are remembered

@@ -66,9 +66,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("name", [libero_compile.SCENE, "model.json", "model.rest", "texture"])
 @pytest.mark.parametrize("keep", [None, 9])
-def test_a_damaged_task_is_compiled_anew_once(
-    name: str, keep: int | None, compiled: list[str], tmp_path: Path
-) -> None:
+def test_a_damaged_task_is_compiled_anew_once(name: str, keep: int | None, compiled: list[str], tmp_path: Path) -> None:
     before = libero_compile.compiled_task("libero_90", "cup")
     file = before.textures[0] if name == "texture" else tmp_path / "libero" / "cup" / name
     whole = file.read_bytes()
@@ -109,9 +107,7 @@ def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     assert compiled == ["cup"]
 
 
-def test_a_task_that_stays_damaged_says_which_file(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_stays_damaged_says_which_file(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     libero_compile.compiled_task("libero_90", "cup")
 
     def fail(folder: Path, blobs: Path) -> None:

@@ -90,9 +90,7 @@ def test_on_a_region_is_up_to_ten_centimetres_above_its_top_and_touching_its_own
     assert not check(condition, scene, (1.05, 0.0, 0.055))
 
 
-@pytest.mark.parametrize(
-    ("compare", "at_threshold"), [("<", False), ("<=", True), (">", False), (">=", True)]
-)
+@pytest.mark.parametrize(("compare", "at_threshold"), [("<", False), ("<=", True), (">", False), (">=", True)])
 def test_a_joint_condition_compares_with_its_threshold(scene, compare: str, at_threshold: bool) -> None:
     condition = Condition(kind="joint", qpos=(7,), compare=compare, threshold=0.5)
     assert check(condition, scene, slide=0.5) is at_threshold

@@ -85,9 +85,7 @@ def test_a_place_that_is_taken_is_left() -> None:
     tries = [0.5, 0.5, 0.8 - 1e-9, 0.5, 0.9, 0.5]
     (pose_7,) = draw_poses([block, CUP], [], Script([*tries, 0.0])).values()
     np.testing.assert_allclose(pose_7[:3], [1.08, 2.2, 0.5])
-    high = dataclasses.replace(
-        CUP, base_3=(1.0, 2.0, 0.5 + 0.1 + 0.06 + 1e-6)
-    )  # its bottom is above the block
+    high = dataclasses.replace(CUP, base_3=(1.0, 2.0, 0.5 + 0.1 + 0.06 + 1e-6))  # its bottom is above the block
     (pose_7,) = draw_poses([block, high], [], Script([*tries[:2], 0.0])).values()
     np.testing.assert_allclose(pose_7[:2], [1.0, 2.2])
     heedless = dataclasses.replace(CUP, keeps_clear=False)

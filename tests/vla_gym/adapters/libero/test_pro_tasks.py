@@ -23,9 +23,7 @@ def parsed(suite: str, task: str) -> dict[str, Any]:
     from libero.libero import get_libero_path
     from libero.libero.envs.bddl_utils import robosuite_parse_problem
 
-    found: dict[str, Any] = robosuite_parse_problem(
-        str(Path(get_libero_path("bddl_files")) / suite / f"{task}.bddl")
-    )
+    found: dict[str, Any] = robosuite_parse_problem(str(Path(get_libero_path("bddl_files")) / suite / f"{task}.bddl"))
     return found
 
 
@@ -138,6 +136,4 @@ def test_a_wrong_option_names_the_nearest() -> None:
 def test_start_states_are_numbers() -> None:
     from vla_gym.adapters.libero.compile import start_states
 
-    assert np.isfinite(
-        start_states("libero_10_swap", find_benchmark("LIBERO-Long-PRO-swap/0").tasks[0].name)
-    ).all()
+    assert np.isfinite(start_states("libero_10_swap", find_benchmark("LIBERO-Long-PRO-swap/0").tasks[0].name)).all()

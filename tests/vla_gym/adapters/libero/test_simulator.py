@@ -20,9 +20,7 @@ PROBE = Path(__file__).with_name("libero_probe.py")
 
 def probe(*words: str) -> Any:
     environment = worker_environment(find_benchmark("LIBERO-Spatial"), os.environ, worker=0, num_workers=1)
-    done = subprocess.run(
-        [sys.executable, str(PROBE), *words], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(PROBE), *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -32,9 +30,7 @@ def test_a_protocol_begins_where_it_settles_not_where_another_did() -> None:
     # 10, 15 and 5 policy steps of 0.05 s, from a published state at time 0.
     assert [start["time"] for start in (oft, rlinf, libero)] == pytest.approx([0.5, 0.75, 0.25])
     # OpenVLA-OFT opens the gripper while things settle (0.0387), the others hold it as it was (0.0208).
-    assert [start["finger"] for start in (oft, rlinf, libero)] == pytest.approx(
-        [0.0387, 0.0208, 0.0208], abs=1e-3
-    )
+    assert [start["finger"] for start in (oft, rlinf, libero)] == pytest.approx([0.0387, 0.0208, 0.0208], abs=1e-3)
     assert len({start["start_state"] for start in (oft, rlinf, libero)}) == 3
     assert oft["wrist_image"] != rlinf["wrist_image"]
     assert again == oft

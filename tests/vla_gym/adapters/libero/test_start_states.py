@@ -71,9 +71,7 @@ def test_the_published_states_lie_in_the_regions_that_are_drawn_from() -> None:
             low, high = sorted(placing.base_3[axis] + end for end in ends)
             places = rows[:, 1 + placing.qpos + axis]
             assert low - 1e-9 <= places.min() <= places.max() <= high + 1e-9, placing.name
-            assert np.ptp(places) >= 0.8 * (high - low), (
-                placing.name
-            )  # of 50 uniform ones, but once in a thousand
+            assert np.ptp(places) >= 0.8 * (high - low), placing.name  # of 50 uniform ones, but once in a thousand
         np.testing.assert_allclose(rows[:, 3 + placing.qpos], placing.base_3[2], atol=1e-9)
 
 
@@ -102,9 +100,7 @@ def test_the_vector_environment_deals_sampled_starts() -> None:
 
 @pytest.mark.parametrize("number", [-1, 2.0, True, "many", MOST_STARTS + 1])
 def test_numbers_of_starts_that_cannot_be(number: object) -> None:
-    with pytest.raises(
-        BadValue, match=r"sampled_starts must be an integer in 0 \.\. 1000000 \(per task; .*, got"
-    ):
+    with pytest.raises(BadValue, match=r"sampled_starts must be an integer in 0 \.\. 1000000 \(per task; .*, got"):
         find_benchmark("LIBERO-Object", sampled_starts=number)
 
 

@@ -34,9 +34,7 @@ def test_suites_have_their_published_number_of_tasks(suite: str, count: int) -> 
 def test_libero_130_is_five_suites_in_order_without_duplicates() -> None:
     tasks = libero_benchmark("LIBERO-130").tasks
     assert [tasks[i].suite for i in (0, 9, 10, 19, 20, 29, 30, 119, 120, 129)] == [
-        name
-        for name in ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
-        for _ in range(2)
+        name for name in ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10") for _ in range(2)
     ]
     assert len({task.name for task in tasks}) == 130
     assert tasks[120:] == libero_benchmark("LIBERO-Long").tasks

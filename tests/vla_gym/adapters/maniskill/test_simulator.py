@@ -90,9 +90,7 @@ def test_an_episode_does_not_depend_on_those_before(name: str) -> None:
 def test_states_success_and_pictures_are_upstreams(pick: Any) -> None:
     import gymnasium as gym
 
-    shaders = pick._env._sensors[
-        "base_camera"
-    ].config.shader_config  # with upstream's, a picture takes 7 s more
+    shaders = pick._env._sensors["base_camera"].config.shader_config  # with upstream's, a picture takes 7 s more
     upstream: Any = gym.make(
         "PickCube-v1",
         obs_mode="rgb",

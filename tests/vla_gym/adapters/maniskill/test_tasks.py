@@ -78,8 +78,6 @@ def test_the_protocol_says_which_physics() -> None:
         ("ManiSkill/PlugCharger", {"task_reward": "dense"}, BadValue, "no dense reward"),
     ],
 )
-def test_wrong_options_are_told(
-    env_id: str, options: dict[str, object], error: type[Exception], says: str
-) -> None:
+def test_wrong_options_are_told(env_id: str, options: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         find_benchmark(env_id, **options)

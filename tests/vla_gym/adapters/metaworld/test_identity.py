@@ -161,9 +161,7 @@ def test_the_dense_reward_is_upstream_s() -> None:
 
 
 def photograph(side: str, size: int, tasks: list[str], out: Path) -> dict[str, np.ndarray]:
-    environment = worker_environment(
-        metaworld_benchmark("MetaWorld-MT50"), os.environ, worker=0, num_workers=1
-    )
+    environment = worker_environment(metaworld_benchmark("MetaWorld-MT50"), os.environ, worker=0, num_workers=1)
     command = [sys.executable, str(RECORDER), side, str(size), str(out), *tasks]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -67,9 +67,7 @@ def test_every_id_is_listed_with_its_number_of_tasks() -> None:
         ("MetaWorld-MT50", "lerobot", 500, 0),
     ],
 )
-def test_protocols_set_horizon_and_settling(
-    env_id: str, protocol: str | None, horizon: int, settle: int
-) -> None:
+def test_protocols_set_horizon_and_settling(env_id: str, protocol: str | None, horizon: int, settle: int) -> None:
     benchmark = metaworld_benchmark(env_id, protocol=protocol)
     assert {task.horizon for task in benchmark.tasks} == {horizon}
     assert benchmark.simulator_kwargs["settle_steps"] == settle
@@ -87,8 +85,7 @@ def test_the_record_says_how_pictures_are_drawn_and_is_json() -> None:
 
 def test_the_test_split_has_the_seed_after_the_training_one() -> None:
     seeds = [
-        metaworld_benchmark("MetaWorld/reach", split=split).simulator_kwargs["task_seed"]
-        for split in ("train", "test")
+        metaworld_benchmark("MetaWorld/reach", split=split).simulator_kwargs["task_seed"] for split in ("train", "test")
     ]
     assert seeds == [42, 43]
 
@@ -108,9 +105,7 @@ def test_more_start_states_are_said_in_the_record() -> None:
 
 @pytest.mark.parametrize("number", [-1, 10_001, 1.5, True, "50"])
 def test_a_wrong_number_of_start_states_is_refused(number: object) -> None:
-    with pytest.raises(
-        BadValue, match=r"sampled_starts must be an integer in 0 \.\. 10000 \(per task; .*, got"
-    ):
+    with pytest.raises(BadValue, match=r"sampled_starts must be an integer in 0 \.\. 10000 \(per task; .*, got"):
         find_benchmark("MetaWorld-MT10", sampled_starts=number)
 
 

@@ -81,9 +81,7 @@ def test_success_ends_the_episode_and_time_truncates_it() -> None:
 
 def test_more_start_states_are_played_and_the_usual_ones_stay() -> None:
     def played(trials: list[int], **options: Any) -> list[str]:
-        envs = vla_gym.make_vec(
-            "MetaWorld/reach", image_size=32, num_workers=1, render_quality="fast", **options
-        )
+        envs = vla_gym.make_vec("MetaWorld/reach", image_size=32, num_workers=1, render_quality="fast", **options)
         try:
             return [envs.reset(options={"task_id": 0, "trial_id": k})[1]["start_state"][0] for k in trials]
         finally:

@@ -36,9 +36,7 @@ sys.stdout.write(json.dumps(digests))
 def pictures(num_workers: int) -> list[np.ndarray]:
     """What two slots with different scenes see at the reset and after each of two decisions, `[N, H, W, 3]`."""
     starts = {"task_id": np.array([0, 26]), "trial_id": np.array([0, 0])}
-    envs = make_vec(
-        "LIBERO-130", 2, chunk=2, image_size=64, num_workers=num_workers, autoreset_mode="disabled"
-    )
+    envs = make_vec("LIBERO-130", 2, chunk=2, image_size=64, num_workers=num_workers, autoreset_mode="disabled")
     try:
         seen = [envs.reset(options=starts)[0]["image"]]
         seen += [envs.step(np.zeros((2, 2, 7), dtype=np.float32))[0]["image"] for _ in range(2)]

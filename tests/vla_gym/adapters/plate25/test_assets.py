@@ -42,9 +42,7 @@ def test_where_files_are_looked_for(tmp_path: Path) -> None:
     robots.mkdir(parents=True)
     (robots / "wx250s.urdf").touch()
     found = find_assets({"MANISKILL_ASSET_DIR": str(tmp_path / "own"), "MS_ASSET_DIR": str(tmp_path / "ms")})
-    assert found == Assets(
-        pack=str(tmp_path / "own" / "carrot"), robot=str(robots / "wx250s.urdf"), table=None
-    )
+    assert found == Assets(pack=str(tmp_path / "own" / "carrot"), robot=str(robots / "wx250s.urdf"), table=None)
     (tmp_path / "cache" / "plate25" / "carrot").mkdir(parents=True)
     environ = {"VLA_ZOO_CACHE": str(tmp_path / "cache"), "MS_ASSET_DIR": str(tmp_path)}
     assert find_assets(environ).pack == str(tmp_path / "cache" / "plate25" / "carrot")

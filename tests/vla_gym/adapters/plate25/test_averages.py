@@ -24,9 +24,7 @@ def test_by_hand() -> None:
 
 
 def test_categories_are_means_of_their_runs() -> None:
-    found = averages(
-        {**rates(vision=0, semantic=0, execution=0, in_distribution=0), "EEPose": 0.6, "Plate": 0.7}
-    )
+    found = averages({**rates(vision=0, semantic=0, execution=0, in_distribution=0), "EEPose": 0.6, "Plate": 0.7})
     assert found.execution == pytest.approx(0.2)
     assert found.semantic == pytest.approx(0.1)
 
@@ -52,9 +50,7 @@ def results(folder: Path, name: str, wins: list[tuple[bool, bool]], **other: Any
 
 def test_from_files_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Every run 1 of 2 once, none at the end; the control run both.
-    files = [
-        results(tmp_path, name, [(True, False), (False, False)]) for name in RUNS if name != "CarrotTrain"
-    ]
+    files = [results(tmp_path, name, [(True, False), (False, False)]) for name in RUNS if name != "CarrotTrain"]
     files.append(results(tmp_path, "CarrotTrain", [(True, True), (True, True)]))
     assert main(files) == 0
     # (15 * 50 + 100) / 16 = 53.125

@@ -49,9 +49,7 @@ class Sources:
     table: bytes
 
     def put_robot(self, urdf: bytes) -> None:
-        data = zipped(
-            {"ManiSkill-WidowX250S-0.2.0/wx250s.urdf": urdf, "ManiSkill-WidowX250S-0.2.0/m/a.stl": b"x"}
-        )
+        data = zipped({"ManiSkill-WidowX250S-0.2.0/wx250s.urdf": urdf, "ManiSkill-WidowX250S-0.2.0/m/a.stl": b"x"})
         (self.web / "robot.zip").write_bytes(data)
 
 
@@ -62,9 +60,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(web)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    table = zipped(
-        {f"{download.TABLE_MEMBERS}bridge_table_1_v1.glb": b"table", "bridge_v2_real2sim_dataset/big": b"-"}
-    )
+    table = zipped({f"{download.TABLE_MEMBERS}bridge_table_1_v1.glb": b"table", "bridge_v2_real2sim_dataset/big": b"-"})
     made = Sources(f"http://127.0.0.1:{server.server_port}/robot.zip", web, dict(FILES), table)
     monkeypatch.setattr(download, "ROBOT_URDF_SHA256", hashlib.sha256(b"<robot/>").hexdigest())
     made.put_robot(b"<robot/>")

@@ -35,9 +35,7 @@ def test_foreground_is_untouched_and_all_else_is_photo(
     assert not np.shares_memory(seen, photo)
 
 
-def test_a_texture_lies_on_the_foreground_only(
-    drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray
-) -> None:
+def test_a_texture_lies_on_the_foreground_only(drawn: np.ndarray, photo: np.ndarray, foreground: np.ndarray) -> None:
     white = np.full((5, 7, 3), 255, dtype=np.uint8)
     seen = green_screen(drawn, foreground, photo, blend="texture", texture=white, alpha=0.5)
     np.testing.assert_array_equal(seen[~foreground], photo[~foreground])
@@ -45,9 +43,7 @@ def test_a_texture_lies_on_the_foreground_only(
     np.testing.assert_array_equal(seen[foreground], ((255 + drawn[foreground].astype(int)) // 2))
 
 
-def test_a_texture_is_stretched_to_the_box_of_the_foreground(
-    drawn: np.ndarray, foreground: np.ndarray
-) -> None:
+def test_a_texture_is_stretched_to_the_box_of_the_foreground(drawn: np.ndarray, foreground: np.ndarray) -> None:
     black = np.zeros_like(drawn)
     texture = np.zeros((4, 6, 3), dtype=np.uint8)
     texture[0], texture[:, 5] = 200, 100  # first row, last column

@@ -51,9 +51,7 @@ def test_an_id_by_hand() -> None:
     assert MAIN["test"].episode(0) == Episode(object=16, table=16, position=0, yaw=0)
     # MultiPlateTest: object 1, plate digit 2 (which is plate 3), second 4, table 20, position 7, yaw 3.
     number = ((((1 * 16 + 2) * 15 + 4) * 21 + 20) * 2104 + 7) * 4 + 3
-    assert RUNS["MultiPlateTest"].episode(number) == Episode(
-        object=1, plate=3, second=4, table=20, position=7, yaw=3
-    )
+    assert RUNS["MultiPlateTest"].episode(number) == Episode(object=1, plate=3, second=4, table=20, position=7, yaw=3)
 
 
 @pytest.mark.parametrize("run", EVERY, ids=lambda run: run.name or run.upstream)
@@ -107,9 +105,7 @@ def test_start_states_are_all_there_and_the_first_few_spread(run: Run) -> None:
 
 def test_start_is_a_bijection() -> None:
     run = MAIN["test"]
-    assert sorted(run.start(4, trial) for trial in range(run.trials)) == list(
-        range(4 * run.trials, 5 * run.trials)
-    )
+    assert sorted(run.start(4, trial) for trial in range(run.trials)) == list(range(4 * run.trials, 5 * run.trials))
     with pytest.raises(BadValue, match="task 9, trial 0 is not one of this run's"):
         run.start(9, 0)
 

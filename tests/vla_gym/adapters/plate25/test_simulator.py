@@ -92,9 +92,7 @@ def test_things_lie_still_before_the_first_picture(bare: Path) -> None:
     assert max(settled._scene.speeds()) < 0.05
     assert falling._object.pose.p[2] == pytest.approx(0.90)
     for sim in (settled, falling):
-        np.testing.assert_allclose(
-            sim.observe()["state"][:3], [-0.01840777, 0.0398835, 0.22242722], atol=1e-6
-        )
+        np.testing.assert_allclose(sim.observe()["state"][:3], [-0.01840777, 0.0398835, 0.22242722], atol=1e-6)
 
 
 def test_position_change_moves_the_object_after_five_steps(bare: Path) -> None:
