@@ -198,20 +198,20 @@ class UpdateMetrics:
         capped_BL = torch.zeros_like(ratio_BL)
         if dual is not None:
             capped_BL = dual_clip_binds(ratio_BL, advantage_BL, dual_clip=dual, clip_low=low)
-        # In the order of `_PER_ELEMENT`.
-        elements = [
-            ratio_BL,
-            (ratio_BL - 1).abs(),
-            ratio_BL.clamp(1 - low, 1 + high),
-            kl_k1(log_ratio_BL),
-            kl_k3(log_ratio_BL),
-            clip_binds(ratio_BL, advantage_BL, clip_low=low, clip_high=high),
-            entropy_BL,
-            capped_BL,
-            (ratio_BL - 1).abs() > low,
-            mask_BL,
-        ]
-        sums = torch.stack([_masked(values.float(), mask_BL).sum(dim=1) for values in elements], dim=1)
+        elements = {
+            "ratio": ratio_BL,
+            "ratio_abs": (ratio_BL - 1).abs(),
+            "clipped_ratio": ratio_BL.clamp(1 - low, 1 + high),
+            "approx_kl": kl_k1(log_ratio_BL),
+            "approx_kl_k3": kl_k3(log_ratio_BL),
+            "clip_fraction": clip_binds(ratio_BL, advantage_BL, clip_low=low, clip_high=high),
+            "entropy": entropy_BL,
+            "dual_clip_fraction": capped_BL,
+            "outside": (ratio_BL - 1).abs() > low,
+            "elements": mask_BL,
+        }
+        masked = [_masked(elements[name].float(), mask_BL).sum(dim=1) for name in _PER_ELEMENT]
+        sums = torch.stack(masked, dim=1)
         sizes = [len(micro_batch.mask_BL) for micro_batch in self._micro_batches]
         return torch.stack([rows.sum(dim=0) for rows in sums.double().split(sizes)])
 

@@ -53,7 +53,7 @@ def roll_out(
     ]
 
 
-def decision_advantages(
+def episode_advantages(
     reward_T: np.ndarray,
     value_T: np.ndarray,
     chunk_step_T: np.ndarray,
@@ -88,7 +88,7 @@ def decision_advantages(
 
 
 def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules) -> np.ndarray:
-    return decision_advantages(
+    return episode_advantages(
         episode.extra[REWARD],
         episode.extra[VALUE],
         episode.extra[CHUNK_STEP],

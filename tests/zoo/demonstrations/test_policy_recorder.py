@@ -18,7 +18,7 @@ from zoo.demonstrations.policy_recorder import (
     LOGPROB,
     VALUE,
     RolloutRules,
-    decision_advantages,
+    episode_advantages,
     roll_out,
 )
 from zoo.demonstrations.recorder import DONE, REWARD, SUCCESS, Attempt
@@ -55,7 +55,7 @@ def attempts(*trials: int) -> list[Attempt]:
 def test_advantages_of_one_episode_by_hand() -> None:
     # Two decisions of two steps: rewards 1 + 2 and 4, values 10 and 20, cut off by time at a value of 8.
     # delta_1 = 4 + 0.5 * 8 - 20 = -12; delta_0 = 3 + 0.5 * 20 - 10 = 3; A_0 = 3 + 0.25 * -12 = 0.
-    advantage_T = decision_advantages(
+    advantage_T = episode_advantages(
         np.array([1.0, 2.0, 4.0], np.float32),
         np.array([10.0, 10.0, 20.0], np.float32),
         np.array([0, 1, 0]),
