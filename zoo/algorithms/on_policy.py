@@ -198,10 +198,11 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         self.record(dict(stats.metrics))
 
     def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
-        if self.target_kl is None or (kl := metrics.latest_kl()) <= 1.5 * self.target_kl:
-            return True
-        self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
-        return False
+        # A KL that is not a number ends nothing: the step is then left out for its gradient.
+        if self.target_kl is not None and (kl := metrics.latest_kl()) > 1.5 * self.target_kl:
+            self.logger.info(f"Early stop of update {self._n_updates}: KL {kl:.3g} > 1.5 x target_kl")
+            return False
+        return True
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """SB3's, but never below zero: the last rollout may overshoot, which would turn rates negative."""
