@@ -64,6 +64,7 @@ def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
         ("toy-ppo-resumed", "zoo.train", 1, ["-i", "FIRST:toy-ppo"]),
         ("toy-grpo-resumed", "zoo.train", 1, ["-i", "FIRST:toy-grpo"]),
         ("toy-ppo-2-resumed", "zoo.train", 2, ["-i", "FIRST:toy-ppo-2"]),
+        ("toy-grpo-2-resumed", "zoo.train", 2, ["-i", "FIRST:toy-grpo-2"]),
         ("toy-flow", "zoo.train", 1, ["--algo", "ppo", "--policy", "nano-flow", *TOY, *TOY_PPO]),
         (
             "demos",
