@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.errors import check_known
 from vla_gym.make import make_vec
+from vla_gym.observation import encode_instruction
 from vla_gym.vector.infos import single_info
+
+ENCODINGS = ("bytes", "text")
+"""Encodings of the instruction in an observation."""
 
 
 class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
     """A `VLAVectorEnv` of one (autoreset DISABLED) without its leading axis.
 
-    Takes `make_vec`'s keyword arguments except `num_envs`, `group_size` and `autoreset_mode`.
+    Takes `make_vec`'s keyword arguments except `num_envs`, `group_size` and `autoreset_mode`. Without `seed` it draws
+    one, so that several made alike (`make_vec_env(id, n_envs=4)` of Stable-Baselines3) begin different episodes.
+
+    `instruction` of an observation is uint8 `[MAX_INSTRUCTION_BYTES]`, UTF-8, as Stable-Baselines3 and rl_zoo3 hold
+    arrays only; with `encoding="text"` it is a `str`. `info["instruction"]` is always the text, and
+    `info["is_success"]` says at an episode's end whether it was solved.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  copied per instance
 
-    def __init__(self, env_id: str, **options: Any) -> None:
-        self.envs = make_vec(env_id, 1, autoreset_mode="disabled", **options)
-        self.observation_space = self.envs.single_observation_space
+    def __init__(self, env_id: str, *, encoding: str = "bytes", seed: int | None = None, **options: Any) -> None:
+        check_known("encoding", encoding, ENCODINGS)
+        seed = secrets.randbits(31) if seed is None else seed
+        self.envs = make_vec(env_id, 1, autoreset_mode="disabled", seed=seed, **options)
+        self._encoded = encoding == "bytes"
+        space = self.envs.layout.bytes_space() if self._encoded else self.envs.single_observation_space
+        self.observation_space = space
         self.action_space = self.envs.single_action_space
         self.metadata = {**self.metadata, "render_fps": self.envs.metadata["render_fps"]}
         self.render_mode = options.get("render_mode")
@@ -39,19 +54,19 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         obs, infos = self.envs.reset(seed=seed, options={**(options or {}), "reset_mask": np.array([True])})
         if self.envs.idle[0]:
             obs, infos = self.envs.reset()
-        return _first(obs), single_info(infos, 0)
+        return self._observation(obs), self._info(obs, infos)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Run one decision, float `[K, A]`."""
+        """Run one decision, float `[K, A]`, or `[A]` where K is 1."""
         if self.envs.finished[0]:
             raise gym.error.ResetNeeded("the episode has ended; call reset()")
         obs, reward_N, terminated_N, truncated_N, infos = self.envs.step(np.asarray(action)[None])
         return (
-            _first(obs),
+            self._observation(obs),
             float(reward_N[0]),
             bool(terminated_N[0]),
             bool(truncated_N[0]),
-            single_info(infos, 0),
+            self._info(obs, infos),
         )
 
     def render(self) -> np.ndarray | None:
@@ -62,6 +77,14 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
         """End the worker."""
         self.envs.close()
 
+    def _observation(self, obs: Mapping[str, Any]) -> dict[str, Any]:
+        first = {key: value[0] for key, value in obs.items()}
+        if self._encoded:
+            first["instruction"] = encode_instruction(first["instruction"])
+        return first
 
-def _first(obs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value[0] for key, value in obs.items()}
+    def _info(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> dict[str, Any]:
+        info = single_info(infos, 0) | {"instruction": obs["instruction"][0]}
+        if "episode" in info:
+            info["is_success"] = info["episode"]["success_once"]
+        return info

@@ -147,10 +147,10 @@ def test_make_and_gymnasium_s_own_check() -> None:
 
 
 def test_gymnasium_s_own_vectorisation_tells_each_slot_its_own_text() -> None:
-    envs = gym.make_vec("vla_gym/Toy-Reach-v0", num_envs=2, vectorization_mode="sync")
+    envs = gym.make_vec("vla_gym/Toy-Reach-v0", num_envs=2, vectorization_mode="sync", encoding="text")
     obs, infos = envs.reset(seed=[0, 1])
-    for text, task_id in zip(obs["instruction"], infos["task_id"]):
-        assert text == ("reach the red block", "reach the green block", "reach the blue block")[task_id]
+    for text, said, task_id in zip(obs["instruction"], infos["instruction"], infos["task_id"], strict=True):
+        assert text == ("reach the red block", "reach the green block", "reach the blue block")[task_id] == said
     envs.step(np.zeros((2, 1, 2), dtype=np.float32))
     envs.close()
 

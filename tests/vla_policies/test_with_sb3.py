@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -21,12 +24,12 @@ def envs() -> VecEnv:
     return vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=4, seed=0).as_sb3()
 
 
-def ppo(envs: VecEnv, **policy_kwargs: object) -> PPO:
+def ppo(envs: VecEnv | gym.Env, **policy_kwargs: object) -> PPO:
     return PPO(
         VLAPolicy,
         envs,
         n_steps=8,
-        batch_size=16,
+        batch_size=8,
         n_epochs=1,
         seed=0,
         device="cpu",
@@ -84,3 +87,23 @@ def test_the_vector_environments_own_observations_are_understood() -> None:
     action, _ = model.policy.predict(obs, deterministic=True)
     assert action.shape == (4, 4, 2)
     envs.step(action)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["gymnasium.make", "make_vec_env"])
+def test_registered_ids_train_without_a_view(wrapped: bool) -> None:
+    """Monitor, DummyVecEnv and VecTransposeImage are Stable-Baselines3's own here."""
+    if wrapped:
+        env = make_vec_env("vla_gym/Toy-Reach-v0", n_envs=2, env_kwargs={"chunk": 4})
+    else:
+        env = gym.make("vla_gym/Toy-Reach-v0", chunk=4)
+    model = ppo(env).learn(32)
+    assert model.num_timesteps == 32
+    assert len(model.ep_success_buffer) == len(model.ep_info_buffer) > 0
+    assert model.observation_space["instruction"].dtype == np.uint8
+    mean, _ = evaluate_policy(model, make_vec_env("vla_gym/Toy-Reach-v0", env_kwargs={"chunk": 4}), n_eval_episodes=2)
+    assert 0.0 <= float(np.mean(mean)) <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore:The minimal resolution for an image:UserWarning")
+def test_sb3s_checker_accepts_a_registered_id() -> None:
+    check_env(gym.make("vla_gym/Toy-Reach-v0"))
