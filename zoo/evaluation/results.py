@@ -115,6 +115,7 @@ def evaluation_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
         "eval/success_at_end": statistics.fmean(episode.success_at_end for episode in episodes),
         "eval/return": statistics.fmean(episode.total_reward for episode in episodes),
         "eval/episode_len": statistics.fmean(episode.length for episode in episodes),
+        "eval/reward": statistics.fmean(episode.total_reward / max(episode.length, 1) for episode in episodes),
         "eval/num_trajectories": len(episodes),
     }
 
