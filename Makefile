@@ -15,7 +15,7 @@ TRAIN_ARGS ?= -n 2048 --eval-episodes 4 --seed 0
 TRAIN_POLICY ?= agents/sft/LIBERO-Object
 PYTEST_ARGS ?=
 
-.PHONY: help setup system train test test-fast lint format bench clean
+.PHONY: help setup system train test test-fast lint format docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / : /' | column -t -s ':'
@@ -53,6 +53,10 @@ format: setup  ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
+docs: setup  ## the documentation site in docs/_build/html; a warning is an error
+	@$(PY) -m sphinx -q -W --keep-going docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: setup  ## our steps and resets per second against upstream's environments, an OpenVLA-OFT update, pipelining
 	@$(PY) -m benchmarks.libero
 	@$(PY) -m benchmarks.metaworld
@@ -61,4 +65,4 @@ bench: setup  ## our steps and resets per second against upstream's environments
 	@$(PY) -m benchmarks.pipelining --libero
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache docs/_build docs/reference/generated
