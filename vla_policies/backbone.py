@@ -75,6 +75,18 @@ class BackboneOutput:
     """Value of each step of the chunk, float32, where the critic has an output for each."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """What random numbers decide in a network's actions."""
+
+    sampled: bool = True
+    """Whether actions can be sampled at all."""
+    tokens: bool = True
+    """Whether a sample is of tokens, which a temperature and a top k apply to."""
+    deterministic: bool = False
+    """Whether deterministic actions begin at drawn noise, too."""
+
+
 class Backbone(nn.Module, ABC):
     """One model family: network and processor, in the units of `Conventions`."""
 
@@ -209,6 +221,11 @@ class Backbone(nn.Module, ABC):
             return "deterministic actions" + (" (nearest the mean)" if sampling.greedy == "mean" else "")
         top = f" among the top {sampling.top_k}" if sampling.top_k else ""
         return f"actions sampled at temperature {sampling.temperature:g}{top}"
+
+    @classmethod
+    def draws(cls, model: Mapping[str, Any]) -> Draws:
+        """What random numbers decide; `model` is that of a `Header`, or the `backbone_kwargs` of fresh weights."""
+        return Draws()
 
     @abstractmethod
     def evaluate(self, inputs: PolicyInputs, record: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:

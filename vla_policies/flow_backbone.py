@@ -31,7 +31,7 @@ from vla_policies.actions.flow import (
 )
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, Draws
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -131,6 +131,12 @@ class FlowBackbone(Backbone):
             value_B=self.value_of(context),
             record={"chain": torch.stack(chain, dim=1), "step": chosen_B},
         )
+
+    @classmethod
+    def draws(cls, model: Mapping[str, Any]) -> Draws:
+        # A checkpoint keeps its flow's settings apart, fresh weights are asked for with all in one mapping.
+        settings = model.get("flow", model)
+        return Draws(tokens=False, deterministic=settings.get("eval_noise", FlowSettings().eval_noise) == "random")
 
     def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
         steps = f"in {self.flow.num_steps} denoising steps"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
@@ -143,6 +144,14 @@ class VLAPolicy(ActorCriticPolicy):
         """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows."""
         return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
 
+    def predict_with_noise(self, observation: Observation, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
+        """Env actions `[B, K, A]` for a batch, as of `predict`, with random numbers from `noise`, which has B rows."""
+        space = self.action_space
+        assert isinstance(space, spaces.Box)
+        self.set_training_mode(False)
+        action_BKA = self._as_actions(self.act(self.obs_to_tensor(observation)[0], deterministic, noise).action_BKA)
+        return np.clip(action_BKA.cpu().numpy(), space.low, space.high)
+
     def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
         return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
@@ -253,6 +262,9 @@ class VLAPolicy(ActorCriticPolicy):
         action_space: spaces.Space[Any] | None = None,
         device: torch.device | str = "auto",
         dtype: torch.dtype | str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        greedy: Greedy | None = None,
         compile: bool = False,
         device_map: str | Mapping[str, str | int] | None = None,
         offload_folder: str | Path | None = None,
@@ -262,7 +274,8 @@ class VLAPolicy(ActorCriticPolicy):
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
-        large part of the weights (heads and critic stay float32). `compile`: see the class. `device_map`,
+        large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy` and
+        `compile`: see the class. `device_map`,
         transformers', spreads OpenVLA's layers over several devices and replaces `device`; those on "disk"
         are kept in `offload_folder`.
         """
@@ -286,6 +299,9 @@ class VLAPolicy(ActorCriticPolicy):
             family=found.request.family,
             unnorm_key=unnorm_key,
             suite=suite,
+            temperature=temperature,
+            top_k=top_k,
+            greedy=greedy,
             compile=compile,
             action_spec=action_spec,
         )

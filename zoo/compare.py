@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import OneLineParser
+from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.evaluation.results import comparison_table, task_comparison_table
-from zoo.evaluation.statistics import compare, compare_tasks, outcomes_of
+from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outcomes_of
 from zoo.files import quoted, read_json
 from zoo.runs.folder import RESULTS_FILE
 
@@ -28,6 +28,7 @@ def parser() -> OneLineParser:
             metavar="FILE",
             help=f"results of {whose} policy: JSON of zoo.evaluate, or its run folder; several splits count together",
         )
+    p.add_argument("--rounds", type=count, metavar="N", help="the first N rounds of every start state (default: all)")
     return p
 
 
@@ -39,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     before, after = ([read_record(Path(file)) for file in files] for files in (args.before, args.after))
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
         raise BadValue("some of the files are of deterministic actions and some of sampled ones (--stochastic)")
-    outcomes = outcomes_of(before), outcomes_of(after)
+    outcomes = [first_rounds(outcomes_of(records), args.rounds) for records in (before, after)]
     print(comparison_table(compare(*outcomes)))
     tasks, names = compare_tasks(*outcomes), task_names(before)
     if len(tasks) > 1:

@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
-    sentences = [tasks[start.task_id].instruction for start in plan.start_states]
+    sentences = [tasks[start.task_id].instruction for start in plan.episodes]
     window = None if args.no_render else open_window(title, fps=fps)
     video = None
     if not args.no_render and (args.output or not window):
@@ -63,7 +63,9 @@ def run(argv: Sequence[str]) -> int:
             policy,
             envs,
             plan.start_states,
-            deterministic=not args.stochastic,
+            deterministic=not plan.protocol.sample,
+            rounds=plan.protocol.rounds,
+            seed=args.seed,
             on_frame=show.add,
             on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
         )

@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.cli.open_agent import open_rollout
 
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
-    progress = Progress(len(plan.start_states), on=args.progress, unit="episode")
+    progress = Progress(len(plan.episodes), on=args.progress, unit="episode")
     finished: list[EpisodeRecord] = []
 
     def on_episode(episode: EpisodeRecord) -> None:
@@ -62,18 +62,27 @@ def run(argv: Sequence[str]) -> int:
         progress.to(len(finished))
 
     try:
-        episodes = evaluate(policy, envs, plan.start_states, deterministic=not args.stochastic, on_episode=on_episode)
+        episodes = evaluate(
+            policy,
+            envs,
+            plan.start_states,
+            deterministic=not plan.protocol.sample,
+            rounds=plan.protocol.rounds,
+            seed=args.seed,
+            on_episode=on_episode,
+        )
         protocol = envs.protocol()
     finally:
         progress.close()
         envs.close()
     tasks = envs.benchmark.tasks
+    actions = policy.action_selection_text(deterministic=not plan.protocol.sample)
     line = protocol_line(
         plan.env,
         episodes,
         tasks,
         chunk=envs.chunk,
-        actions=policy.action_selection_text(deterministic=not args.stochastic),
+        actions=actions,
         start_kind=envs.benchmark.start_kind,
     )
     line = with_split(line, protocol["split"])
@@ -82,11 +91,12 @@ def run(argv: Sequence[str]) -> int:
         episodes,
         tasks,
         env_id=plan.env,
-        protocol=protocol,
+        protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": args.seed}},
         policy=plan.policy,
         weights_sha256=weights,
         seed=args.seed,
-        deterministic=not args.stochastic,
+        deterministic=not plan.protocol.sample,
+        rounds=plan.protocol.rounds,
         summary=line,
     )
     write_or_print(output, json.dumps(record, indent=2))
@@ -102,8 +112,8 @@ def results_file(plan: RolloutPlan, weights: str | None) -> Path:
     """
     folder, stem = plan.output_folder or Path(), plan.named("results")
     file = folder / f"{stem}.json"
-    if plan.output_folder is not None and _episodes_in(file, weights) > len(plan.start_states):
-        return folder / f"{stem}_{len(plan.start_states)}-episodes.json"
+    if plan.output_folder is not None and _episodes_in(file, weights) > len(plan.episodes):
+        return folder / f"{stem}_{len(plan.episodes)}-episodes.json"
     return file
 
 

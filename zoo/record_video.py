@@ -39,11 +39,17 @@ def run(argv: Sequence[str]) -> int:
     policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
     tasks = envs.benchmark.tasks
     recorder = EvaluationVideo(
-        [tasks[start.task_id].instruction for start in plan.start_states], max_episodes=len(plan.start_states)
+        [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
     )
     try:
         episodes = evaluate(
-            policy, envs, plan.start_states, deterministic=not args.stochastic, on_frame=recorder.add_frame
+            policy,
+            envs,
+            plan.start_states,
+            deterministic=not plan.protocol.sample,
+            rounds=plan.protocol.rounds,
+            seed=args.seed,
+            on_frame=recorder.add_frame,
         )
         fps = float(envs.metadata["render_fps"])
     finally:

@@ -105,3 +105,36 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(BadValue, match=r"other\.json"):
         run(["--before", str(file), "--after", str(file)])
+
+
+def test_rounds_are_paired_by_start_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rounds of each start state, solved in as many as the digit says."""
+
+    def rounds(name: str, solved: str) -> str:
+        file = Path(write(tmp_path / name, solved))
+        record = json.loads(file.read_text())
+        record["episodes"] = [
+            {**episode, "round": number, "success_once": number < int(wins)}
+            for episode, wins in zip(record["episodes"], solved, strict=True)
+            for number in range(2)
+        ]
+        file.write_text(json.dumps(record))
+        return str(file)
+
+    before, after = rounds("a_1.json", "000000"), rounds("b_1.json", "222221")
+    assert run(["--before", before, "--after", after]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[0] == "91.7%"
+    assert lines[2].endswith("11/12    after")
+    # Six coins, not eleven: p = 2 / 64.
+    assert lines[3].startswith(
+        "6 start states gained in more of 2 rounds, 0 lost: p = 0.031 (sign flips of start states"
+    )
+    assert run(["--before", before, "--after", after, "--rounds", "1"]) == 0
+    assert "6 start states gained, 0 lost: p = 0.031 (McNemar" in capsys.readouterr().out
+    once = write(tmp_path / "c_1.json", "xxxxxx")
+    with pytest.raises(BadValue, match=r"here are \[1, 2\]. Compare the first with --rounds 1"):
+        run(["--before", before, "--after", once])
+    assert run(["--before", before, "--after", once, "--rounds", "1"]) == 0
+    with pytest.raises(BadValue, match="--rounds 3 is more than the 2 that were played; at most --rounds 2"):
+        run(["--before", before, "--after", after, "--rounds", "3"])

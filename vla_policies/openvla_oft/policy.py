@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-from vla_policies.backbone import BackboneOutput, Header, Request, TokenBackbone
+from vla_policies.backbone import BackboneOutput, Draws, Header, Request, TokenBackbone
 from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
@@ -77,6 +77,11 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         if OWN_KEY not in config:
             _warn_of_unread_heads(folder, header.model["settings"], request.options)
         return header
+
+    @classmethod
+    def draws(cls, model: Mapping[str, Any]) -> Draws:
+        tokens = model.get("settings", model).get("head", Settings.head) == "tokens"
+        return Draws(sampled=tokens, tokens=tokens)
 
     @classmethod
     def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:

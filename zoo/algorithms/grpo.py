@@ -21,7 +21,7 @@ from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters
 from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, discrete_entropy, nothing_to_learn
-from zoo.algorithms.update_metrics import UpdateMetrics, advantage_range, learning_rates, rank_means
+from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
 from zoo.config.algorithm_configs import KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -187,7 +187,9 @@ class GRPO(VLAOnPolicyAlgorithm):
             "rollout/returns_mean": score_PG,
             "rollout/advantages_mean": advantage_N,
         }
-        self.record(rank_means(means, self.process_group) | advantage_range(advantage_N, self.process_group))
+        self.record(rank_means(means, self.process_group))
+        for name, values in (("advantages", advantage_N), ("returns", score_PG)):
+            self.record(value_range(f"rollout/{name}", values, self.process_group))
 
     def _log_groups(self, groups: GroupStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
         """Log the groups of all ranks, and keep their counts for the update's warnings."""

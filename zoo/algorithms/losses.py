@@ -170,7 +170,15 @@ class PPOLoss:
             )
             value = weighted_loss(error_BU, batch.value_weight_BU)
             loss = loss + self.vf_coef * value
-        return LossTerms(loss=loss, policy=policy.detach(), value=value.detach(), entropy=entropy.detach())
+        with torch.no_grad():
+            policy_abs = weighted_loss(surrogate.loss.abs(), batch.weight_BL)
+        return LossTerms(
+            loss=loss,
+            policy=policy.detach(),
+            policy_abs=policy_abs,
+            value=value.detach(),
+            entropy=entropy.detach(),
+        )
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,8 @@ class LossTerms:
 
     loss: Tensor
     policy: Tensor
+    policy_abs: Tensor
+    """As `policy`, of absolute values."""
     value: Tensor
     """Value error, unweighted; zero without a critic."""
     entropy: Tensor

@@ -15,7 +15,7 @@ from vla_gym.errors import BadValue
 from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
-from zoo.algorithms.update_metrics import UpdateMetrics
+from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
 from zoo.rollout.env_views import vla_envs
@@ -137,6 +137,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         with self.clock.phase("update"):
             if self.recompute_logprobs or learner.own_precision:
                 data.recompute_log_probs(learner, self._n_updates)
+                if self.off_policy:
+                    self.record(behaviour_gap(self.chunk_buffer, self.logprob_level, self.process_group))
             if self.kl_coef and not loss.critic_only:
                 data.compute_ref_log_probs(self.reference)
             critic = critic_parameters(learner.policy) if loss.critic_only else None

@@ -31,10 +31,10 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
-    advantage_range,
     explained_variance,
     learning_rates,
     rank_means,
+    value_range,
 )
 from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, ValueClip
 from zoo.distributed.process_group import ProcessGroup
@@ -199,9 +199,8 @@ class PPO(VLAOnPolicyAlgorithm):
         estimate = step_advantages if self.reward_level == "action" else decision_advantages
         discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
         advantage, valid = estimate(buffer, stats.last_value_N, discount, self.process_group)
-        raw = advantage_range(advantage[valid], self.process_group)
-        high, low = (raw.get(f"rollout/advantages_{end}", math.nan) for end in ("max", "min"))
-        self._advantage_spread = high - low
+        raw = value_range("raw", advantage[valid], self.process_group)
+        self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
             advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
         write_advantages(buffer, masked(advantage, valid), self.logprob_level, self.process_group)
@@ -211,7 +210,9 @@ class PPO(VLAOnPolicyAlgorithm):
             "rollout/advantages_mean": advantage[valid],
             "rollout/returns_mean": buffer.return_TN[valid_TN],
         }
-        self.record(rank_means(means, self.process_group) | advantage_range(advantage[valid], self.process_group))
+        self.record(rank_means(means, self.process_group))
+        for name, values in (("advantages", advantage[valid]), ("returns", buffer.return_TN[valid_TN])):
+            self.record(value_range(f"rollout/{name}", values, self.process_group))
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         if metrics.empty:

@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
+from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.log_prob_levels import to_level
+from zoo.rollout.off_policy_correction import importance_weight
 from zoo.rollout.types import MicroBatch, Scores
 
-_TERMS = ("loss", "policy", "value", "entropy_bonus")
+_TERMS = ("loss", "policy", "policy_abs", "value", "entropy_bonus")
 _LOGGED = ("ratio", "ratio_abs", "clipped_ratio", "approx_kl", "approx_kl_k3", "clip_fraction", "entropy")
-_PER_ELEMENT = (*_LOGGED, "dual_clip_fraction", "outside", "elements")
+_PER_ELEMENT = (*_LOGGED, "dual_clip_fraction", "dual_cliped_ratio", "outside", "elements")
 _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
 
 
@@ -121,6 +125,7 @@ class UpdateMetrics:
         values = {
             "train/loss": float(sums["loss"].mean()),
             "train/actor/policy_loss": float(sums["policy"].mean()),
+            "train/actor/policy_loss_abs": float(sums["policy_abs"].mean()),
             **{f"train/actor/{name}": float(sums[name].sum() / count) for name in _LOGGED},
             "train/actor/ratio_first": float(sums["ratio"][0] / sums["elements"][0]),
             "train/actor/ratio_first_gap": self._first_gap(),
@@ -131,7 +136,8 @@ class UpdateMetrics:
         if self._grad_norms:
             values["train/actor/grad_norm"] = float(torch.stack(self._grad_norms).double().mean())
         if self._loss.dual_clip is not None:
-            values["train/actor/dual_clip_fraction"] = float(sums["dual_clip_fraction"].sum() / count)
+            for name in ("dual_clip_fraction", "dual_cliped_ratio"):
+                values[f"train/actor/{name}"] = float(sums[name].sum() / count)
         return values
 
     def critic(self) -> dict[str, float]:
@@ -176,11 +182,11 @@ class UpdateMetrics:
         return dict(zip(_SUMS, total, strict=True))
 
     def _terms(self) -> Tensor:
-        """`[micro-batches, 4]`: `_TERMS`, weighted."""
+        """`[micro-batches, len(_TERMS)]`, weighted."""
         scalars = [
             term.detach()
             for terms in (micro_batch.terms for micro_batch in self._micro_batches)
-            for term in (terms.loss, terms.policy, terms.value, terms.entropy)
+            for term in (terms.loss, terms.policy, terms.policy_abs, terms.value, terms.entropy)
         ]
         terms = torch.stack(scalars).double().unflatten(0, (-1, len(_TERMS)))
         weight = torch.tensor([micro_batch.weight for micro_batch in self._micro_batches], device=terms.device)
@@ -207,6 +213,7 @@ class UpdateMetrics:
             "clip_fraction": clip_binds(ratio_BL, advantage_BL, clip_low=low, clip_high=high),
             "entropy": entropy_BL,
             "dual_clip_fraction": capped_BL,
+            "dual_cliped_ratio": ratio_BL * capped_BL,
             "outside": (ratio_BL - 1).abs() > low,
             "elements": mask_BL,
         }
@@ -257,15 +264,34 @@ def rank_means(values: Mapping[str, Tensor], process_group: ProcessGroup) -> dic
     return {name: float(total / count) for name, (total, count) in zip(values, sums, strict=True) if count}
 
 
-def advantage_range(advantage: Tensor, process_group: ProcessGroup) -> dict[str, float]:
-    """`rollout/advantages_max` and `_min` over all ranks; empty where none has an entry."""
+def value_range(name: str, values: Tensor, process_group: ProcessGroup) -> dict[str, float]:
+    """`<name>_max` and `<name>_min` over all ranks; empty where none has an entry."""
     own = torch.full((2,), -math.inf)
-    if advantage.numel():
-        own = torch.stack([advantage.max(), -advantage.min()])
+    if values.numel():
+        own = torch.stack([values.max(), -values.min()])
     highest, lowest = process_group.all_reduce_max(own).tolist()
     if highest == -math.inf:
         return {}
-    return {"rollout/advantages_max": highest, "rollout/advantages_min": -lowest}
+    return {f"{name}_max": highest, f"{name}_min": -lowest}
+
+
+def behaviour_gap(buffer: ChunkRolloutBuffer, level: LogprobLevel, process_group: ProcessGroup) -> dict[str, float]:
+    """How far the weights that decided are from those the update begins with, over all ranks; empty if they are kept.
+
+    k1 estimate of the KL of a decision's elements, and the share of them that `importance_weight` leaves out.
+    """
+    behaviour = buffer.behaviour_logprob_TNKA
+    if behaviour is None:
+        return {}
+    executed_M = buffer.executed_TN.flatten()
+    behaviour_ML, mask_ML = to_level(behaviour.flatten(0, 1), executed_M, level)
+    proximal_ML, _ = to_level(buffer.logprob_TNKA.flatten(0, 1), executed_M, level)
+    left_out_ML = importance_weight(proximal_ML, behaviour_ML) == 0
+    gaps = {
+        "train/actor/behav_approx_kl": kl_k1(proximal_ML - behaviour_ML)[mask_ML],
+        "train/actor/behav_clip_fraction": left_out_ML[mask_ML],
+    }
+    return rank_means(gaps, process_group)
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> Mapping[str, float]:

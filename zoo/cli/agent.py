@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.vector.instructions import with_instructions
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of, key_values
+from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
 from zoo.config.gym_packages import import_gym_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import load_hyperparams
-from zoo.config.run_config import TRAINING_ONLY, benchmark_options, check_settings, env_options
-from zoo.evaluation.evaluator import choose_start_states
+from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
+from zoo.evaluation.evaluator import choose_start_states, episodes_of
+from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
 from zoo.runs.lookup import find_run, newest_run, policy_folder
@@ -123,8 +125,10 @@ class RolloutPlan:
     """Family name or checkpoint folder."""
     suite: str | None
     """Suite of the tasks, where it is one."""
-    unnorm_key: str | None
-    """Data set whose action statistics a published checkpoint is to use."""
+    policy_kwargs: Mapping[str, Any]
+    """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""
+    protocol: EvaluationProtocol
+    """How it acts, and how often."""
     env_options: Mapping[str, Any]
     """Keyword arguments of `make_vec`, those of training left out."""
     num_envs: int
@@ -135,6 +139,11 @@ class RolloutPlan:
     """Run folder the policy comes from, if it comes from one here; results belong there."""
     departures: tuple[str, ...] = ()
     """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
+
+    @property
+    def episodes(self) -> tuple[StartState, ...]:
+        """The start state of each episode, in the order they are played."""
+        return tuple(start for start, _ in episodes_of(self.start_states, self.protocol.rounds))
 
     def named(self, stem: str) -> str:
         """Return `stem` and the departures: the name of a file in the run folder, without its suffix."""
@@ -151,11 +160,14 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
     import_gym_packages(args.gym_packages)
-    agent = _family_or_folder(args) if args.run is None else _trained_agent(args)
+    given = given_settings(args.params)
+    kwargs = policy_kwargs_of(args, given)
+    protocol = protocol_of(args, given, kwargs)
+    agent = _family_or_folder(args, kwargs) if args.run is None else _trained_agent(args, kwargs)
     trained = {**agent.env_options, **agent.policy.env_options}
     unused = (*TRAINING_ONLY, "num_workers")
     options = {name: value for name, value in trained.items() if name not in unused}
-    options |= {**_own_options(args.params), "on_worker_error": args.on_worker_error, **task_options(args)}
+    options |= {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
     benchmark = find_benchmark(agent.env, **benchmark_options(options))
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
     _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
@@ -163,14 +175,16 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     start_states = choose_start_states(benchmark.tasks, episodes)
-    changes = [] if args.run is None else _changes(trained, options, args)
+    check_acting(agent.policy, protocol, kwargs)
+    changes = [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given)]
     return RolloutPlan(
         env=agent.env,
         policy=agent.policy.name,
         suite=suite_of(agent.env),
-        unnorm_key=args.unnorm_key,
+        policy_kwargs=kwargs,
+        protocol=replace(protocol, start_states=episodes, split=options.get("split")),
         env_options=options,
-        num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states)),
+        num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states) * protocol.rounds),
         start_states=tuple(start_states),
         output_folder=agent.output_folder,
         departures=(*agent.departures, *changes),
@@ -188,7 +202,7 @@ class _Agent:
     departures: Sequence[str] = ()
 
 
-def _trained_agent(args: argparse.Namespace) -> _Agent:
+def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
     """Return the agent of `-i`, a run here or on the Hub."""
     remote = is_remote(args.run)
     run = download_run(args.run) if remote else find_run(args.run)
@@ -202,24 +216,24 @@ def _trained_agent(args: argparse.Namespace) -> _Agent:
         departures.append(folder.name)
     return _Agent(
         env=env,
-        policy=resolve_policy(str(folder)),
+        policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs),
         env_options=config.env_options,
         output_folder=None if remote or is_shipped(run.path) else run.path,
         departures=departures,
     )
 
 
-def _family_or_folder(args: argparse.Namespace) -> _Agent:
+def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe."""
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings={"unnorm_key": args.unnorm_key})
+    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings=kwargs)
     recipe = load_hyperparams("ppo", args.env, policy.family)
     return _Agent(env=args.env, policy=policy, env_options=env_options(recipe.values))
 
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the environment in `--split` and `--instructions`."""
+    """Return the options of the environment in `--split` and `--instructions`, which stand above `-params`."""
     options: dict[str, Any] = {} if args.split is None else {"split": args.split}
     if args.instructions is not None:
         options["instructions"] = _read_instructions(Path(args.instructions))
@@ -247,21 +261,20 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
             words.append(Path(args.instructions).stem)
         else:
             words.append(str(value) if name == "split" else f"{name}-{value}")
-    words += ["stochastic"] if args.stochastic else []
-    return [re.sub(r"[^\w.-]+", "-", word).strip("-") for word in words]
+    return [_file_word(word) for word in words]
 
 
-def _own_options(params: Sequence[str]) -> dict[str, Any]:
-    """Return the benchmark's own options in `-params`; no others may differ from those the policy was trained with."""
-    given = check_settings("ppo", key_values(params), "-params")
-    for name in given:
-        if name != "env_kwargs":
-            raise BadValue(
-                f"-params {name}: a policy that is rolled out takes the benchmark's own options only, such as "
-                "-params 'env_kwargs:{protocol: lerobot}'"
-            )
-    own: dict[str, Any] = given.get("env_kwargs", {})
-    return own
+def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any]) -> list[str]:
+    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name."""
+    words = ["stochastic"] if protocol.sample else []
+    policy = {**given.get("policy_kwargs", {}), **protocol.sampling}
+    words += [f"{name}-{value}" for name, value in policy.items()]
+    words += [f"rounds-{protocol.rounds}"] if protocol.rounds > 1 else []
+    return [_file_word(word) for word in words]
+
+
+def _file_word(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
 
 
 def _read_instructions(path: Path) -> dict[str, str]:

@@ -236,7 +236,9 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "--split", metavar="NAME", help="start states of another split, e.g. test (default: as trained)"
     )
     add_params_argument(
-        parser, "environment settings over the run's or the recipe's, e.g. env_kwargs:{protocol: lerobot}"
+        parser,
+        "environment settings over the run's or the recipe's, and how the policy is opened, e.g. "
+        "'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: tokens}}'",
     )
     add_gym_packages_argument(parser)
     parser.add_argument(
@@ -244,11 +246,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device_arguments(parser, default="auto")
     parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")
-    actions = parser.add_mutually_exclusive_group()
-    actions.add_argument("--stochastic", action="store_true", help="sample actions instead of deterministic ones")
-    actions.add_argument(
-        "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
-    )
+    _add_decoding_arguments(parser)
     parser.add_argument(
         "--instructions",
         metavar="FILE",
@@ -256,6 +254,26 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_worker_error_argument(parser, default="raise", restart="start it anew and run its episodes again")
     add_progress_argument(parser)
+
+
+def _add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--stochastic", action="store_true", help="sample actions instead of deterministic ones")
+    actions.add_argument(
+        "--deterministic", action="store_true", help="the policy's own deterministic actions (the default)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=number(lambda value: 0.0 < value < math.inf, "a number above 0, e.g. 1.6"),
+        metavar="T",
+        help="sample action tokens at this temperature (default: the policy's own)",
+    )
+    parser.add_argument(
+        "--top-k", type=count_or_zero, metavar="K", help="sample among the K likeliest tokens only, 0: all"
+    )
+    parser.add_argument(
+        "--rounds", type=count, metavar="N", help="play every start state N times, each with other noise (default: 1)"
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,10 +48,12 @@ class Source:
 
 def expert_source(args: argparse.Namespace) -> Source:
     """Return the benchmark's scripted expert, in the pictures of a recipe and `-params`."""
-    for name in ("run", "unnorm_key", "stochastic", "gamma", "gae_lambda"):
+    for name in ("run", "unnorm_key", "stochastic", "temperature", "top_k", "gamma", "gae_lambda"):
         # A lambda of 0 was given, too.
         if all(getattr(args, name) is not absent for absent in (None, False)):
             raise BadValue(f"{flag_of(name)} is for policies; leave it or --expert out")
+    if args.rounds and not args.noise:
+        raise BadValue("--rounds plays every start state again, and an expert without --noise does the same each time")
     options = _expert_options(args)
     benchmark = find_benchmark(args.env, **benchmark_options(options))
     make_expert = expert_class(benchmark)
@@ -70,7 +72,7 @@ def expert_source(args: argparse.Namespace) -> Source:
         benchmark=benchmark,
         settings=settings,
         num_envs=num_envs,
-        rounds=MOST_ROUNDS if args.noise else 1,
+        rounds=args.rounds or (MOST_ROUNDS if args.noise else 1),
         open=opened,
     )
 
@@ -89,7 +91,7 @@ def policy_source(args: argparse.Namespace) -> Source:
         from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
 
         rules = RolloutRules(
-            deterministic=not args.stochastic,
+            deterministic=not plan.protocol.sample,
             seed=args.seed,
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -103,7 +105,8 @@ def policy_source(args: argparse.Namespace) -> Source:
         "env": plan.env,
         "options": _recorded(options),
         "policy": plan.policy,
-        "stochastic": args.stochastic,
+        "stochastic": plan.protocol.sample,
+        **({"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}),
         "gamma": gamma,
         "gae_lambda": gae_lambda,
         "seed": args.seed,
@@ -113,7 +116,7 @@ def policy_source(args: argparse.Namespace) -> Source:
         benchmark=find_benchmark(plan.env, **benchmark_options(options)),
         settings=settings,
         num_envs=plan.num_envs,
-        rounds=MOST_ROUNDS if args.stochastic else 1,
+        rounds=args.rounds or (MOST_ROUNDS if plan.protocol.sample else 1),
         open=opened,
     )
 

@@ -33,6 +33,8 @@ class PolicyChoice:
     a checkpoint of this package, `lora` in an adapter from elsewhere."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """`state_dim` and `action_dim` of the environment that this package's checkpoint was made for; empty for others."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """The family's own settings: a checkpoint's, or the `backbone_kwargs` of fresh weights."""
 
 
 def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None) -> PolicyChoice:
@@ -48,7 +50,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
         raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
         _check_family_choices(name, given)
-        return PolicyChoice(name=name, family=name, env_options={}, fixed=())
+        return PolicyChoice(name=name, family=name, env_options={}, fixed=(), model=given.get("backbone_kwargs") or {})
     folder = local_or_shipped(name)
     if not folder.is_dir():
         if "/" not in name:
@@ -61,7 +63,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
     stored = _read_config(folder)
     lengths: Mapping[str, int] = {}
     if "family" in stored:
-        family, fits = str(stored["family"]), False
+        family, fits, model = str(stored["family"]), False, stored.get("model", {})
         cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
         lengths = {key: stored["conventions"][key] for key in _LENGTHS if key in stored["conventions"]}
         if family not in FAMILIES:
@@ -79,7 +81,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
         )
         header = read_header(folder, request)
         family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
-        fits = family_class(family).fits_environment
+        fits, model = family_class(family).fits_environment, header.model
     return PolicyChoice(
         # A Hub id is of use to others, the path of its copy here is not.
         name=str(folder) if local_or_shipped(name).is_dir() else name,
@@ -87,6 +89,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
         env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
         fixed=_fixed(folder, stored),
         lengths=lengths,
+        model=model,
     )
 
 

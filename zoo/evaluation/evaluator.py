@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,11 +15,19 @@ from vla_gym.specs import StartState, Task
 
 
 class Predictor(Protocol):
-    """The part of a Stable-Baselines3 policy that evaluation needs."""
+    """The part of a Stable-Baselines3 policy that evaluation needs; `VLAPolicy` is a `NoisePredictor`."""
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[np.ndarray, Any]:
+        """Actions `[B, K, A]` for a batch of observations."""
+
+
+@runtime_checkable
+class NoisePredictor(Predictor, Protocol):
+    """A policy that takes its random numbers, so that an episode depends on no other."""
+
+    def predict_with_noise(self, observation: Any, noise: Any, *, deterministic: bool = False) -> np.ndarray:
         """Actions `[B, K, A]` for a batch of observations."""
 
 
@@ -55,10 +63,12 @@ class EpisodeRecord:
     """Wall-clock seconds."""
     start_state: str = ""
     """Hash of the simulator state it began in; "" where it was not kept."""
+    round: int = 0
+    """How often an evaluation had played the start state before."""
 
     @classmethod
     def from_info(
-        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int = -1, start_state: str = ""
+        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int = -1, start_state: str = "", round: int = 0
     ) -> EpisodeRecord:
         """From one environment's `info["episode"]` of `vla_gym`."""
         return cls(
@@ -70,6 +80,7 @@ class EpisodeRecord:
             length=int(stats["length"]),
             seconds=float(stats.get("seconds", 0.0)),
             start_state=start_state,
+            round=round,
         )
 
 
@@ -80,7 +91,7 @@ class Frame:
     env: int
     """Environment index."""
     episode: int
-    """Index of the episode's start state in the order given."""
+    """Index of the episode, as `evaluate` returns them."""
     image: np.ndarray
     """Main camera, uint8 `[H, W, 3]`."""
     success: bool
@@ -121,33 +132,41 @@ def evaluate(
     start_states: Sequence[StartState],
     *,
     deterministic: bool = True,
+    rounds: int = 1,
+    seed: int = 0,
     on_frame: Callable[[Frame], None] | None = None,
     on_episode: Callable[[EpisodeRecord], None] | None = None,
 ) -> list[EpisodeRecord]:
-    """One episode from each start state, in their order.
+    """`rounds` episodes from each start state, one after the other, start states in their order.
 
     Each environment takes a contiguous block of them (few task switches); one that is through costs nothing.
-    `envs` must have autoreset DISABLED and at most as many environments as there are start states. An episode lost
-    with its worker (`on_worker_error="restart"`) is run again; `envs` gives up by itself.
+    `envs` must have autoreset DISABLED and at most as many environments as there are episodes. An episode lost
+    with its worker (`on_worker_error="restart"`) is run again; `envs` gives up by itself. Random numbers of a
+    `NoisePredictor` follow from `seed`, start state, round and decision alone; others draw their own.
     """
-    if envs.num_envs > len(start_states):
-        raise ValueError(f"{envs.num_envs} environments for {len(start_states)} start states")
-    blocks = _blocks(len(start_states), envs.num_envs)
+    played = episodes_of(start_states, rounds)
+    if envs.num_envs > len(played):
+        raise ValueError(f"{envs.num_envs} environments for {len(played)} episodes")
+    decide = _Decider(policy, deterministic=deterministic, seed=seed)
+    blocks = _blocks(len(played), envs.num_envs)
     current = [block.popleft() for block in blocks]
-    obs, infos = envs.reset(options=_reset_options(start_states, current, np.ones(envs.num_envs, dtype=bool)))
+    obs, infos = envs.reset(options=_reset_options(played, current, np.ones(envs.num_envs, dtype=bool)))
     hashes = list(infos["start_state"])
     solved_N = np.zeros(envs.num_envs, dtype=bool)
     live_N = np.ones(envs.num_envs, dtype=bool)
+    decision_N = np.zeros(envs.num_envs, dtype=int)
     done: dict[int, EpisodeRecord] = {}
     begins_N = live_N.copy()
     actions: np.ndarray | None = None
     while True:
         _show(on_frame, obs, current, solved_N, live_N, begins_N)
         begins_N[:] = False
-        chosen, _ = policy.predict(observation_rows(obs, np.flatnonzero(live_N)), deterministic=deterministic)
+        live = np.flatnonzero(live_N)
+        chosen = decide(observation_rows(obs, live), [(*played[current[n]], int(decision_N[n])) for n in live])
         if actions is None:
             actions = np.zeros((envs.num_envs, *chosen.shape[1:]), dtype=np.float32)
         actions[live_N] = chosen
+        decision_N += 1
         obs, _, terminated_N, truncated_N, infos = envs.step(actions)
         solved_N |= infos["success"].astype(bool)
         ended_N = (terminated_N | truncated_N) & live_N
@@ -156,26 +175,52 @@ def evaluate(
         lost_N = ended_N & infos["lost"]
         _show(on_frame, obs, current, solved_N, ended_N & ~lost_N, begins_N)
         for env in np.flatnonzero(ended_N & ~lost_N).tolist():
-            start = start_states[current[env]]
+            start, number = played[current[env]]
             episode = done[current[env]] = EpisodeRecord.from_info(
                 {name: value[env] for name, value in infos["episode"].items()},
                 task_id=start.task_id,
                 trial_id=start.trial_id,
                 start_state=hashes[env],
+                round=number,
             )
             if on_episode is not None:
                 on_episode(episode)
         again_N = lost_N | (ended_N & np.array([bool(block) for block in blocks]))
         live_N &= ~ended_N | again_N
         if not live_N.any():
-            return [done[index] for index in range(len(start_states))]
+            return [done[index] for index in range(len(played))]
         if again_N.any():
             for env in np.flatnonzero(again_N & ~lost_N).tolist():
                 current[env] = blocks[env].popleft()
-            obs, infos = envs.reset(options=_reset_options(start_states, current, again_N))
+            obs, infos = envs.reset(options=_reset_options(played, current, again_N))
             hashes = list(infos["start_state"])
             solved_N &= ~again_N
+            decision_N[again_N] = 0
             begins_N = again_N
+
+
+def episodes_of(start_states: Sequence[StartState], rounds: int) -> list[tuple[StartState, int]]:
+    """The episodes of an evaluation, (start state, round) each, in the order of `evaluate`."""
+    return [(start, number) for start in start_states for number in range(rounds)]
+
+
+class _Decider:
+    """The actions of some episodes' next decisions, in NumPy."""
+
+    def __init__(self, policy: Predictor, *, deterministic: bool, seed: int) -> None:
+        self._policy, self._deterministic, self._seed = policy, deterministic, seed
+
+    def __call__(self, obs: Mapping[str, Any], episodes: Sequence[tuple[StartState, int, int]]) -> np.ndarray:
+        """`episodes`: start state, round and number of the decision for each row of `obs`."""
+        if not isinstance(self._policy, NoisePredictor):
+            return self._policy.predict(obs, deterministic=self._deterministic)[0]
+        from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise  # brings torch
+
+        decisions = [
+            EpisodeDecision(start.task_id, start.trial_id, number, decision) for start, number, decision in episodes
+        ]
+        noise = EpisodeNoise(self._seed, decisions)
+        return self._policy.predict_with_noise(obs, noise, deterministic=self._deterministic)
 
 
 def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -> dict[str, Any]:
@@ -186,18 +231,18 @@ def observation_rows(obs: Mapping[str, Any], envs: Sequence[int] | np.ndarray) -
     }
 
 
-def _blocks(num_starts: int, num_envs: int) -> list[deque[int]]:
-    bounds = [env * num_starts // num_envs for env in range(num_envs + 1)]
+def _blocks(num_episodes: int, num_envs: int) -> list[deque[int]]:
+    bounds = [env * num_episodes // num_envs for env in range(num_envs + 1)]
     return [deque(range(low, high)) for low, high in itertools.pairwise(bounds)]
 
 
 def _reset_options(
-    start_states: Sequence[StartState], current: Sequence[int], mask_N: np.ndarray
+    played: Sequence[tuple[StartState, int]], current: Sequence[int], mask_N: np.ndarray
 ) -> dict[str, np.ndarray]:
     return {
         "reset_mask": mask_N.copy(),
-        "task_id": np.array([start_states[index].task_id for index in current]),
-        "trial_id": np.array([start_states[index].trial_id for index in current]),
+        "task_id": np.array([played[index][0].task_id for index in current]),
+        "trial_id": np.array([played[index][0].trial_id for index in current]),
     }
 
 

@@ -75,12 +75,15 @@ def evaluation_record(
 def comparison_table(comparison: Comparison) -> str:
     """Both rates of `zoo.compare`, what changed, and how likely chance alone is to do that."""
     separated = "do not overlap" if comparison.separated else "overlap"
+    test, solved = "McNemar", ""
+    if comparison.rounds > 1:
+        test, solved = "sign flips of start states", f" in more of {comparison.rounds} rounds"
     return "\n".join(
         [
             "success    95 % interval      k/n",
             *(_row(rate, rate.label) for rate in (comparison.before, comparison.after)),
-            f"{comparison.gained} start states gained, {comparison.lost} lost: p = {comparison.p_value:.2g} "
-            f"(McNemar, exact, two-sided); the intervals {separated}",
+            f"{comparison.gained} start states gained{solved}, {comparison.lost} lost: p = {comparison.p_value:.2g} "
+            f"({test}, exact, two-sided); the intervals {separated}",
         ]
     )
 
@@ -112,6 +115,7 @@ def evaluation_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
         "eval/success_at_end": statistics.fmean(episode.success_at_end for episode in episodes),
         "eval/return": statistics.fmean(episode.total_reward for episode in episodes),
         "eval/episode_len": statistics.fmean(episode.length for episode in episodes),
+        "eval/reward": statistics.fmean(episode.total_reward / max(episode.length, 1) for episode in episodes),
         "eval/num_trajectories": len(episodes),
     }
 
@@ -138,12 +142,17 @@ def protocol_line(
     """One line that keeps a success rate from being misread; `actions` is
     `VLAPolicy.action_selection_text`, `start_kind` is `Benchmark`'s."""
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
+    starts = len({(episode.task_id, episode.trial_id) for episode in episodes})
+    times, note = "", ""
+    if starts < len(episodes):
+        times = f"{max(episode.round for episode in episodes) + 1} rounds of "
+        note = ", intervals by start state (its rounds are not independent)"
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
     return (
-        f"{env_id}, {len(episodes)} episodes = {len(episodes)} of {trials} {start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}"
+        f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {start_kind} on {len(tried)} of "
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{note}"
     )
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.specs import Task
 from zoo.evaluation.evaluator import EpisodeRecord
 
-Outcomes = Mapping[tuple[str, str], bool]
-"""(<environment>/<task id>, hash of the start state) -> whether the episode was solved."""
+Outcomes = Mapping[tuple[str, str], tuple[bool, ...]]
+"""(<environment>/<task id>, hash of the start state) -> whether its episode was solved, round by round."""
 _Z95 = statistics.NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """k successes of n, with the Wilson 95 % interval."""
+    """k successes of n, with the Wilson 95 % interval.
+
+    Episodes of one start state are alike: the interval counts them as `effective_episodes` independent ones.
+    """
 
     label: str
     """Task or suite."""
@@ -27,6 +33,10 @@ class Rate:
     """k."""
     episodes: int
     """n."""
+    start_states: int | None = None
+    """Different start states among them; None = all."""
+    effective: float | None = None
+    """See `effective_episodes`; None = n."""
 
     @property
     def mean(self) -> float:
@@ -36,10 +46,29 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson score interval, 95 %."""
-        return wilson_interval(self.successes, self.episodes)
+        if self.effective is None:
+            return wilson_interval(self.successes, self.episodes)
+        return wilson_interval(self.mean * self.effective, self.effective)
 
 
-def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
+def effective_episodes(solved_by_start: Sequence[Sequence[bool]]) -> float:
+    """Independent episodes that those of some start states are worth, each played once or several times.
+
+    The number whose binomial variance is the variance between start states (the linearised one of a ratio), as
+    intervals of clustered surveys have it (Korn and Graubard 1998; Dean and Pagano 2015): at most all episodes, and at
+    least one for each start state, which repeats that always end alike are worth.
+    """
+    starts, episodes = len(solved_by_start), sum(map(len, solved_by_start))
+    rate = sum(map(sum, solved_by_start)) / episodes
+    squares = sum((sum(solved) - rate * len(solved)) ** 2 for solved in solved_by_start)
+    if starts == episodes or starts == 1 or rate in (0.0, 1.0):
+        return float(starts)
+    between = starts / (starts - 1) * squares / episodes**2
+    worth = rate * (1 - rate) / between if between > 0 else episodes
+    return min(float(episodes), max(float(starts), worth))
+
+
+def wilson_interval(successes: float, episodes: float) -> tuple[float, float]:
     """95 % score interval of a binomial rate (Wilson 1927): honest at 0 and n, where k/n +- 2 s.e. is not."""
     if not 0 <= successes <= episodes or episodes < 1:
         raise ValueError(f"need 0 <= successes <= episodes and episodes >= 1, got {successes} of {episodes}")
@@ -85,17 +114,40 @@ def suite_weighted_mean(rates: Sequence[Rate]) -> float:
 
 
 def _rate(label: str, episodes: Sequence[EpisodeRecord]) -> Rate:
-    return Rate(label=label, successes=sum(e.success_once for e in episodes), episodes=len(episodes))
+    return _rate_of(label, _by_start(episodes))
+
+
+def _rate_of(label: str, solved_by_start: Sequence[Sequence[bool]]) -> Rate:
+    episodes, starts = sum(map(len, solved_by_start)), len(solved_by_start)
+    repeated = starts < episodes
+    return Rate(
+        label=label,
+        successes=sum(map(sum, solved_by_start)),
+        episodes=episodes,
+        start_states=starts if repeated else None,
+        effective=effective_episodes(solved_by_start) if repeated else None,
+    )
+
+
+def _by_start(episodes: Sequence[EpisodeRecord]) -> list[list[bool]]:
+    """Whether each episode was solved, start state by start state; one that was not chosen stands for itself."""
+    found: dict[tuple[int, int], list[bool]] = {}
+    for index, episode in enumerate(episodes):
+        key = (episode.task_id, episode.trial_id) if episode.trial_id >= 0 else (-1, index)
+        found.setdefault(key, []).append(episode.success_once)
+    return list(found.values())
 
 
 def rate_values(rate: Rate) -> dict[str, Any]:
     """Return a rate with its Wilson 95 % interval as JSON values."""
     low, high = rate.interval
+    repeated = {} if rate.effective is None else {"start_states": rate.start_states, "effective": rate.effective}
     return {
         "name": rate.label,
         "success": rate.mean,
         "successes": rate.successes,
         "episodes": rate.episodes,
+        **repeated,
         "low": low,
         "high": high,
     }
@@ -109,15 +161,27 @@ class Comparison:
     """Of the first policy."""
     after: Rate
     """Of the second."""
-    gained: int
-    """Start states that only the second solves."""
-    lost: int
-    """Start states that only the first solves."""
+    differences: tuple[int, ...]
+    """Rounds that the second solves more than the first, of each start state."""
+    rounds: int = 1
+    """Episodes of each start state."""
+
+    @property
+    def gained(self) -> int:
+        """Start states that the second solves more often; in one round, those that only the second solves."""
+        return sum(difference > 0 for difference in self.differences)
+
+    @property
+    def lost(self) -> int:
+        """Start states that the first solves more often."""
+        return sum(difference < 0 for difference in self.differences)
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of McNemar's exact test."""
-        return mcnemar_exact(self.gained, self.lost)
+        """Two-sided, of the exact sign-flip test over start states; in one round that is McNemar's."""
+        if self.rounds == 1:
+            return mcnemar_exact(self.gained, self.lost)
+        return sign_flip_exact(self.differences)
 
     @property
     def separated(self) -> bool:
@@ -136,6 +200,28 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     coins = gained + lost
     tail = sum(math.comb(coins, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**coins)
+
+
+def sign_flip_exact(differences: Sequence[int]) -> float:
+    """Chance of a sum as far from 0 when each difference is as likely with the other sign (Fisher 1935, exact).
+
+    Two policies that are alike in a start state may have changed places there, all its rounds together: rounds of one
+    start state need not be independent. Differences of -1, 0 and 1 alone give `mcnemar_exact`.
+    """
+    chance = np.ones(1)
+    """Of each sum, from the lowest to the highest, in steps of 1."""
+    for size, number in Counter(abs(difference) for difference in differences if difference).items():
+        coins = np.zeros(2 * size * number + 1)
+        coins[:: 2 * size] = np.exp([_log_coins(number, heads) for heads in range(number + 1)])
+        chance = np.convolve(chance, coins)
+    sums = np.arange(len(chance)) - len(chance) // 2
+    return float(min(1.0, chance[np.abs(sums) >= abs(sum(differences))].sum()))
+
+
+def _log_coins(coins: int, heads: int) -> float:
+    """Log of the chance of so many heads of fair coins."""
+    ways = math.lgamma(coins + 1) - math.lgamma(heads + 1) - math.lgamma(coins - heads + 1)
+    return ways - coins * math.log(2)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -170,24 +256,40 @@ def compare(before: Outcomes, after: Outcomes) -> Comparison:
             f"a paired comparison needs the same start states in both: {len(before)} before, {len(after)} after, "
             f"{common} in common. Evaluate both with the same --env, --split and --eval-episodes"
         )
+    rounds = {len(solved) for solved in (*before.values(), *after.values())}
+    if len(rounds) > 1:
+        raise BadValue(
+            f"a paired comparison needs as many rounds of every start state, here are {sorted(rounds)}. Compare the "
+            f"first with --rounds {min(rounds)}, or evaluate both with the same --rounds"
+        )
     return Comparison(
-        before=Rate(label="before", successes=sum(before.values()), episodes=len(before)),
-        after=Rate(label="after", successes=sum(after.values()), episodes=len(after)),
-        gained=sum(after[state] and not solved for state, solved in before.items()),
-        lost=sum(solved and not after[state] for state, solved in before.items()),
+        before=_rate_of("before", list(before.values())),
+        after=_rate_of("after", list(after.values())),
+        differences=tuple(sum(after[state]) - sum(solved) for state, solved in before.items()),
+        rounds=rounds.pop() if rounds else 1,
     )
+
+
+def first_rounds(outcomes: Outcomes, rounds: int | None) -> Outcomes:
+    """Outcomes of the first rounds alone, None = all; raises `BadValue` where a start state has fewer."""
+    fewest = min(map(len, outcomes.values()))
+    if rounds is not None and fewest < rounds:
+        raise BadValue(f"--rounds {rounds} is more than the {fewest} that were played; at most --rounds {fewest}")
+    return {key: solved[:rounds] for key, solved in outcomes.items()}
 
 
 def outcomes_of(records: Sequence[Mapping[str, Any]]) -> Outcomes:
     """Outcomes of `zoo.evaluate`'s records together; raises `BadValue` where two hold one start state."""
-    found: dict[tuple[str, str], bool] = {}
+    found: dict[tuple[str, str], dict[int, bool]] = {}
     for record in records:
         for episode in record["episodes"]:
             key = (f"{record['env']}/{episode['task_id']}", episode["start_state"])
-            if key in found:
+            rounds = found.setdefault(key, {})
+            # Files from before there were rounds have none.
+            if episode.get("round", 0) in rounds:
                 raise BadValue(
                     f"start state {key[1][:8]} of task {episode['task_id']} of {record['env']} is there twice; "
                     "give each split once"
                 )
-            found[key] = bool(episode["success_once"])
-    return found
+            rounds[episode.get("round", 0)] = bool(episode["success_once"])
+    return {key: tuple(solved for _, solved in sorted(rounds.items())) for key, rounds in found.items()}

@@ -242,6 +242,7 @@ def episode_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
         "env/success_once": success_once,
         "env/success_at_end": float(np.mean([episode.success_at_end for episode in episodes])),
         "env/return": float(returns.mean()),
+        "env/return_std": float(returns.std()),
         "env/episode_len": float(lengths.mean()),
         "env/reward": float((returns / np.maximum(lengths, 1)).mean()),
         "env/num_trajectories": float(len(episodes)),

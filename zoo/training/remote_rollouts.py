@@ -80,7 +80,8 @@ class RemoteRollouts:
         Returns the megabytes of weights sent.
         """
         self.recorder.begin()
-        weights_mb = self._request(version)
+        with self._model.clock.phase("sync_weights"):
+            weights_mb = self._request(version)
         with self._model.clock.phase("waiting"):
             self._receive_shards()
         self._received = version + 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_policies.actions.noise import TORCH_NOISE, SlotNoise
+from vla_policies.actions.noise import TORCH_NOISE, EpisodeDecision, EpisodeNoise, SlotNoise
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_uniform_and_normal_have_their_moments():
 
 
 def test_a_row_for_each_slot():
-    with pytest.raises(ValueError, match="2 slots, got 3 rows"):
+    with pytest.raises(ValueError, match="noise is for 2 rows, got 3"):
         noise([0, 1]).uniform(3, 4, device=CPU)
 
 
@@ -62,3 +62,39 @@ def test_without_slots_the_global_generator_is_used():
     first = TORCH_NOISE.normal(2, 3, device=CPU)
     torch.manual_seed(0)
     assert torch.equal(first, torch.randn(2, 3))
+
+
+def episodes(*decisions: tuple[int, int, int, int], seed: int = 7) -> EpisodeNoise:
+    return EpisodeNoise(seed, [EpisodeDecision(*decision) for decision in decisions])
+
+
+def test_an_episode_gets_the_same_numbers_in_any_company():
+    whole = episodes((0, 3, 0, 5), (2, 1, 1, 0), (9, 49, 0, 12))
+    alone = episodes((2, 1, 1, 0))
+    for _ in range(2):
+        assert torch.equal(alone.uniform(1, 3, 2, device=CPU)[0], whole.uniform(3, 3, 2, device=CPU)[1])
+    assert torch.equal(alone.normal(1, 5, device=CPU)[0], whole.normal(3, 5, device=CPU)[1])
+
+
+def test_seed_start_state_round_decision_and_call_all_matter():
+    noise = episodes((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
+    drawn = [
+        noise.uniform(5, 8, device=CPU),
+        noise.uniform(5, 8, device=CPU),
+        episodes((0, 0, 0, 0), seed=8).uniform(1, 8, device=CPU),
+        # Training's numbers of the same seed.
+        SlotNoise(7, (0, 0), np.arange(4)).uniform(4, 8, device=CPU),
+    ]
+    rows = torch.cat(drawn)
+    assert len(torch.unique(rows)) == rows.numel()
+
+
+def test_numbers_of_episodes_have_their_moments():
+    many = episodes(*((task, trial, 0, 0) for task in range(10) for trial in range(100)))
+    uniform, normal = many.uniform(1000, 100, device=CPU), many.normal(1000, 100, device=CPU)
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.004)
+    assert uniform.std().item() == pytest.approx(12**-0.5, abs=0.004)
+    # First numbers of neighbouring episodes: the standard error of a correlation of 999 pairs is 0.03.
+    pairs = torch.stack([uniform[:-1, 0], uniform[1:, 0]])
+    assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.12
+    assert normal.std().item() == pytest.approx(1.0, abs=0.013)

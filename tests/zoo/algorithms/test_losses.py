@@ -159,6 +159,7 @@ def test_the_parts_add_up():
     terms = PPOLoss(**{**SETTINGS, "ent_coef": 0.1})(scored(), batch())
     # Policy: mean of -1, -1.1, 1, 0.9 = -0.05. Value: mean of 4 and 1.
     assert terms.policy.item() == pytest.approx(-0.05)
+    assert terms.policy_abs.item() == pytest.approx((1 + 1.1 + 1 + 0.9) / 4)
     assert terms.value.item() == pytest.approx(2.5)
     assert terms.entropy.item() == pytest.approx(math.log(4))
     assert terms.loss.item() == pytest.approx(-0.05 - 0.1 * math.log(4) + 0.5 * 2.5)

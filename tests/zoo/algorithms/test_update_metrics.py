@@ -7,16 +7,19 @@ import math
 
 import pytest
 import torch
+from gymnasium import spaces
 
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
-    advantage_range,
+    behaviour_gap,
     explained_variance,
     learning_rates,
     rank_means,
+    value_range,
 )
 from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.types import MicroBatch, Minibatch, Scores
 
 LOSS = PPOLoss(
@@ -144,8 +147,17 @@ def test_learning_rates_of_named_groups():
 def test_means_and_ranges_leave_out_what_has_no_entry():
     values = {"some": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "none": torch.zeros(0)}
     assert rank_means(values, ProcessGroup()) == {"some": 3.0}
-    assert advantage_range(torch.tensor([-1.0, 3.0]), ProcessGroup()) == {
-        "rollout/advantages_max": 3.0,
-        "rollout/advantages_min": -1.0,
-    }
-    assert advantage_range(torch.zeros(0), ProcessGroup()) == {}
+    assert value_range("x", torch.tensor([-1.0, 3.0]), ProcessGroup()) == {"x_max": 3.0, "x_min": -1.0}
+    assert value_range("x", torch.zeros(0), ProcessGroup()) == {}
+
+
+def test_the_gap_to_the_weights_that_decided():
+    buffer = ChunkRolloutBuffer(1, spaces.Dict(), spaces.Box(-1, 1, (2, 1)), n_envs=2)
+    buffer.executed_TN[:] = torch.tensor([[2, 1]])
+    # Weights exp(0.1), exp(1) > 2, exp(-0.4); the last step of the second decision was not run.
+    buffer.logprob_TNKA = torch.tensor([[[[-0.9], [-1.0]], [[-1.4], [5.0]]]])
+    assert behaviour_gap(buffer, "token", ProcessGroup()) == {}
+    buffer.behaviour_logprob_TNKA = torch.tensor([[[[-1.0], [-2.0]], [[-1.0], [0.0]]]])
+    gap = behaviour_gap(buffer, "token", ProcessGroup())
+    assert gap["train/actor/behav_approx_kl"] == pytest.approx((-0.1 - 1.0 + 0.4) / 3)
+    assert gap["train/actor/behav_clip_fraction"] == pytest.approx(1 / 3)

@@ -100,8 +100,8 @@ def test_the_benchmark_s_own_options_go_over_the_recipe_s(capsys: pytest.Capture
     assert len(plan_rollout(published, episodes=None).start_states) == 10 * 50
     for params, says in (
         (
-            "image_size:64",
-            "-params image_size: a policy that is rolled out takes the benchmark's own options only",
+            "learning_rate:1e-4",
+            "-params learning_rate: a policy that is rolled out takes settings of the environment and policy_kwargs",
         ),
         ("env_kwargs:{sampled_start: 7}", "Did you mean 'sampled_starts'"),
         ("env_kwargs:{sampled_starts: -7}", "got -7"),

@@ -155,3 +155,59 @@ def test_a_lost_episode_is_run_again(num_envs: int) -> None:
     assert sorted(begun) == sorted([(a, b) for a in range(2) for b in range(3)] + [(0, 1), (1, 2)])
     # One frame a decision and the last state; what was filmed of a lost episode is dropped.
     assert films == {0: 2, 1: 3, 2: 4, 3: 2, 4: 3, 5: 4}
+
+
+class FakeNoisePolicy(FakePolicy):
+    """Keeps the first random number of every decision."""
+
+    def __init__(self, envs: FakeEnvs) -> None:
+        super().__init__(envs)
+        self.drawn: list[float] = []
+
+    def predict_with_noise(self, observation: Any, noise: Any, *, deterministic: bool = False) -> np.ndarray:
+        batch = len(observation["image"])
+        drawn = noise.uniform(batch, 1, device="cpu").numpy()[:, 0]
+        self.drawn += zip(observation["image"][:, 0, 0, 0].tolist(), drawn.tolist(), strict=True)
+        return np.zeros((batch, 1, 2), dtype=np.float32)
+
+
+def numbers(num_envs: int, *, rounds: int = 1, seed: int = 0, lost: bool = False) -> dict[int, list[float]]:
+    """Start state (10 x task + trial) -> the numbers drawn in its episodes."""
+    envs = FakeEnvs(num_envs)
+    envs.loses = {(0, 1)} if lost else set()
+    policy = FakeNoisePolicy(envs)
+    cells = [StartState(task_id=a, trial_id=b) for a in range(2) for b in range(3)]
+    evaluate(policy, envs, cells, deterministic=False, rounds=rounds, seed=seed)
+    found: dict[int, list[float]] = {}
+    for cell, number in policy.drawn:
+        found.setdefault(cell, []).append(number)
+    return found
+
+
+def test_every_start_state_is_played_again_in_every_round() -> None:
+    cells = [StartState(task_id=a, trial_id=b) for a in range(2) for b in range(2)]
+    envs = FakeEnvs(8)
+    episodes = evaluate(FakePolicy(envs), envs, cells, rounds=2)
+    assert [(e.task_id, e.trial_id, e.round) for e in episodes] == [
+        (a, b, number) for a in range(2) for b in range(2) for number in range(2)
+    ]
+    assert [e.start_state for e in episodes[:3]] == ["0-0", "0-0", "0-1"]
+
+
+def test_an_episode_s_noise_does_not_depend_on_its_neighbours() -> None:
+    alone = numbers(1, rounds=2)
+    assert {cell: len(drawn) for cell, drawn in alone.items()} == {0: 2, 1: 4, 2: 6, 10: 2, 11: 4, 12: 6}
+    for num_envs in (2, 5, 12):
+        assert {cell: sorted(drawn) for cell, drawn in numbers(num_envs, rounds=2).items()} == {
+            cell: sorted(drawn) for cell, drawn in alone.items()
+        }
+    # A second round adds to the first; another seed changes every number.
+    first = numbers(3)
+    assert all(first[cell] == alone[cell][: len(first[cell])] for cell in first)
+    every = [number for drawn in (*alone.values(), *numbers(1, rounds=2, seed=1).values()) for number in drawn]
+    assert len(set(every)) == len(every) == 48
+
+
+def test_an_episode_that_is_run_again_draws_the_same_numbers() -> None:
+    first, again = numbers(2)[1], numbers(2, lost=True)[1]
+    assert again == [*first, *first]

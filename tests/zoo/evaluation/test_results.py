@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -85,3 +86,13 @@ def test_a_protocol_line_names_its_split_once() -> None:
     assert with_split("a line", "test") == "a line, split test"
     assert with_split("sampled start states (split test)", "test") == "sampled start states (split test)"
     assert with_split("a line", None) == "a line"
+
+
+def test_the_protocol_line_tells_rounds_from_start_states() -> None:
+    twice = [replace(episode(0, trial, True), round=number) for trial in range(2) for number in range(3)]
+    line = protocol_line("E", twice, TASKS, chunk=4, actions="actions sampled", start_kind="start states")
+    assert line.startswith("E, 6 episodes = 3 rounds of 2 of 6 start states on 1 of 2 tasks, ")
+    assert line.endswith("intervals by start state (its rounds are not independent)")
+    once = protocol_line("E", EPISODES, TASKS, chunk=4, actions="actions sampled", start_kind="start states")
+    assert once.startswith("E, 3 episodes = 3 of 6 start states on 2 of 2 tasks, ")
+    assert "rounds" not in once

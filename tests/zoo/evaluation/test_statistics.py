@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.zoo.evaluation.test_evaluator import episode, task
@@ -9,12 +11,15 @@ from vla_gym.errors import BadValue
 from zoo.evaluation.statistics import (
     compare,
     compare_tasks,
+    effective_episodes,
     holm,
     mcnemar_exact,
     outcomes_of,
     overall_rate,
+    rate_values,
     rates_by_suite,
     rates_by_task,
+    sign_flip_exact,
     task_weighted_mean,
     wilson_interval,
 )
@@ -41,8 +46,10 @@ def test_counts_below_zero_are_refused() -> None:
         mcnemar_exact(-1, 2)
 
 
-def states(solved: str) -> dict[tuple[str, str], bool]:
-    return {("Reach/0", str(k)): letter == "x" for k, letter in enumerate(solved)}
+def states(solved: str) -> dict[tuple[str, str], tuple[bool, ...]]:
+    """A start state for each word of `solved` (or letter, if there is one word); its letters are rounds."""
+    played = solved.split() if " " in solved else list(solved)
+    return {("Reach/0", str(k)): tuple(letter == "x" for letter in rounds) for k, rounds in enumerate(played)}
 
 
 def test_what_changed_is_counted_state_by_state() -> None:
@@ -66,6 +73,69 @@ def test_other_start_states_are_refused() -> None:
         compare(states("xxx"), states("x-"))
 
 
+def test_rounds_of_a_start_state_change_sides_together() -> None:
+    # Differences 2, 1, -1, 0: of the 8 ways to give three of them signs, 6 have a sum of 2 or more in size.
+    found = compare(states("-- x- xx x-"), states("xx xx x- -x"))
+    assert found.differences == (2, 1, -1, 0)
+    assert (found.gained, found.lost, found.rounds) == (2, 1, 2)
+    assert found.p_value == pytest.approx(6 / 8)
+    assert (found.before.successes, found.before.episodes, found.before.start_states) == (4, 8, 4)
+    # Alike in all rounds, 6 of them won: as sure as 6 coins, not as 12.
+    assert compare(states("-- " * 6), states("xx " * 6)).p_value == pytest.approx(2 / 64)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (3, 3), (8, 2), (40, 1), (700, 640)])
+def test_sign_flips_of_one_round_are_mcnemar_s(gained: int, lost: int) -> None:
+    differences = [1] * gained + [-1] * lost + [0] * 5
+    assert sign_flip_exact(differences) == pytest.approx(mcnemar_exact(gained, lost), rel=1e-9)
+
+
+def test_different_numbers_of_rounds_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"as many rounds of every start state, here are \[1, 2\].*same --rounds"):
+        compare(states("xx x-"), states("x-"))
+
+
+def test_rounds_of_a_record_stand_in_their_order() -> None:
+    parts = [
+        {"task_id": 0, "start_state": "aa", "round": number, "success_once": solved}
+        for number, solved in ((1, True), (0, False))
+    ]
+    assert outcomes_of([{"env": "Reach", "episodes": parts}]) == {("Reach/0", "aa"): (False, True)}
+
+
+@pytest.mark.parametrize(
+    ("solved", "worth"),
+    [
+        ("xx -- xx --", 4.0),  # repeats that end alike add nothing: 4/3 * 4 / 64 = 1/12 would be worth 3, at least 4
+        ("x- x- x- x-", 8.0),  # start states that are alike: as good as new ones
+        ("xx xx", 2.0),  # nothing to tell the spread by
+        ("x-", 1.0),
+        # Rate 1/2, one start state of 2/2, one of 0/2, six of 1/2: 8/7 * 2 / 256 = 1/112, a quarter of which is 28.
+        ("xx -- x- x- x- x- x- x-", 16.0),
+        # Rate 1/2, of eight start states six alike: 8/7 * 6 / 256 = 3/112, which is worth 28/3.
+        ("xx xx xx -- -- -- x- x-", 28 / 3),
+        ("x-x-", 1.0),
+    ],
+)
+def test_episodes_of_one_start_state_are_not_independent(solved: str, worth: float) -> None:
+    rounds = [[letter == "x" for letter in word] for word in solved.split()]
+    assert effective_episodes(rounds) == pytest.approx(worth)
+
+
+def test_the_interval_counts_start_states_where_rounds_end_alike() -> None:
+    twice = [replace(episode(0, trial, trial < 5), round=number) for trial in range(10) for number in range(2)]
+    once = twice[::2]
+    assert (overall_rate(twice).successes, overall_rate(twice).episodes) == (10, 20)
+    assert overall_rate(twice).interval == pytest.approx(overall_rate(once).interval)
+    values = rate_values(overall_rate(twice))
+    assert (values["start_states"], values["effective"]) == (10, 10)
+    assert "effective" not in rate_values(overall_rate(once))
+
+
+def test_episodes_without_a_chosen_start_state_stand_for_themselves() -> None:
+    assert overall_rate([episode(0, -1, k < 3) for k in range(6)]).interval == wilson_interval(3, 6)
+
+
 def record(*episodes: tuple[str, bool]) -> dict:
     parts = [{"task_id": 0, "start_state": state, "success_once": solved} for state, solved in episodes]
     return {"env": "Reach", "episodes": parts}
@@ -74,9 +144,9 @@ def record(*episodes: tuple[str, bool]) -> dict:
 def test_splits_count_together_and_none_counts_twice() -> None:
     train, test = record(("aa", True), ("bb", False)), record(("cc", True))
     assert outcomes_of([train, test]) == {
-        ("Reach/0", "aa"): True,
-        ("Reach/0", "bb"): False,
-        ("Reach/0", "cc"): True,
+        ("Reach/0", "aa"): (True,),
+        ("Reach/0", "bb"): (False,),
+        ("Reach/0", "cc"): (True,),
     }
     with pytest.raises(BadValue, match="start state aa of task 0 of Reach is there twice"):
         outcomes_of([train, train])
@@ -90,8 +160,8 @@ def test_holm_raises_the_smallest_most() -> None:
 
 
 def test_tasks_are_compared_each_by_itself() -> None:
-    before = {("Reach/0", "a"): True, ("Reach/1", "b"): False, ("Reach/1", "c"): False}
-    after = {("Reach/1", "c"): False, ("Reach/1", "b"): True, ("Reach/0", "a"): False}
+    before = {("Reach/0", "a"): (True,), ("Reach/1", "b"): (False,), ("Reach/1", "c"): (False,)}
+    after = {("Reach/1", "c"): (False,), ("Reach/1", "b"): (True,), ("Reach/0", "a"): (False,)}
     found = compare_tasks(before, after)
     assert {task: (one.gained, one.lost) for task, one in found.items()} == {
         "Reach/0": (0, 1),
@@ -99,7 +169,7 @@ def test_tasks_are_compared_each_by_itself() -> None:
     }
     assert found["Reach/1"].after.episodes == 2
     with pytest.raises(BadValue, match="2 in common"):
-        compare_tasks(before, dict.fromkeys(list(after)[:2], True))
+        compare_tasks(before, dict.fromkeys(list(after)[:2], (True,)))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_episode_numbers():
         "env/success_once": 0.5,
         "env/success_at_end": 0.0,
         "env/return": 0.5,
+        "env/return_std": 0.5,
         "env/episode_len": 7.0,
         "env/reward": 0.125,
         "env/num_trajectories": 2.0,

@@ -1,0 +1,32 @@
+"""What a protocol may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo.evaluation.protocol import EvaluationProtocol
+
+
+def test_a_published_protocol_in_one_record() -> None:
+    published = EvaluationProtocol(sample=True, temperature=1.6, rounds=2, env_kwargs={"protocol": "rlinf"})
+    assert published.sampling == {"temperature": 1.6}
+    assert published.to_json() == {"sample": True, "temperature": 1.6, "top_k": None, "rounds": 2}
+    assert EvaluationProtocol().sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"temperature": 1.6}, "temperature and top_k are of sampled actions"),
+        ({"top_k": 50}, "temperature and top_k are of sampled actions"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"sample": True, "top_k": -1}, "top_k must be >= 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ],
+)
+def test_what_contradicts_itself(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        EvaluationProtocol(**fields)

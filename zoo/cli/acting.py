@@ -1,0 +1,121 @@
+"""How a policy that is rolled out is opened and acts: flags and `-params`, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from vla_gym.errors import BadValue
+from zoo.cli.arguments import key_values
+from zoo.cli.policy_choice import PolicyChoice
+from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings
+from zoo.config.settings import annotations_of, check_fields
+from zoo.evaluation.protocol import EvaluationProtocol
+
+_OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
+"""Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
+_OF_LEARNING = ("value_lr", "optimizer_kwargs")
+"""Settings of a policy that do not apply where it only acts."""
+
+
+_DRAWN_START = "policy_kwargs:{backbone_kwargs: {eval_noise: random}}"
+
+
+def given_settings(params: Sequence[str]) -> dict[str, Any]:
+    """Return `-params` of a command that rolls a policy out, checked as those of training.
+
+    They are settings of the environment, and `policy_kwargs`, which may also say where the weights go
+    (`dtype`, `device_map`, `offload_folder`). Raises `UnknownName` or `BadValue` for others.
+    """
+    values = key_values(params)
+    policy = values.pop("policy_kwargs", None)
+    given = check_settings("ppo", values, "-params")
+    for name in given:
+        if name not in ENV_OPTIONS or name in TRAINING_ONLY:
+            raise BadValue(
+                f"-params {name}: a policy that is rolled out takes settings of the environment and policy_kwargs "
+                "only, such as -params 'env_kwargs:{protocol: lerobot}' 'policy_kwargs:{backbone_kwargs: {head: l1}}'"
+            )
+    if policy is not None:
+        given["policy_kwargs"] = _policy_kwargs(policy)
+    return given
+
+
+def _policy_kwargs(values: Any) -> dict[str, Any]:
+    where = "-params: policy_kwargs"
+    if not isinstance(values, Mapping):
+        return dict(check_settings("ppo", {"policy_kwargs": values}, "-params"))  # raises
+    mapped = {"device_map": Mapping[str, Any]} if isinstance(values.get("device_map"), Mapping) else {}
+    checked = check_fields({**annotations_of(PolicyOptions), **_OPENING, **mapped}, values, where)
+    for name in checked:
+        if name in _OF_LEARNING:
+            raise BadValue(f"{where}: {name} is for training; a policy that is rolled out learns nothing, leave it out")
+    return checked
+
+
+def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `policy_kwargs` of `given_settings`, with the flags that say the same; raises where they disagree."""
+    kwargs = dict(given.get("policy_kwargs", {}))
+    for name in ("unnorm_key", "temperature", "top_k"):
+        flag = getattr(args, name)
+        if flag is not None and kwargs.setdefault(name, flag) != flag:
+            raise BadValue(
+                f"--{name.replace('_', '-')} {flag} and -params policy_kwargs:{{{name}: {kwargs[name]}}} disagree; "
+                "leave one out"
+            )
+    return kwargs
+
+
+def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EvaluationProtocol:
+    """Return how success is to be measured; `given` and `kwargs` are of the two functions above.
+
+    `--temperature` and `--top-k` mean sampled actions. In `policy_kwargs`, as of a training command, they say how the
+    policy samples if it does, and deterministic actions nearest the mean depend on them.
+    """
+    drawn = [name for name in ("temperature", "top_k") if getattr(args, name) is not None]
+    if drawn and args.deterministic:
+        raise BadValue(
+            f"--{drawn[0].replace('_', '-')} is of sampled actions, --deterministic takes none; leave one of them out"
+        )
+    sample = args.stochastic or bool(drawn)
+    return EvaluationProtocol(
+        sample=sample,
+        temperature=kwargs.get("temperature") if sample else None,
+        top_k=kwargs.get("top_k") if sample else None,
+        rounds=args.rounds or 1,
+        start_states=None,
+        split=given.get("split"),
+        env_kwargs=given.get("env_kwargs", {}),
+    )
+
+
+def check_acting(policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Mapping[str, Any]) -> None:
+    """Raise `BadValue` where the policy cannot act by the protocol, before its weights are read."""
+    token_settings = [name for name in ("temperature", "top_k", "greedy") if name in kwargs]
+    if not (protocol.sample or protocol.rounds > 1 or token_settings):
+        return
+    from vla_policies.registry import family_class  # brings torch
+
+    draws = family_class(policy.family).draws(policy.model)
+    if protocol.sample and not draws.sampled:
+        raise BadValue(
+            f"policy '{policy.name}' acts through its regression head (head: l1), which gives one action and no "
+            "distribution to sample from; leave --stochastic, --temperature and --top-k out, or open it with "
+            "-params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'"
+        )
+    if token_settings and not draws.tokens:
+        raise BadValue(
+            f"{token_settings[0]} is of action tokens, and policy '{policy.name}' ({policy.family}) has none; leave "
+            f"it out{'' if not draws.sampled else ', --stochastic samples as in training'}"
+        )
+    if protocol.rounds > 1 and not (protocol.sample or draws.deterministic):
+        how = ""
+        if draws.tokens:
+            how = "; sample with --stochastic or --temperature T"
+        elif draws.sampled:
+            how = f"; sample with --stochastic, or draw the noise they begin at: -params '{_DRAWN_START}'"
+        raise BadValue(
+            f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike: deterministic "
+            f"actions of policy '{policy.name}' ({policy.family}) draw nothing{how}"
+        )

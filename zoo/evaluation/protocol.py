@@ -1,0 +1,50 @@
+"""How success is measured, the weights aside: the record that flags and published rows fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_gym.errors import BadValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProtocol:
+    """What two success rates must have in common to be compared."""
+
+    sample: bool = False
+    """Draw actions from the policy's distribution, instead of its deterministic ones."""
+    temperature: float | None = None
+    """Of drawn action tokens, > 0; None = the policy's own."""
+    top_k: int | None = None
+    """Draw among the k likeliest tokens, 0 = all; None = the policy's own."""
+    rounds: int = 1
+    """Episodes of every start state, each with noise of its own."""
+    start_states: int | None = None
+    """Number of start states, as `choose_start_states` spreads them over the tasks; None = the whole grid."""
+    split: str | None = None
+    """Split of the start states; None = the run's or the recipe's."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The benchmark's own options; its `protocol` sets horizons and settle steps."""
+
+    def __post_init__(self) -> None:
+        """Raises `BadValue` for numbers that cannot be, and for settings of drawn actions where none are drawn."""
+        if self.temperature is not None and not self.temperature > 0:
+            raise BadValue(f"temperature must be > 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 0:
+            raise BadValue(f"top_k must be >= 0 (0 = all tokens), got {self.top_k}")
+        if self.rounds < 1:
+            raise BadValue(f"rounds must be at least 1, got {self.rounds}")
+        if not self.sample and (self.temperature is not None or self.top_k is not None):
+            raise BadValue("temperature and top_k are of sampled actions, and these are deterministic")
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The settings of `VLAPolicy` that stand above the checkpoint's."""
+        given = {"temperature": self.temperature, "top_k": self.top_k}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of how actions are chosen, and how often, for `protocol` in an evaluation's record."""
+        return {"sample": self.sample, "temperature": self.temperature, "top_k": self.top_k, "rounds": self.rounds}
