@@ -23,7 +23,13 @@ from vla_policies.actions.codec import ActionCodec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling, token_log_probs
 from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weights import load_weights, write_checkpoint
+from vla_policies.checkpoint_io.weights import (
+    check_tensors,
+    load_weights,
+    read_shapes,
+    weight_files,
+    write_checkpoint,
+)
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -42,6 +48,8 @@ class Request:
     """The environment's action convention; None = the checkpoint's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings, from the user's `backbone_kwargs`."""
+    base: str | None = None
+    """Folder or Hub id of the model that an adapter belongs to, instead of the one that the adapter names."""
     wanted: Conventions | None = None
     """The environment's conventions, for families whose checkpoints fit many chunks and robots."""
 
@@ -130,6 +138,12 @@ class Backbone(nn.Module, ABC):
         return True
 
     @classmethod
+    def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
+        """What stands in for the `config.json` that a published folder lacks; None where its weights are of no such
+        network."""
+        return None
+
+    @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         """Header of a folder in the layout that its makers publish."""
         raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
@@ -156,6 +170,10 @@ class Backbone(nn.Module, ABC):
         """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise."""
         load_weights(folder, self)
 
+    def check_weights(self, folder: Path) -> None:
+        """Raise as `load` would for tensors that do not fit, from the files' headers alone."""
+        check_tensors(weight_files(folder)[0], read_shapes(folder), self.state_dict())
+
     def restore(self, folder: Path) -> None:
         """As `load`, into a network that already holds weights: tensors are overwritten in place, so an
         optimiser goes on with them."""
@@ -173,6 +191,10 @@ class Backbone(nn.Module, ABC):
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""
         raise BadValue(f"family '{self.family}' has no adapters; use save_pretrained")
+
+    def check_adapter(self, folder: Path) -> None:
+        """As `check_weights`, for the adapter of a folder, which is attached without its weights."""
+        raise BadValue(f"family '{self.family}' has no adapters, got the adapter folder '{folder}'")
 
     def load_adapter(self, folder: Path) -> None:
         """Attach the adapter of a folder to the loaded weights."""

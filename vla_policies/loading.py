@@ -18,12 +18,20 @@ from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
-from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG, ADAPTER_SETTINGS, CONFIG_FILE, read_config
+from vla_policies.checkpoint_io.weights import (
+    ADAPTER_CONFIG,
+    ADAPTER_SETTINGS,
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    read_config,
+)
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.processing.norm_stats import STATISTICS_FILE
-from vla_policies.registry import FAMILIES, PUBLISHED_LAYOUTS, family_class
+from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, PUBLISHED_LAYOUTS, family_class
 
 FORMAT_VERSION = 1
+LORA_FOLDER = "lora_adapter"
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 _DAMAGE = (
     *(LookupError, TypeError, AttributeError, AssertionError, ValueError, ArithmeticError),
@@ -36,6 +44,8 @@ _DAMAGE = (
 class Adapter:
     """A folder that holds a LoRA adapter alone."""
 
+    folder: Path
+    """Place of the adapter's own files: the folder, or `lora_adapter/` in it."""
     base_name: str
     """Folder or Hub id of the model it belongs to."""
     revision: str | None
@@ -141,13 +151,22 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
     """Read and check the folder's `config.json`, of this project's layout or a published one; no weights are read."""
     request = request or Request()
     with _damage_reported(folder):
-        adapter = _read_adapter(folder)
+        adapter = _read_adapter(folder, request.base)
         if adapter is not None:
             return _published_header(adapter.base, adapter.config, request)
-        config = read_config(folder)
+        config = _config_of(folder)
         if "format_version" in config or "family" in config:
             return _own_header(folder, config, request)
         return _published_header(folder, config, request)
+
+
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    """`config.json`, or what the weights imply where fine-tunes are published without one."""
+    if not (folder / CONFIG_FILE).is_file():
+        for family in NEEDS_NO_CONFIG:
+            if (implied := family_class(family).implied_config(folder)) is not None:
+                return implied
+    return read_config(folder)
 
 
 @contextmanager
@@ -164,7 +183,7 @@ def _damage_reported(folder: Path) -> Iterator[None]:
 
 def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
     # openpi's conversions do not name their layout.
-    openpi = "type" not in config and "action_horizon" in config
+    openpi = "type" not in config and bool({"action_horizon", "paligemma_variant"} & config.keys())
     layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
     if layout not in PUBLISHED_LAYOUTS:
         raise BadValue(
@@ -206,23 +225,41 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
     )
 
 
-def _read_adapter(folder: Path) -> Adapter | None:
-    if not (folder / ADAPTER_CONFIG).is_file() or (folder / CONFIG_FILE).is_file():
+def adapter_folder(folder: Path) -> Path | None:
+    """Where the files of a LoRA adapter are, if the folder holds one and no whole model; openvla-oft's training writes
+    them to `lora_adapter/`, beside merged weights or instead of them."""
+    if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return None
+    return next((place for place in (folder, folder / LORA_FOLDER) if (place / ADAPTER_CONFIG).is_file()), None)
+
+
+def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
+    place = adapter_folder(folder)
+    if place is None:
         return None
     from vla_policies.modules.lora import read_adapter_config  # loads peft, which most policies do without
 
-    values = read_adapter_config(folder)
-    name = str(values["base_model_name_or_path"])
-    revision = None if Path(name).is_dir() else values.get("revision")
-    base = find_checkpoint(name, revision=revision)
-    if base is None:
-        raise BadValue(f"the adapter in '{folder}' must name its base's folder or Hub id, got the family '{name}'")
+    values = read_adapter_config(place)
+    name = str(values["base_model_name_or_path"]) if base_name is None else base_name
+    revision = None if base_name is not None or Path(name).is_dir() else values.get("revision")
+    base = _find_base(folder, name, revision)
     config = read_config(base)
     if (folder / ADAPTER_SETTINGS).is_file():
         config |= read_config(folder, ADAPTER_SETTINGS)
     if (folder / STATISTICS_FILE).is_file():
         config["norm_stats"] = {**config.get("norm_stats", {}), **read_config(folder, STATISTICS_FILE)}
-    return Adapter(name, revision, base, config)
+    return Adapter(place, name, revision, base, config)
+
+
+def _find_base(folder: Path, name: str, revision: str | None) -> Path:
+    """The model that the adapter in `folder` names, or that the user names for it."""
+    instead = "give the model's folder or Hub id as policy_kwargs base"
+    if name not in FAMILIES and not Path(name).expanduser().is_dir() and parse_hub_id(name) is None:
+        raise BadValue(f"the adapter in '{folder}' belongs to the model '{name}', which is not here; {instead}")
+    base = find_checkpoint(name, revision=revision)
+    if base is None:
+        raise BadValue(f"the adapter in '{folder}' names the family '{name}' as its base; {instead}")
+    return base
 
 
 # Backbones --------------------------------------------------------------------------------------------
@@ -252,17 +289,37 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     """Read a checkpoint folder; anything missing, left over or unknown raises."""
     with _damage_reported(folder):
         header = read_header(folder, request)
-        adapter = _read_adapter(folder)
+        adapter = _read_adapter(folder, request.base if request is not None else None)
         base = folder if adapter is None else adapter.base
-        where = f"model of {base / CONFIG_FILE}"
-        backbone = family_class(header.family).from_config(header.conventions, header.model, where)
+        backbone = family_class(header.family).from_config(header.conventions, header.model, _model_of(base))
         backbone.load(base)
         if adapter is None:
             backbone.source = str(folder.resolve())
         else:
             backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-            backbone.load_adapter(folder)
+            backbone.load_adapter(adapter.folder)
     return Pretrained(backbone, header.sampling)
+
+
+def check_checkpoint(folder: Path, request: Request) -> Header:
+    """Raise as `load_checkpoint` would for weights that do not fit, without reading or making any; return the header.
+
+    The network is built on the meta device, and the files' headers say the tensors' names and shapes.
+    """
+    with _damage_reported(folder):
+        header = read_header(folder, request)
+        adapter = _read_adapter(folder, request.base)
+        base = folder if adapter is None else adapter.base
+        with torch.device("meta"):
+            backbone = family_class(header.family).from_config(header.conventions, header.model, _model_of(base))
+            backbone.check_weights(base)
+            if adapter is not None:
+                backbone.check_adapter(adapter.folder)
+    return header
+
+
+def _model_of(folder: Path) -> str:
+    return f"model of {folder / CONFIG_FILE}"
 
 
 def set_source(backbone: Backbone, name: str, folder: Path) -> None:

@@ -51,6 +51,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param unnorm_key: data set whose statistics turn the network's numbers into actions, where there are any.
     :param suite: suite of the environment's tasks; chooses statistics of that name where `unnorm_key` does not.
     :param revision: branch, tag or commit of a Hub id.
+    :param base: folder or Hub id of the model that an adapter belongs to, instead of the one that the adapter names.
     :param temperature: sampling temperature; None takes the checkpoint's, 1 when fresh.
     :param top_k: draw from the k likeliest tokens, 0 = all; None takes the checkpoint's, 0 when fresh.
     :param greedy: deterministic actions, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
@@ -77,6 +78,7 @@ class VLAPolicy(ActorCriticPolicy):
         unnorm_key: str | None = None,
         suite: str | None = None,
         revision: str | None = None,
+        base: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         greedy: Greedy | None = None,
@@ -109,6 +111,7 @@ class VLAPolicy(ActorCriticPolicy):
             suite=suite,
             action_spec=action_spec,
             options=backbone_kwargs or {},
+            base=base,
         )
         opened = open_backbone(str(backbone), request, revision, observation_space, action_space)
         self.backbone = opened.backbone
@@ -255,6 +258,7 @@ class VLAPolicy(ActorCriticPolicy):
         unnorm_key: str | None = None,
         *,
         revision: str | None = None,
+        base: str | None = None,
         suite: str | None = None,
         backbone_kwargs: Mapping[str, Any] | None = None,
         action_spec: ActionSpec | None = None,
@@ -285,6 +289,7 @@ class VLAPolicy(ActorCriticPolicy):
             suite=suite,
             action_spec=action_spec,
             options=backbone_kwargs or {},
+            base=base,
         )
         found = resolve_policy(str(name), request, revision, dtype)
         if found.folder is None and (dtype is not None or device_map is not None):
@@ -302,6 +307,7 @@ class VLAPolicy(ActorCriticPolicy):
             temperature=temperature,
             top_k=top_k,
             greedy=greedy,
+            base=base,
             compile=compile,
             action_spec=action_spec,
         )

@@ -30,6 +30,10 @@ PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
 The default is the first whose class recognises the folder."""
 
 
+NEEDS_NO_CONFIG = ("pi0",)
+"""Families that know the weights of fine-tunes published without a `config.json` (`Backbone.implied_config`)."""
+
+
 def family_class(family: str) -> type[Backbone]:
     """Return the backbone class of `family`; raises `UnknownName` with the nearest family."""
     if family not in FAMILIES:

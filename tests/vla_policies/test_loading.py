@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import mock_checkpoints
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.loading import find_checkpoint, read_header
+from vla_policies.backbone import Request
+from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint, read_header
 
 MakePolicy = Callable[..., VLAPolicy]
 MakeObs = Callable[..., dict[str, np.ndarray]]
@@ -289,3 +291,40 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(BadValue, match=r"could not be fetched .* at revision 'main': no route$"):
         find_checkpoint("someone/a-policy@main")
+
+
+def test_an_adapter_whose_base_has_moved_takes_the_one_it_is_given(tmp_path: Path) -> None:
+    """As published for ManiSkill: `adapter_config.json` names a path on the machine that trained it."""
+    base = mock_checkpoints.openvla(tmp_path / "base", ["libero_10_no_noops"], in_config=["bridge_orig"])
+    adapter = mock_checkpoints.openvla_adapter(tmp_path / "adapter", base="/mnt/public/oft-sft")
+    with pytest.raises(BadValue, match=r"belongs to the model '/mnt/public/oft-sft', which is not here; give .* base"):
+        read_header(adapter)
+    request = Request(family="openvla-oft", unnorm_key="bridge_orig", base=str(base))
+    assert check_checkpoint(adapter, request).conventions.action_dim == 7
+    mock_checkpoints.openvla_adapter(adapter, base="/mnt/public/oft-sft", size="tiny")
+    with pytest.raises(BadValue, match=r"adapter_model\.safetensors' does not fit"):
+        check_checkpoint(adapter, request)
+
+
+def test_openvla_ofts_training_folder_is_an_adapter_until_it_is_merged(tmp_path: Path) -> None:
+    base = mock_checkpoints.openvla(tmp_path / "base", ["bridge_orig"])
+    folder = tmp_path / "sft"
+    mock_checkpoints.openvla_adapter(folder / "lora_adapter", base=str(base))
+    key = "libero_130_no_noops_trajall"
+    (folder / "dataset_statistics.json").write_text(json.dumps({key: mock_checkpoints.statistics()}))
+    assert adapter_folder(folder) == folder / "lora_adapter"
+    header = check_checkpoint(folder, Request(family="openvla-oft", unnorm_key=key))
+    assert header.model["unnorm_key"] == key
+    mock_checkpoints.openvla(folder, [key])
+    assert adapter_folder(folder) is None
+    assert check_checkpoint(folder, Request(family="openvla-oft")).model["unnorm_key"] == key
+
+
+def test_a_checkpoint_of_this_package_is_checked_by_its_header(tmp_path: Path) -> None:
+    VLAPolicy.from_pretrained("nano", backbone_kwargs={"size": "tiny"}).save_pretrained(tmp_path)
+    assert check_checkpoint(tmp_path, Request()).family == "nano"
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["conventions"]["action_dim"] += 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadValue, match="does not fit its config"):
+        check_checkpoint(tmp_path, Request())

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -79,6 +79,24 @@ def weight_files(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise BadValue(f"checkpoint folder '{folder}' lacks the shard {name} that {INDEX_FILE} lists")
     return [folder / name for name in names]
+
+
+def read_shapes(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder on the meta device, which has no memory: only the files' headers are read."""
+    found: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        found |= shapes_of(path)
+    return found
+
+
+def shapes_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file on the meta device."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     check_tensors,
     read_safetensors,
+    shapes_of,
     write_json,
     write_safetensors,
 )
@@ -172,26 +173,48 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 def load_adapter(module: nn.Module, folder: Path) -> None:
     """Attach the adapters of a folder to `module`; tensors that do not fit raise and are named."""
+    _attach_as(module, folder)
+    copy_adapter(module, folder)
+
+
+def check_adapter(module: nn.Module, folder: Path) -> None:
+    """As `load_adapter`, but weights are left as they are: only the header of their file is read."""
+    _attach_as(module, folder)
+    path = _weights_of(folder)
+    tensors = shapes_of(path)
+    check_tensors(path, tensors, _wanted(module, tensors))
+
+
+def _attach_as(module: nn.Module, folder: Path) -> None:
     values = read_adapter_config(folder)
     known = LoraConfig.__dataclass_fields__
     _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
-    copy_adapter(module, folder)
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:
     """Overwrite the attached adapters by those of a folder, in place."""
-    path = folder / ADAPTER_WEIGHTS
-    if not path.is_file():
-        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
+    path = _weights_of(folder)
     tensors = read_safetensors(path)
-    wanted = adapter_state(module)
-    # peft also writes the weight of an adapted output layer: the base's, or trained with the adapter.
-    state = module.state_dict()
-    wanted |= {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
+    wanted = _wanted(module, tensors)
     check_tensors(path, tensors, wanted)
     with torch.no_grad():
         for key, tensor in wanted.items():
             tensor.copy_(tensors[key])
+
+
+def _weights_of(folder: Path) -> Path:
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise BadValue(f"adapter folder '{folder}' lacks {ADAPTER_WEIGHTS}")
+    return path
+
+
+def _wanted(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `module` that an adapter's file holds."""
+    # peft also writes the weight of an adapted output layer: the base's, or trained with the adapter.
+    state = module.state_dict()
+    extra = {key: state[name] for key in tensors if (name := key.removeprefix(_PREFIX)) in state}
+    return {**adapter_state(module), **extra}
 
 
 def linear_rows(layer: nn.Module, x: Tensor, first: int, count: int) -> Tensor:

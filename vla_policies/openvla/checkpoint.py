@@ -20,6 +20,7 @@ from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
     read_safetensors,
+    read_shapes,
     read_tensors,
     write_json,
     write_safetensors,
@@ -77,12 +78,13 @@ def resolve(
         official=official, preprocessor=preprocessor, files=files, unnorm_key=chosen, settings=settings
     )
     dims = _dims(found, saved, where)
+    _check_action_dims(settings.action_dims, dims["action"], where)
     conventions = Conventions(
         cameras=settings.cameras,
         image_size=found.image_size,
         state_dim=dims.get("proprio", 0),
         chunk=settings.chunk,
-        action_dim=dims["action"],
+        action_dim=dims["action"] if settings.action_dims is None else len(settings.action_dims),
         action_spec=None,
     )
     return found, conventions
@@ -111,7 +113,16 @@ def saved_sampling(config: Mapping[str, Any]) -> Sampling:
 
 def read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The network's tensors and the critic's (empty where the folder has none)."""
-    tensors = {name: x for name, x in read_tensors(folder).items() if not name.endswith(_ROTARY)}
+    return _parts(folder, read_tensors(folder))
+
+
+def check_weights(folder: Path, network: PrismaticNetwork) -> None:
+    """Raise where the network's tensors are not the folder's, of which only headers are read."""
+    check_tensors(folder, _parts(folder, read_shapes(folder))[0], network.state_dict())
+
+
+def _parts(folder: Path, found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    tensors = {name: x for name, x in found.items() if not name.endswith(_ROTARY)}
     values = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_VALUE_PREFIX)}
     if (folder / VALUE_HEAD_FILE).is_file():
         values = read_safetensors(folder / VALUE_HEAD_FILE)
@@ -192,6 +203,14 @@ def _dims(config: OpenVLAConfig, saved: Mapping[str, Any], where: str) -> dict[s
     parts = ("action", "proprio") if config.settings.use_state else ("action",)
     statistics, key, bounds = config.statistics, config.unnorm_key, config.settings.bounds
     return {part: len(normaliser(statistics, key, part, where, bounds=bounds, epsilon=0.0).low_A) for part in parts}
+
+
+def _check_action_dims(chosen: tuple[int, ...] | None, numbers: int, where: str) -> None:
+    if chosen is not None and (not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(numbers))):
+        raise BadValue(
+            f"action_dims of {where} must be different indices in 0 .. {numbers - 1}, one for each number that the "
+            f"environment takes, got {list(chosen)}"
+        )
 
 
 def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class Settings:
     """Whether the gripper is only fully open or closed."""
     chunk: int = 1
     """K, actions per decision."""
+    action_dims: tuple[int, ...] | None = None
+    """Numbers of an action that the environment takes, in its order, e.g. (0, 1, 2, 6) of 7 on Meta-World; None = all.
+    Only these are scored. For OpenVLA-OFT, whose numbers do not depend on one another."""
     use_state: bool = False
     """Read the proprioceptive state (OpenVLA-OFT with a proprio projector)."""
     head: Literal["tokens", "l1"] = "tokens"
@@ -81,6 +84,13 @@ class OpenVLAConfig:
         """Data set -> its statistics."""
         found: Mapping[str, Any] = self.official.get("norm_stats") or {}
         return found
+
+    def numbers_of(self, action_dim: int) -> int:
+        """Numbers that the network gives for an action of which the environment takes `action_dim`."""
+        if self.settings.action_dims is None or self.unnorm_key is None:
+            return action_dim
+        action = self.statistics[self.unnorm_key]["action"]
+        return len(action["q01" if self.settings.bounds == "q01_q99" else "min"])
 
     @property
     def towers(self) -> tuple[TowerShape, ...]:

@@ -28,6 +28,7 @@ from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.modules.lora import (
     LoraSettings,
     attach,
+    check_adapter,
     copy_adapter,
     is_attached,
     load_adapter,
@@ -170,6 +171,9 @@ class OpenVLAFamily(Backbone):
         self.load_heads(folder)
         self.finish()
 
+    def check_weights(self, folder: Path) -> None:
+        checkpoint.check_weights(folder, self.network)
+
     def restore(self, folder: Path) -> None:
         self._features = None
         if self.has_adapter:
@@ -214,6 +218,9 @@ class OpenVLAFamily(Backbone):
         self.save_heads(folder)
         own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own_settings})
+
+    def check_adapter(self, folder: Path) -> None:
+        check_adapter(self.network, folder)
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from vla_policies.actions.sampling import (
     Sampling,
     token_log_probs,
 )
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.family import OpenVLAFamily
@@ -57,6 +58,13 @@ class OpenVLABackbone(OpenVLAFamily):
     def check_chunk(cls, chunk: int) -> None:
         if chunk != 1:
             raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        header = super().read_official(folder, config, request)
+        if header.model["settings"]["action_dims"] is not None:
+            raise BadValue("OpenVLA's numbers depend on one another, so none can be left out; action_dims must be null")
+        return header
 
     @torch.no_grad()
     def act(

@@ -54,7 +54,7 @@ class OpenVLAProcessor:
         self.conventions = conventions
         self.tokenizer = PromptTokenizer(config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}")
         self.pixel_statistics = pixel_statistics(config, where)
-        self.action_normaliser = _normaliser(config, "action", conventions.action_dim, where)
+        self.action_normaliser = _action_normaliser(config, conventions.action_dim, where)
         self.state_normaliser = (
             _normaliser(config, "proprio", conventions.state_dim, where) if conventions.state_dim else None
         )
@@ -99,7 +99,9 @@ class OpenVLAProcessor:
 
     def numbers_to_actions(self, number_BKA: Tensor) -> Tensor:
         """Numbers in [-1, 1] of a regression head to environment actions, float32."""
-        units = self.action_normaliser.unnormalise(number_BKA.float().cpu().numpy())
+        chosen = self.config.settings.action_dims
+        numbers = number_BKA if chosen is None else number_BKA[..., list(chosen)]
+        units = self.action_normaliser.unnormalise(numbers.float().cpu().numpy())
         flat = environment_actions(units.reshape(-1, units.shape[-1]).T, self.config, self.conventions.action_spec)
         return torch.from_numpy(flat.T.reshape(units.shape)).float().to(number_BKA.device)
 
@@ -158,6 +160,15 @@ def pixel_statistics(config: OpenVLAConfig, where: str) -> tuple[PixelStatistics
         fill = tuple(int(255 * x) for x in values["means"][index]) if strategy == "letterbox" else None
         found.append(PixelStatistics(tuple(entry["mean"]), tuple(entry["std"]), fill))  # type: ignore[arg-type]
     return tuple(found)
+
+
+def _action_normaliser(config: OpenVLAConfig, action_dim: int, where: str) -> Normaliser:
+    """Of the numbers that the environment takes."""
+    whole, chosen = _normaliser(config, "action", config.numbers_of(action_dim), where), config.settings.action_dims
+    if chosen is None:
+        return whole
+    dims = list(chosen)
+    return Normaliser(whole.low_A[dims], whole.high_A[dims], whole.mask_A[dims], whole.epsilon)
 
 
 def _normaliser(config: OpenVLAConfig, part: str, dims: int, where: str) -> Normaliser:

@@ -46,7 +46,8 @@ PLATFORMS: dict[str, dict[str, Any]] = {
 
 
 class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
-    """K x A empty slots after the prompt; the logits of a slot come from the position before it.
+    """K x A empty slots after the prompt; the logits of a slot come from the position before it. A counts all numbers
+    of an action, of which `action_dims` may choose some.
 
     With `head: l1` the slots' hidden states go through the regression head of official fine-tunes instead, which
     acts and is evaluated, but has no distribution to train.
@@ -62,8 +63,9 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
         super().__init__(conventions, config, where)
         width, settings = self.network.width, config.settings
+        self.numbers = config.numbers_of(conventions.action_dim)
         self.proprio = ProprioProjector(conventions.state_dim, width) if settings.use_state else None
-        self.regression = RegressionHead(width, conventions.action_dim) if settings.head == "l1" else None
+        self.regression = RegressionHead(width, self.numbers) if settings.head == "l1" else None
 
     @classmethod
     def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
@@ -118,11 +120,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         hidden_BSD = self.slot_hidden(inputs)
-        logits_BSV = self.network.action_logits(hidden_BSD)
-        shape = (self.conventions.chunk, self.conventions.action_dim)
+        scored_BSD, chosen = hidden_BSD, self.config.settings.action_dims
+        if chosen is not None:
+            scored_BSD = hidden_BSD.unflatten(1, (-1, self.numbers))[:, :, list(chosen)].flatten(1, 2)
+        logits_BSV = self.network.action_logits(scored_BSD)
         step_value_BU: Tensor = self.value_head(hidden_BSD[:, 0])
         return BackboneOutput(
-            logits_BSV.unflatten(1, shape),
+            logits_BSV.unflatten(1, (self.conventions.chunk, self.conventions.action_dim)),
             value_B=step_value_BU[:, 0],
             value_BK=step_value_BU if self.step_values else None,
         )
@@ -136,7 +140,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         number_BKA = self.regression(hidden_BSD).float()
         return ActionSample(
             action_BKA=self.processor.numbers_to_actions(number_BKA),
-            logprob_BKA=torch.zeros_like(number_BKA),
+            logprob_BKA=torch.zeros(*number_BKA.shape[:2], self.conventions.action_dim, device=number_BKA.device),
             value_B=self.state_values(hidden_BSD[:, 0]),
         )
 
@@ -158,7 +162,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     def slot_hidden(self, inputs: PolicyInputs) -> Tensor:
         """Normed hidden states at the positions before the slots, `[B, K * A, D]`; the first is the prompt's last."""
         segment, last_B, first_slot = self.sequence(inputs)
-        count = self.conventions.chunk * self.conventions.action_dim - 1
+        count = self.conventions.chunk * self.numbers - 1
         slot_S = torch.arange(first_slot, first_slot + count, device=last_B.device)
         read_BS = torch.cat([last_B[:, None], slot_S.expand(len(last_B), -1)], dim=1)
         read_BSD = run_layers_at(self.network.language_model.model, segment, read_BS, self.network.checkpoint_fn())
@@ -176,9 +180,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             assert inputs.state_BS is not None
             observed.append(self.proprio(inputs.state_BS)[:, None].to(word_BLD.dtype))
         num_observed = sum(part.shape[1] for part in observed)
-        slots = word_BLD.new_zeros(
-            len(word_BLD), self.conventions.chunk * self.conventions.action_dim, word_BLD.shape[2]
-        )
+        slots = word_BLD.new_zeros(len(word_BLD), self.conventions.chunk * self.numbers, word_BLD.shape[2])
         parts = [word_BLD[:, :1], *observed, word_BLD[:, 1:], slots]
         if self.config.settings.stop_token:
             parts.append(self.network.embed_tokens(torch.full_like(inputs.text_BL[:, :1], STOP)))

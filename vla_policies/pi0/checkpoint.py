@@ -1,4 +1,6 @@
-"""Published folders: lerobot's (`config.json` with a `type`) and those of openpi's PyTorch conversion.
+"""Published folders: lerobot's (`config.json` with a `type`), openpi's PyTorch conversions, and RLinf's fine-tunes.
+
+RLinf's have openpi's tensors, often no `config.json`, and statistics in `<data set>/norm_stats.json` beside them.
 
 Both have the same tensors; lerobot's names begin with `model.`. The token embedding may lie under its own
 name, under the tied language head's, or under both. The expert's own language head and embedding are unused.
@@ -21,7 +23,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import read_safetensors, weight_files
+from vla_policies.checkpoint_io.weights import INDEX_FILE, WEIGHTS_FILE, read_safetensors, read_shapes, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
@@ -39,6 +41,8 @@ from vla_policies.processing.norm_stats import choose_key
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """Keys of `config.json` of an openpi conversion, beside `precision`."""
+IMPLIED = "implied_by_tensors"
+"""Key of `implied_config`, which stands in for a `config.json`."""
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
@@ -52,6 +56,11 @@ _NORMALIZATIONS: dict[str, Normalization | None] = {
 _VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
+_WIDTH_OF = {
+    "paligemma": "vlm.layers.0.mlp.gate_proj.weight",
+    "action_expert": "expert.layers.0.mlp.gate_proj.weight",
+}
+"""Stream -> a tensor of `Pi0Network` whose second side is the stream's width."""
 _RENAMES: tuple[tuple[str, str], ...] = (
     (r"paligemma\.(model\.)?vision_tower\.(vision_model\.)?", "vlm.vision_tower."),
     (r"paligemma\.(model\.)?multi_modal_projector\.linear\.", "vlm.projector."),
@@ -68,17 +77,46 @@ _UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embe
 
 def is_openpi(config: Mapping[str, Any]) -> bool:
     """Whether `config.json` is of openpi's conversion."""
-    return "type" not in config and all(key in config for key in OPENPI_KEYS)
+    return "type" not in config and (IMPLIED in config or all(key in config for key in OPENPI_KEYS))
 
 
-def read_config(folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None) -> Pi0Config:
-    """The config of a published folder, statistics included."""
+def implied_config(folder: Path) -> dict[str, Any] | None:
+    """openpi's `config.json` as far as the tensors' shapes say it; None where the weights are of no openpi network.
+
+    They do not say the horizon.
+    """
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return None
+    shapes = {_network_name(name.removeprefix("model.")): x.shape for name, x in read_shapes(folder).items()}
+    if not {"action_in_proj.weight", *_WIDTH_OF.values()} <= shapes.keys():
+        return None
+    found: dict[str, Any] = {IMPLIED: True, "action_dim": int(shapes["action_in_proj.weight"][1])}
+    variants = {variant.width: name for name, variant in VARIANTS.items()}
+    for stream, tensor in _WIDTH_OF.items():
+        width = int(shapes[tensor][1])
+        if width not in variants:
+            known = ", ".join(f"{name} ({size})" for size, name in variants.items())
+            raise BadValue(f"'{folder}' has no config.json, and its {stream} is {width} wide, which is none of {known}")
+        found[f"{stream}_variant"] = variants[width]
+    return found
+
+
+def read_config(
+    folder: Path, config: Mapping[str, Any], family: str, unnorm_key: str | None, horizon: int | None = None
+) -> Pi0Config:
+    """The config of a published folder, statistics included; `horizon` is H where it is not the folder's own."""
     where = f"'{folder / 'config.json'}'"
     openpi = is_openpi(config)
     if not openpi and config.get("type") != family:
         raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{config.get('type')}'")
+    if IMPLIED in config and horizon is None:
+        raise BadValue(
+            f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; give "
+            "backbone_kwargs horizon (openpi: 50 for pi0_libero, 10 for pi05_libero)"
+        )
     network = _openpi_network(config, where) if openpi else _lerobot_network(config, where)
-    statistics = _openpi_statistics(folder) if openpi else _lerobot_statistics(folder)
+    network = network if horizon is None else replace(network, horizon=horizon)
+    statistics = statistics_of(folder, config)
     if unnorm_key is not None and not statistics:
         raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
@@ -153,7 +191,7 @@ def network_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor
         if _UNUSED.fullmatch(bare):
             continue
         renamed = _network_name(bare)
-        if renamed in out and not torch.equal(out[renamed], tensor):
+        if renamed in out and not tensor.is_meta and not torch.equal(out[renamed], tensor):
             raise BadValue(f"'{path}' holds two different token embeddings; '{name}' must equal the tied one")
         out[renamed] = tensor
     return out
@@ -171,7 +209,7 @@ def _network_name(bare: str) -> str:
 
 
 def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
-    known = (*OPENPI_KEYS, "precision")
+    known = (*OPENPI_KEYS, "precision", IMPLIED)
     for key in config:
         if key not in known:
             raise unknown_name(f"setting in {where}", key, known)
@@ -180,7 +218,7 @@ def _openpi_network(config: Mapping[str, Any], where: str) -> NetworkShape:
         vocab_size=OPENPI_VOCABULARY,
         vlm=_variant(config["paligemma_variant"], where),
         expert=_variant(config["action_expert_variant"], where),
-        horizon=int(config["action_horizon"]),
+        horizon=int(config.get("action_horizon", NetworkShape.horizon)),
         action_width=int(config["action_dim"]),
         state_width=int(config["action_dim"]),
     )
@@ -218,6 +256,11 @@ def _variant(name: str, where: str) -> GemmaShape:
     return VARIANTS[name]
 
 
+def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Statistics]]:
+    """Data set -> "state" and "action" -> its statistics."""
+    return _openpi_statistics(folder) if is_openpi(config) else _lerobot_statistics(folder)
+
+
 def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """From the normaliser's own file, flat names such as `observation.state.mean`; one data set, "default"."""
     files = sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
@@ -233,9 +276,10 @@ def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
 
 
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
-    """From `assets/<data set>/norm_stats.json`; data sets may have a slash in their names."""
+    """From `assets/<data set>/norm_stats.json`, or `<data set>/norm_stats.json`; names may have a slash."""
     found = {}
-    for path in sorted((folder / "assets").glob("**/norm_stats.json")):
+    root = folder / "assets" if any((folder / "assets").glob("**/norm_stats.json")) else folder
+    for path in sorted(root.glob("**/norm_stats.json")):
         try:
             parts = json.loads(path.read_text(encoding="utf-8"))["norm_stats"]
             entry = {"state": _statistics(parts["state"]), "action": _statistics(parts["actions"])}
@@ -243,7 +287,7 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
             raise BadValue(
                 f"'{path}' holds no openpi statistics (norm_stats with state and actions): {error}"
             ) from error
-        found[path.parent.relative_to(folder / "assets").as_posix()] = entry
+        found[path.parent.relative_to(root).as_posix()] = entry
     return found
 
 

@@ -20,6 +20,7 @@ from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
     check_tensors,
     fill,
+    read_shapes,
     read_tensors,
     weight_files,
     write_json,
@@ -30,7 +31,13 @@ from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised, FlowBackbone
 from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.modules.flow_head import NoiseHead
-from vla_policies.pi0.checkpoint import folder_conventions, has_time_mlp, network_names, read_config
+from vla_policies.pi0.checkpoint import (
+    folder_conventions,
+    has_time_mlp,
+    implied_config,
+    network_names,
+    read_config,
+)
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.network import Critic, Pi0Network, Prefix, join_prefixes, masked_mean, split_prefix
 from vla_policies.pi0.processor import Pi0Processor
@@ -122,11 +129,16 @@ class Pi0Backbone(FlowBackbone):
         return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
 
     @classmethod
+    def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
+        return implied_config(folder)
+
+    @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
         """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
-        own = read_config(folder, config, cls.family, request.unnorm_key).with_options(options)
+        horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
+        own = read_config(folder, config, cls.family, request.unnorm_key, horizon).with_options(options)
         conventions = folder_conventions(config, own, request)
         return Header(
             family=cls.family,
@@ -145,15 +157,8 @@ class Pi0Backbone(FlowBackbone):
 
     def load(self, folder: Path) -> None:
         """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
-        tensors, where = read_tensors(folder), weight_files(folder)[0]
-        own = any(name.startswith(NETWORK) for name in tensors)
-        if not own:
-            tensors = {
-                name if name.startswith("value_head.") else NETWORK + name: tensor
-                for name, tensor in network_names(tensors, where).items()
-            }
-        first = {name: tensor for name, tensor in self.state_dict().items() if self._may_be_new(name, tensors, own=own)}
-        fill(self, {**first, **tensors}, where, self._dtype_of)
+        where = weight_files(folder)[0]
+        fill(self, self._completed(read_tensors(folder), where), where, self._dtype_of)
         self._restore_buffers()
         preprocessing = self.config.preprocessing
         if preprocessing.action is None and preprocessing.tokenizer == "paligemma":
@@ -161,6 +166,21 @@ class Pi0Backbone(FlowBackbone):
         self._folder = folder
         self._processor = self._build_processor()
         self._reset_cache()
+
+    def check_weights(self, folder: Path) -> None:
+        where = weight_files(folder)[0]
+        check_tensors(where, self._completed(read_shapes(folder), where), self.state_dict())
+
+    def _completed(self, tensors: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
+        """A folder's tensors under their names here, and initial weights of heads that it lacks."""
+        own = any(name.startswith(NETWORK) for name in tensors)
+        if not own:
+            tensors = {
+                name if name.startswith("value_head.") else NETWORK + name: tensor
+                for name, tensor in network_names(tensors, where).items()
+            }
+        first = {name: tensor for name, tensor in self.state_dict().items() if self._may_be_new(name, tensors, own=own)}
+        return {**first, **tensors}
 
     def restore(self, folder: Path) -> None:
         """Overwrite all weights in place by those of a folder that `save` wrote."""

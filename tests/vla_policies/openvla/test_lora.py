@@ -207,7 +207,10 @@ def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
         VLAPolicy.from_pretrained(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     for change, message in (
-        ({"base_model_name_or_path": "/no/such/base"}, "'/no/such/base' is no checkpoint folder"),
+        (
+            {"base_model_name_or_path": "/no/such/base"},
+            "belongs to the model '/no/such/base', which is not here; give .* as policy_kwargs base",
+        ),
         ({"base_model_name_or_path": None}, "does not say base_model_name_or_path"),
         ({"peft_type": "IA3"}, "describes no LoRA adapter"),
     ):

@@ -176,3 +176,42 @@ def test_a_saved_folder_opens_as_it_was_saved_without_a_word(
     settings = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone.config.settings
     assert (settings.head, settings.use_state) == (("l1", True) if options else ("tokens", False))
     assert caplog.records == []
+
+
+def test_an_environment_of_four_numbers_takes_four_of_seven(folder: Path, obs: dict[str, Tensor]) -> None:
+    """As on Meta-World: the network keeps its seven slots a step, of which xyz and the last are read and scored."""
+    whole, part = open_policy(folder), open_policy(folder, action_dims=[0, 1, 2, 6])
+    assert part.conventions.action_dim == 4
+    assert part.action_space.shape == (8, 4)
+    of_seven, of_four = whole.act(obs, deterministic=True), part.act(obs, deterministic=True)
+    chosen = [0, 1, 2, 6]
+    assert torch.equal(of_four.action_BKA, of_seven.action_BKA[..., chosen])
+    assert torch.equal(of_four.logprob_BKA, of_seven.logprob_BKA[..., chosen])
+    assert torch.equal(part.evaluate(obs, of_four.record).logprob_BKA, of_four.logprob_BKA)
+    assert torch.equal(part.backbone.record_of(of_four.action_BKA)["token"], of_four.record["token"])
+
+
+def test_the_regression_head_gives_the_same_four_of_seven(folder: Path, obs: dict[str, Tensor]) -> None:
+    seven = open_policy(folder, head="l1", **STATE).act(obs, deterministic=True).action_BKA
+    four = open_policy(folder, head="l1", action_dims=[0, 1, 2, 6], **STATE).act(obs, deterministic=True)
+    assert torch.equal(four.action_BKA, seven[..., [0, 1, 2, 6]])
+    assert four.logprob_BKA.shape == four.action_BKA.shape
+
+
+def test_four_of_seven_are_saved_and_opened_again(folder: Path, obs: dict[str, Tensor], tmp_path: Path) -> None:
+    policy = open_policy(folder, action_dims=[0, 1, 2, 6])
+    policy.save_pretrained(tmp_path)
+    opened = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert opened.conventions.action_dim == 4
+    assert torch.equal(decide(opened, obs), decide(policy, obs))
+
+
+@pytest.mark.parametrize("dims", [[], [0, 0], [0, 7]])
+def test_action_dims_are_different_indices_of_the_checkpoints_numbers(folder: Path, dims: list[int]) -> None:
+    with pytest.raises(BadValue, match=r"action_dims of .* must be different indices in 0 \.\. 6"):
+        open_policy(folder, action_dims=dims)
+
+
+def test_openvlas_numbers_depend_on_one_another(folder: Path) -> None:
+    with pytest.raises(BadValue, match="OpenVLA's numbers depend on one another"):
+        VLAPolicy.from_pretrained(folder, "openvla", KEY, backbone_kwargs={"action_dims": [0, 1, 2, 6]})

@@ -8,10 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.mock_checkpoints import pi0_shapes, rlinf_pi0, write_sparse
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.weights import write_tensors
+from vla_policies.loading import check_checkpoint, read_header
 from vla_policies.pi0.config import Statistics
 from vla_policies.pi0.model import Pi0Backbone
 
@@ -316,3 +319,57 @@ def test_the_environment_decides_chunk_and_dims(golden: Golden) -> None:
         3,
         4,
     )
+
+
+@pytest.mark.parametrize(
+    ("pi05", "data_set", "horizon", "dims", "actions"),
+    [
+        (False, "physical-intelligence/libero", 50, 8, 7),
+        (True, "physical-intelligence/libero", 10, 8, 7),
+        (False, "lerobot/metaworld_mt50", 5, 4, 4),
+    ],
+)
+def test_rlinfs_layout_without_a_config(
+    tmp_path: Path, pi05: bool, data_set: str, horizon: int, dims: int, actions: int
+) -> None:
+    """Full-size tensors' names and shapes, no `config.json`, statistics in `<data set>/norm_stats.json`."""
+    folder = rlinf_pi0(tmp_path / "sft", data_set, pi05=pi05, dims=dims, actions=actions)
+    with pytest.raises(BadValue, match="give backbone_kwargs horizon"):
+        read_header(folder)
+    header = check_checkpoint(folder, Request(options={"horizon": horizon}))
+    assert header.family == ("pi05" if pi05 else "pi0")
+    assert (header.model["network"]["horizon"], header.conventions.action_dim) == (horizon, actions)
+    assert header.model["preprocessing"]["action"] is not None
+    assert header.model["preprocessing"]["state"] is not None
+    assert header.model["preprocessing"]["normalization"] == ("quantiles" if pi05 else "mean_std")
+    with pytest.raises(UnknownName, match=data_set):
+        read_header(folder, Request(unnorm_key="droid", options={"horizon": horizon}))
+
+
+@pytest.mark.usefixtures("tiny_variants")
+def test_statistics_beside_the_weights_are_those_under_assets(golden: Golden, tmp_path: Path) -> None:
+    under_assets = openpi_folder(golden, tmp_path / "openpi")
+    beside = tmp_path / "rlinf"
+    shutil.copytree(under_assets, beside)
+    shutil.move(beside / "assets" / "physical-intelligence", beside)
+    shutil.rmtree(beside / "assets")
+    (beside / "config.json").unlink()
+    opened = [
+        open_policy(under_assets, unnorm_key="physical-intelligence/libero"),
+        open_policy(beside, backbone_kwargs={"horizon": 50}),
+    ]
+    assert opened[0].backbone.config == opened[1].backbone.config
+    assert same_weights(opened[1], golden)
+
+
+def test_weights_of_another_shape_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    folder = rlinf_pi0(tmp_path / "sft", "physical-intelligence/libero")
+    shapes = {**pi0_shapes(pi05=False), "action_out_proj.weight": (32, 512)}
+    write_sparse(folder / "model.safetensors", shapes)
+    with pytest.raises(
+        BadValue, match=r"'network\.action_out_proj\.weight' is \(32, 512\), the model needs \(32, 1024\)"
+    ):
+        check_checkpoint(folder, Request(options={"horizon": 50}))
+    write_sparse(folder / "model.safetensors", {"a.weight": (2, 2)})
+    with pytest.raises(BadValue, match=r"lacks config\.json"):
+        read_header(folder)
