@@ -47,3 +47,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'vla_policies' has no attribute '{name}'")
     return getattr(import_module(f"vla_policies.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from vla_gym.errors import MissingDependency
 from vla_gym.specs import Benchmark
 from vla_gym.system.cache import library_caches
 from vla_gym.system.child import python_path
+from vla_gym.system.extras import install_command
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
 
@@ -23,9 +24,9 @@ def check_installed(benchmark: Benchmark) -> None:
     """Raise `MissingDependency` with the pip line unless every module the simulator needs is there."""
     missing = [name for name in benchmark.requires if importlib.util.find_spec(name) is None]
     if missing:
-        target = f'"vla-zoo[{benchmark.extra}]"' if benchmark.extra else " ".join(missing)
+        command = install_command(benchmark.extra) if benchmark.extra else f"pip install {' '.join(missing)}"
         raise MissingDependency(
-            f"{benchmark.id} needs {', '.join(missing)}, not installed here. Install with: pip install {target}"
+            f"{benchmark.id} needs {', '.join(missing)}, not installed here. Install with: {command}"
         )
 
 

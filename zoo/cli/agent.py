@@ -21,7 +21,7 @@ from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
-from zoo.config.gym_packages import import_gym_packages, import_packages_of, packages_flag
+from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
@@ -41,7 +41,7 @@ def chosen_run(args: argparse.Namespace) -> str | None:
 
     Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
     """
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     chooses = next((name for name in _OF_RUNS if getattr(args, name)), None)
     if args.policy is not None and args.run is None:
         if chooses is not None:
@@ -159,7 +159,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         raise BadValue(
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     given = given_settings(args.params)
     kwargs = policy_kwargs_of(args, given)
     protocol = protocol_of(args, given, kwargs)

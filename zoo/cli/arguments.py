@@ -280,6 +280,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add rl_zoo3's selectors of a run and its checkpoint; see `zoo.cli.agent.chosen_run`."""
     parser.add_argument(
         "--algo",
+        type=str.lower,
         choices=RUN_ALGORITHMS,
         help="whose newest run of --env to take without -i (default: any algorithm's)",
     )

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vla_gym.errors import LostRank, VLAZooError, unknown_name
+from vla_gym.system.threads import let_waiting_threads_sleep
 from zoo.runs.progress import log_to_screen
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -43,6 +44,7 @@ _LAUNCHER_SECONDS = 5.0
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
     log_to_screen()
+    let_waiting_threads_sleep()
     try:
         code = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
