@@ -24,6 +24,7 @@ from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
+from zoo.training.start_warnings import start_warnings
 
 
 def parser(
@@ -95,6 +96,8 @@ def run(argv: Sequence[str]) -> int:
     check_startable(plan)
     if args.dry_run:
         print(dry_run_text(plan, point))
+        for sentence in start_warnings(plan, point):
+            print(f"warning: {sentence}")
         return 0
     return _train(args, config, point, argv)
 

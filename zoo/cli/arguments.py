@@ -158,8 +158,13 @@ def add_params_argument(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_progress_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `-P`."""
-    parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+    """Add `-P`; None where it was not given."""
+    parser.add_argument(
+        "-P",
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="progress bar with time left (default: on a terminal)",
+    )
 
 
 def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None) -> None:
