@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vla_gym import __version__
+
 if TYPE_CHECKING:
     from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
     from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
@@ -23,6 +25,7 @@ __all__ = [
     "Sampling",
     "TokenBackbone",
     "VLAPolicy",
+    "__version__",
     "check_compatible",
 ]
 

@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vla_gym import __version__
 from vla_gym.system.threads import let_waiting_threads_sleep
 
 if TYPE_CHECKING:
     from zoo.algorithms.grpo import GRPO
     from zoo.algorithms.ppo import PPO
 
-__all__ = ["GRPO", "PPO"]
+__all__ = ["GRPO", "PPO", "__version__"]
 
 
 # Loaded on first use: `python -m zoo.train --help` must answer without waiting for torch.

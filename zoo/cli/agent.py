@@ -17,6 +17,7 @@ import yaml
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
+from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
@@ -29,7 +30,7 @@ from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
 from zoo.runs.lookup import find_run, newest_run, policy_folder
-from zoo.runs.shipped_agents import agents_for, is_shipped
+from zoo.runs.shipped_agents import agents_folder, agents_for, is_shipped
 
 # The trained agent ----------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ def chosen_run(args: argparse.Namespace) -> str | None:
 
 
 def _found_run(args: argparse.Namespace) -> str:
-    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else an agent of the package."""
+    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else a trained agent."""
     if args.env is None:
         raise BadValue(
             "give --env ID (its newest run), or either -i RUN (a trained policy) or --policy NAME (a family, a folder)"
@@ -72,9 +73,12 @@ def _found_run(args: argparse.Namespace) -> str:
         return str(found.path)
     if shipped := [agent for agent in agents_for(args.env) if agent.split("/")[1] in algos]:
         return shipped[0]
+    agents = (
+        "no trained agent" if agents_folder() else f"the trained agents are not installed ({install_command('agents')})"
+    )
     train = f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
     raise BadValue(
-        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
+        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and {agents}. "
         f"Train one: {train}; or give -i RUN or --policy NAME"
     )
 
