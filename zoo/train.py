@@ -17,14 +17,14 @@ from zoo.cli.arguments import (
     count_or_zero,
     pipeline_stages,
 )
+from zoo.cli.follow_flags import add_film_arguments, add_tracking_arguments, check_films, tracking_of
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
-from zoo.config.gym_packages import import_named_packages
+from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
-from zoo.training.start_warnings import start_warnings
 
 
 def parser(
@@ -33,7 +33,7 @@ def parser(
 ) -> OneLineParser:
     """The flags of `zoo.train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
-    p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
+    p.add_argument("--algo", help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3")
     p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together")
     add_new_run_arguments(
@@ -47,7 +47,8 @@ def parser(
         "of a run: go on from there in a new run folder",
     )
     p.add_argument("-tb", "--tensorboard-log", metavar="DIR", help="TensorBoard events there, not in the run folder")
-    p.add_argument("--track", metavar="TRACKER", help="wandb or swanlab: send the run's numbers there, too")
+    add_tracking_arguments(p)
+    add_film_arguments(p)
     add_worker_error_argument(p, default=None, restart="start it anew, its episodes are lost and not counted")
     add_progress_argument(p)
     p.add_argument(
@@ -83,12 +84,13 @@ def parser(
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_named_packages(args)
+    import_gym_packages(args.gym_packages)
     check_services(args)
     config, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = RunPlan.resolve(config)
+    check_films(args, collects_elsewhere=not plan.placement.everywhere)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
     # Only now: torch takes seconds to import, a typo should not.
@@ -96,8 +98,6 @@ def run(argv: Sequence[str]) -> int:
     check_startable(plan)
     if args.dry_run:
         print(dry_run_text(plan, point))
-        for sentence in start_warnings(plan, point):
-            print(f"warning: {sentence}")
         return 0
     return _train(args, config, point, argv)
 
@@ -124,6 +124,7 @@ def _log_folder(args: argparse.Namespace, point: ResumePoint | None) -> Path:
 
 
 def _train(args: argparse.Namespace, config: RunConfig, point: ResumePoint | None, argv: Sequence[str]) -> int:
+    from zoo.training.films import Films
     from zoo.training.train import train
     from zoo.training.trainer import TrainJob
 
@@ -133,7 +134,12 @@ def _train(args: argparse.Namespace, config: RunConfig, point: ResumePoint | Non
         log_folder=_log_folder(args, point),
         tensorboard_log=Path(args.tensorboard_log) if args.tensorboard_log else None,
         progress=args.progress,
-        track=args.track,
+        tracking=tracking_of(args),
+        films=Films(
+            every=args.video_freq,
+            folder=Path(args.video_folder) if args.video_folder else None,
+            evaluation=not args.no_eval_video,
+        ),
         command=("python", "-m", "zoo.train", *argv),
         args=vars(args),
     )

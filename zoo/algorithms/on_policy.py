@@ -125,7 +125,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                 "new_obs": step.next_obs,
                 "actions": step.sample.action_BKA.cpu().numpy(),
             }
-        callback.update_locals({"env": self.env, **seen})
+        callback.update_locals({"env": self.env, "step": step, **seen})
         return callback.on_step()
 
     def train(self) -> None:

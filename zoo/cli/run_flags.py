@@ -17,6 +17,7 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
+from zoo.cli.follow_flags import tracking_of
 from zoo.cli.policy_choice import over_recipe, resolve_policy, suite_of
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm
 from zoo.config.hyperparams import load_hyperparams
@@ -32,6 +33,7 @@ from zoo.config.run_config import (
     sft_config,
 )
 from zoo.config.settings import defaults_of
+from zoo.config.tracking import check_tracking
 from zoo.files import quoted
 from zoo.runs.folder import RunFolder, holds_policy, longer
 from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
@@ -66,10 +68,7 @@ def given_flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def check_services(args: argparse.Namespace) -> None:
     """Raise for a tracker or a Hub repository that cannot work, before anything runs."""
-    if args.track is not None:
-        from zoo.runs.loggers import check_tracker  # brings torch and TensorBoard
-
-        check_tracker(args.track)
+    check_tracking(tracking_of(args))
     if args.push_to_hub is not None:
         from zoo.hub.upload import check_repo
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
-from vla_gym.system.extras import install_command
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
 
@@ -191,6 +190,6 @@ def parquet() -> tuple[ModuleType, ModuleType]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"datasets of demonstrations need pyarrow, not installed here. Install with: {install_command('datasets')}"
+            'datasets of demonstrations need pyarrow, not installed here. Install with: pip install "vla-zoo[datasets]"'
         ) from error
     return pyarrow, pyarrow.parquet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -162,10 +161,9 @@ def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, process_group: Pro
 
 
 def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:
-    """One line: successes of a group, whether the update drops it, and of how many groups that is so."""
-    kinds = Counter((group.successes, group.size, group.kept) for group in outcomes)
+    """One line: each group's start state (shortened), its successes, and whether the update drops it."""
     groups = [
-        f"{successes}/{size}{'' if kept else ' dead'}{f' x{count}' if count > 1 else ''}"
-        for (successes, size, kept), count in sorted(kinds.items())
+        f"{group.start_state[:_SHORT]} {group.successes}/{group.size}{'' if group.kept else ' dead'}"
+        for group in outcomes
     ]
     return ["groups: " + " | ".join(groups)] if groups else []

@@ -19,7 +19,6 @@ from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.batch_plan import solve
 from zoo.config.gym_packages import packages_of
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
@@ -43,6 +42,7 @@ from zoo.runs.progress import Progress
 from zoo.runs.report_page import write_run_page
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator
+from zoo.training.films import EPISODES, TrainingFilms
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -172,6 +172,7 @@ class RLTrainer(Trainer):
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,
+            filmed_episodes=EPISODES if self.job.films.evaluation else 0,
         )
 
     def screen(self) -> list[KVWriter]:
@@ -180,11 +181,12 @@ class RLTrainer(Trainer):
     def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
         file = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
         cleanup.callback(file.close)
-        return [MonitorCallback(file, progress)]
-
-    def planned_steps(self) -> int:
-        rollout = solve(self.config).simulator_steps
-        return self.done + -(-(self.config.n_timesteps - self.done) // rollout) * rollout
+        callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
+        if self.job.films.every:
+            fps = float(self.envs.metadata["render_fps"])
+            resumed_at = self.done if self.job.resume is not None else None
+            callbacks.append(TrainingFilms(self.job.films.every, self.videos, fps=fps, resumed_at=resumed_at))
+        return callbacks
 
     def is_work_left(self) -> bool:
         state = self.model.train_state
@@ -201,8 +203,9 @@ class RLTrainer(Trainer):
         if evaluator is not None and episodes is not None:
             _logger.info(self.table(episodes))
             self.write_evaluation(episodes)
-            fps = float(self.envs.metadata["render_fps"])
-            video = evaluator.video.write(self.run.videos / f"step_{steps}.mp4", fps=fps)
+            if self.job.films.evaluation:
+                fps = float(self.envs.metadata["render_fps"])
+                video = evaluator.video.write(self.videos / f"step_{steps}.mp4", fps=fps)
         write_run_page(self.run)
         lines = closing_lines(
             self.run.path,

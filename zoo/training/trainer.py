@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -17,15 +17,17 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
 from zoo.config.run_config import RunConfig
+from zoo.config.tracking import Tracking
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
-from zoo.runs.loggers import JsonLines, TensorBoard, start_tracker
+from zoo.runs.loggers import JsonLines, TensorBoard
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile
 from zoo.runs.progress import Progress
+from zoo.runs.trackers import start_trackers
 from zoo.training.callbacks import (
     BestPolicy,
     CheckpointCallback,
@@ -34,6 +36,7 @@ from zoo.training.callbacks import (
     StopSignals,
 )
 from zoo.training.evaluation import Evaluator
+from zoo.training.films import Films
 
 _logger = logging.getLogger(__name__)
 
@@ -54,10 +57,12 @@ class TrainJob:
     """Where to go on from."""
     tensorboard_log: Path | None = None
     """Parent of the TensorBoard folder; None puts events into the run folder."""
-    progress: bool | None = False
-    """Show a progress bar; None: where stderr is a terminal."""
-    track: str | None = None
-    """Experiment tracker that follows the run; None = none."""
+    progress: bool = False
+    """Show a progress bar."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """Trackers that follow the run."""
+    films: Films = field(default_factory=Films)
+    """Films of its episodes."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -114,6 +119,8 @@ class Trainer:
         self.keep_until = self.done if in_place else None
         parent = job.tensorboard_log
         self.events = run.path if parent is None else parent / self.config.algo / run.path.name
+        parent = job.films.folder
+        self.videos = run.videos if parent is None else parent / self.config.algo / run.path.name
         self.checkpoints = self.make_checkpoints()
 
     # Parts of a run that differ from algorithm to algorithm --------------------------------------------
@@ -140,10 +147,6 @@ class Trainer:
 
     def on_best(self, episodes: list[EpisodeRecord]) -> None:
         """The present policy was kept as the best, by this evaluation."""
-
-    def planned_steps(self) -> int:
-        """Steps at which the run ends."""
-        return self.config.n_timesteps
 
     def is_work_left(self) -> bool:
         """Whether a run that was stopped has steps to make, or its last evaluation."""
@@ -173,7 +176,7 @@ class Trainer:
     def _learn(self) -> None:
         first = self.process_group.is_first
         with ExitStack() as cleanup:
-            progress = Progress(self.planned_steps(), done=self.done, on=self.job.progress if first else False)
+            progress = Progress(self.config.n_timesteps, done=self.done, on=self.job.progress and first)
             cleanup.callback(progress.close)
             logger = self._make_logger()
             cleanup.callback(logger.close)
@@ -227,13 +230,12 @@ class Trainer:
     def _make_logger(self) -> Logger:
         if not self.process_group.is_first:
             return Logger(folder=None, output_formats=[])
-        formats = [
+        formats: list[KVWriter] = [
             *self.screen(),
             JsonLines(self.run.path, keep_until=self.keep_until),
             TensorBoard(self.events, keep_until=self.keep_until),
         ]
-        if self.job.track is not None:
-            formats.append(start_tracker(self.job.track, self.run, self.config))
+        formats += start_trackers(self.job.tracking, self.run, self.config)
         return Logger(folder=str(self.run.path), output_formats=formats)
 
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:

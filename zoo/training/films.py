@@ -1,0 +1,111 @@
+"""Films of the episodes that a run trains on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from vla_gym.observation import decode_instruction
+from vla_gym.video.grid import VideoGrid
+from zoo.rollout.types import Step
+
+_logger = logging.getLogger(__name__)
+
+EPISODES = 9
+"""Episodes of a film, three by three."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Films:
+    """Films of a run as its command was asked for them."""
+
+    every: int = 0
+    """Simulator steps between films of training episodes; 0 = none."""
+    folder: Path | None = None
+    """Parent of their folder; None = in the run folder."""
+    evaluation: bool = True
+    """Whether the last evaluation is filmed."""
+
+
+class TrainingFilms(BaseCallback):
+    """Films the first episodes that begin after every `every` simulator steps, one frame per decision.
+
+    They are this process's, with the actions that training draws. A film that is under way when the next is due is
+    finished first, and the end of training writes what there is.
+    """
+
+    model: Any
+
+    def __init__(self, every: int, folder: Path, *, fps: float, resumed_at: int | None = None) -> None:
+        """`resumed_at`: simulator steps of a run that goes on; None for a new one, which is filmed from its start."""
+        super().__init__()
+        self._every = every
+        self._folder = folder
+        self._fps = fps
+        self._filmed_at = -1 if resumed_at is None else resumed_at
+        self._new_run = resumed_at is None
+        self._grid: VideoGrid | None = None
+        """The film under way."""
+
+    def _on_training_start(self) -> None:
+        num_envs = self.model.n_envs
+        # A run that goes on may be in the middle of episodes.
+        self._at_start_N = np.full(num_envs, self._new_run)
+        self._tile_N: list[int | None] = [None] * num_envs
+        self._solved_N = np.zeros(num_envs, dtype=bool)
+        self._begun = 0
+
+    def _on_rollout_start(self) -> None:
+        now = self.model.num_timesteps
+        if self._grid is None and now // self._every > self._filmed_at // self._every:
+            self._grid, self._filmed_at, self._begun = VideoGrid(), now, 0
+
+    def _on_step(self) -> bool:
+        step: Step | None = self.locals["step"]
+        if step is None:
+            return True
+        for row, env in enumerate(step.env_n.tolist()):
+            if self._grid is not None:
+                self._film(self._grid, step, row, env)
+            self._at_start_N[env] = step.done_n[row]
+        if self._grid is not None and len(self._grid) == EPISODES and not self._under_way():
+            self._write()
+        return True
+
+    def _on_training_end(self) -> None:
+        if self._grid is not None and len(self._grid):
+            self._write()
+
+    def _film(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
+        if self._at_start_N[env] and len(grid) < EPISODES:
+            self._tile_N[env], self._solved_N[env] = self._begun, False
+            grid.begin(self._begun, decode_instruction(step.obs["instruction"][row]))
+            grid.add(self._begun, step.obs["image"][row], solved=False)
+            self._begun += 1
+        tile = self._tile_N[env]
+        if tile is None:
+            return
+        done = bool(step.done_n[row])
+        if step.lost_n[row]:
+            grid.drop(tile)
+        else:
+            self._solved_N[env] |= step.success_n[row]
+            image = step.infos[row]["terminal_observation"]["image"] if done else step.next_obs["image"][row]
+            grid.add(tile, image, solved=bool(self._solved_N[env]))
+        if done:
+            self._tile_N[env] = None
+
+    def _under_way(self) -> bool:
+        return any(tile is not None for tile in self._tile_N)
+
+    def _write(self) -> None:
+        assert self._grid is not None
+        path = self._grid.write(self._folder / f"training_{self._filmed_at}.mp4", fps=self._fps)
+        _logger.info(f"{self.model.num_timesteps:>10} filmed: {len(self._grid)} training episodes, {path}")
+        self._grid = None
+        self._tile_N = [None] * len(self._tile_N)
