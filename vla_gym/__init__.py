@@ -12,6 +12,9 @@ from vla_gym.make import make_vec
 from vla_gym.registry import find_benchmark, gymnasium_id, list_envs, register_benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
 
+__version__ = "0.1.0"
+"""Of all three packages, which are one distribution."""
+
 __all__ = [
     "BadValue",
     "MissingDependency",
@@ -20,6 +23,7 @@ __all__ = [
     "VLAZooError",
     "WorkerFailed",
     "WorkerRestarted",
+    "__version__",
     "find_benchmark",
     "gymnasium_id",
     "list_envs",

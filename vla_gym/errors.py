@@ -44,14 +44,27 @@ class WorkerRestarted(UserWarning):
     """A worker failed, was started anew, and its episodes were lost (`on_worker_error="restart"`)."""
 
 
-def unknown_name(kind: str, got: object, known: Iterable[str], *, show: int = 12) -> UnknownName:
-    """Return the error for `got`, which is no `kind`; it lists the known names and the nearest one."""
+_NEAR = 0.6
+"""Similarity (0 .. 1, as of `difflib`) from which a name is offered."""
+
+
+def unknown_name(
+    kind: str, got: object, known: Iterable[str], *, show: int = 12, meant: str | None = None
+) -> UnknownName:
+    """Return the error for `got`, which is no `kind`; it lists the known names and the nearest one.
+
+    Of more than `show` names the nearest are listed, and the nearest of all comes first. `meant`: the name to offer
+    where it is known better than by its spelling.
+    """
     names = sorted(known)
     by_fold = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(str(got).casefold(), by_fold, n=1, cutoff=0.5)
-    listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
-    hint = f" Did you mean '{by_fold[near[0]]}'?" if near else ""
-    return UnknownName(f"no {kind} '{got}'. Known: {listed}.{hint}")
+    near = [by_fold[fold] for fold in difflib.get_close_matches(str(got).casefold(), by_fold, n=show, cutoff=_NEAR)]
+    offered = meant or (near[0] if near else None)
+    hint = f" Did you mean '{offered}'?" if offered else ""
+    if len(names) <= show:
+        return UnknownName(f"no {kind} '{got}'. Known: {', '.join(names)}.{hint}")
+    shown = ", ".join([*near, *(name for name in names if name not in near)][:show])
+    return UnknownName(f"no {kind} '{got}'.{hint} Known: {shown}, ... ({len(names)} in all).")
 
 
 def check_known(kind: str, got: object, known: Collection[str], *, show: int = 12) -> None:

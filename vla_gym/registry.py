@@ -138,12 +138,24 @@ def num_tasks(env_id: str) -> int:
     return family.num_tasks[listed]
 
 
+def canonical_id(env_id: str) -> str:
+    """Return the listed spelling of an id, or of a single task's, that differs in case only; else `env_id` itself."""
+    if _is_listed(env_id):
+        return env_id
+    by_fold = {name.casefold(): name for name in list_envs()}
+    if env_id.casefold() in by_fold:
+        return by_fold[env_id.casefold()]
+    suite, slash, task = env_id.rpartition("/")
+    return f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
+
+
 def find_benchmark(env_id: str, **options: Any) -> Benchmark:
-    """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3".
+    """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3"; any case will do.
 
     `options` go to the family's function (`split`, a protocol ...). Raises `UnknownName` for an id, a task or an
     option that does not exist.
     """
+    env_id = canonical_id(env_id)
     suite, _, task = env_id.rpartition("/")
     if not suite or _is_listed(env_id):
         return _build(env_id, options)

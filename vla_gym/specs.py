@@ -81,6 +81,8 @@ class Benchmark:
     """pip extra with the simulator, e.g. "libero"; None when nothing is needed."""
     requires: tuple[str, ...] = ()
     """Importable module names that must be installed, checked before any worker starts."""
+    newest_python: tuple[int, int] | None = None
+    """The last Python that its packages have wheels for; None when they do not lag behind."""
     batched: bool = False
     """True when `simulator` is a `vla_gym.workers.batch_pool.BatchSimulator`: one object that runs all environments."""
     in_process: bool = False

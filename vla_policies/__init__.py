@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vla_gym import __version__
+
 if TYPE_CHECKING:
     from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
     from vla_policies.backbone import Backbone, BackboneOutput, TokenBackbone
@@ -23,6 +25,7 @@ __all__ = [
     "Sampling",
     "TokenBackbone",
     "VLAPolicy",
+    "__version__",
     "check_compatible",
 ]
 
@@ -47,3 +50,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'vla_policies' has no attribute '{name}'")
     return getattr(import_module(f"vla_policies.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,7 @@ from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
 from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
 from zoo.cli.main import guarded
-from zoo.config.gym_packages import import_gym_packages, packages_flag
+from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.files import quoted
 from zoo.runs.progress import Progress
 
@@ -57,7 +57,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     source = _source(args)
 
     from zoo.demonstrations.lerobot_writer import LeRobotWriter

@@ -16,7 +16,7 @@ from zoo.cli.arguments import (
     key_values,
 )
 from zoo.cli.main import guarded
-from zoo.config.gym_packages import import_gym_packages
+from zoo.config.gym_packages import import_named_packages
 
 _DEFAULT_EPISODES = 10
 
@@ -45,7 +45,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     if args.oracle:
         return _replay_expert(args)
     for name in ("episodes", "params"):

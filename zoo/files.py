@@ -87,7 +87,7 @@ def quoted(path: str | Path) -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """`hyperparams/` or `agents/`: `zoo/_<name>` of an installed wheel, else the repository's beside the packages."""
+    """`hyperparams/`: `zoo/_<name>` of an installed wheel, else the repository's beside the packages."""
     package = Path(__file__).parent
     inside = package / f"_{name}"
     return inside if inside.is_dir() else package.parent / name

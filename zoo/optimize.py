@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vla_gym.errors import BadValue, MissingDependency, check_integer
+from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
@@ -57,7 +58,7 @@ _MOST_SHOWN = 4
 def parser() -> OneLineParser:
     """The flags of `zoo.optimize`; anything after `--` goes to `zoo.train`."""
     p = OneLineParser("zoo.optimize", "Search settings with Optuna; a trial is a training run, success decides.")
-    p.add_argument("--algo", default="ppo", help="ppo or grpo (default: ppo)")
+    p.add_argument("--algo", type=str.lower, default="ppo", help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id")
     p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps of a run")
     p.add_argument("--n-trials", type=count, default=20, metavar="N", help="trials in all (default: 20)")
@@ -158,7 +159,7 @@ def run(argv: Sequence[str]) -> int:
         if getattr(args, name) is None:
             raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
     if find_spec("optuna") is None:
-        raise MissingDependency('zoo.optimize needs: pip install "vla-zoo[optimize]"')
+        raise MissingDependency(f"zoo.optimize needs: {install_command('optimize')}")
     algo = check_algorithm(args.algo)
     search = Search(
         algo=algo,

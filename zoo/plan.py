@@ -14,7 +14,7 @@ from dataclasses import replace
 from zoo.cli.arguments import OneLineParser, count, number
 from zoo.cli.main import guarded
 from zoo.config.batch_plan import BatchPlan
-from zoo.config.gym_packages import import_gym_packages
+from zoo.config.gym_packages import import_named_packages
 from zoo.config.memory_plan import GIB, needs, total
 from zoo.config.run_config import RunConfig
 from zoo.runs.lookup import ResumePoint
@@ -76,7 +76,7 @@ def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int 
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     print("\n".join(plan_lines(*resolve_run(args), args)))
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.registry import canonical_id
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
@@ -39,8 +40,8 @@ def parser() -> OneLineParser:
     """The flags of `zoo.plot`, as in rl_zoo3's `plot_train`."""
     p = OneLineParser("zoo.plot", "Learning curves: a line per algorithm, a panel per environment.")
     p.add_argument("runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)")
-    p.add_argument("-a", "--algo", nargs="+", choices=list(ALGORITHMS), help="algorithms (default: all)")
-    p.add_argument("-e", "--env", nargs="+", metavar="ID", help="environment ids (default: all)")
+    p.add_argument("-a", "--algo", nargs="+", type=str.lower, choices=list(ALGORITHMS), help="default: all")
+    p.add_argument("-e", "--env", nargs="+", type=canonical_id, metavar="ID", help="environment ids (default: all)")
     p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
     p.add_argument("-x", "--x-axis", choices=list(X_LABELS), default="steps", help="default: steps")
     p.add_argument("-y", "--y-axis", choices=list(Y_LABELS), default="success", help="default: success")

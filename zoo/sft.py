@@ -14,7 +14,7 @@ from zoo.cli.run_flags import (
     resolve_resumed_finetuning,
 )
 from zoo.config.algorithm_configs import SFTConfig
-from zoo.config.gym_packages import import_gym_packages
+from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import sft_config
 from zoo.config.settings import defaults_of
 from zoo.demonstrations.lerobot_reader import check_dataset
@@ -73,7 +73,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     point = find_stopped_run(args.resume) if args.resume else None
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
     for folder in sft_config(config).folders:

@@ -20,11 +20,12 @@ from zoo.cli.arguments import (
 from zoo.cli.follow_flags import add_film_arguments, add_tracking_arguments, check_films, tracking_of
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
-from zoo.config.gym_packages import import_gym_packages
+from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
+from zoo.training.start_warnings import start_warnings
 
 
 def parser(
@@ -33,7 +34,7 @@ def parser(
 ) -> OneLineParser:
     """The flags of `zoo.train`: rl_zoo3's grammar."""
     p = OneLineParser(prog, description)
-    p.add_argument("--algo", help="ppo or grpo (default: ppo)")
+    p.add_argument("--algo", type=str.lower, help="ppo or grpo (default: ppo)")
     p.add_argument("--env", metavar="ID", help="environment id, e.g. Toy-Reach, LIBERO-Spatial, LIBERO-Spatial/3")
     p.add_argument("-n", "--n-timesteps", type=count, metavar="STEPS", help="simulator steps, all envs together")
     add_new_run_arguments(
@@ -84,7 +85,7 @@ def parser(
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     check_services(args)
     config, point = resolve_run(args)
     if args.tensorboard_log:
@@ -98,6 +99,8 @@ def run(argv: Sequence[str]) -> int:
     check_startable(plan)
     if args.dry_run:
         print(dry_run_text(plan, point))
+        for sentence in start_warnings(plan, point):
+            print(f"warning: {sentence}")
         return 0
     return _train(args, config, point, argv)
 

@@ -19,6 +19,7 @@ ALLOWED_OURS = {
         "vla_gym.rotations",
         "vla_gym.errors",
         "vla_gym.observation",
+        "vla_gym.__version__",
     },
     "zoo": {"vla_gym", "vla_policies", "zoo"},
 }

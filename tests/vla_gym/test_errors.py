@@ -35,6 +35,21 @@ def test_nothing_near_nothing_offered() -> None:
     assert str(unknown_name("colour", "xyz", ["red"])) == "no colour 'xyz'. Known: red."
 
 
+def test_of_many_names_the_nearest_come_first() -> None:
+    names = [f"other{index:02}" for index in range(20)] + ["red", "reed"]
+    message = str(unknown_name("colour", "redd", names, show=3))
+    assert message == "no colour 'redd'. Did you mean 'red'? Known: red, reed, other00, ... (22 in all)."
+
+
+def test_what_is_known_to_be_meant_is_offered_before_the_nearest() -> None:
+    message = str(unknown_name("setting", "lr", ["learning_rate", "lra"], meant="learning_rate"))
+    assert message.endswith("Did you mean 'learning_rate'?")
+
+
+def test_a_name_that_is_not_near_is_not_offered() -> None:
+    assert "Did you mean" not in str(unknown_name("policy", "llama", ["nano", "openvla", "pi0"]))
+
+
 @pytest.mark.parametrize("count", [12, 13])
 def test_long_lists_are_cut(count: int) -> None:
     message = str(unknown_name("number", "?", [f"{index:02}" for index in range(count)]))

@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 from vla_gym import VLAVectorEnv, find_benchmark, gymnasium_id, list_envs, make_vec, register_benchmark
 from vla_gym.errors import UnknownName, VLAZooError
-from vla_gym.registry import FAMILIES, num_tasks, register_all
+from vla_gym.registry import FAMILIES, canonical_id, num_tasks, register_all
 
 
 def test_the_ids_of_the_contract_are_listed() -> None:
@@ -46,7 +46,7 @@ def test_options_go_to_the_family() -> None:
     [
         ("Toy-Rich", "Toy-Reach"),
         ("LIBERO-Spacial", "LIBERO-Spatial"),
-        ("libero-spatial", "LIBERO-Spatial"),
+        ("libero-spatal", "LIBERO-Spatial"),
         ("LIBERO-Spacial/3", "LIBERO-Spatial"),
         ("Toy-Reach/3", "Toy-Reach/2"),
         ("Toy-Reach/red", "Toy-Reach/0"),
@@ -57,6 +57,26 @@ def test_options_go_to_the_family() -> None:
 def test_a_wrong_id_names_the_nearest(wrong: str, hint: str) -> None:
     with pytest.raises(UnknownName, match=f"Did you mean '{hint}'"):
         find_benchmark(wrong)
+
+
+@pytest.mark.parametrize(
+    ("written", "listed"),
+    [
+        ("libero-spatial", "LIBERO-Spatial"),
+        ("libero-spatial/03", "LIBERO-Spatial/03"),
+        ("METAWORLD/Reach", "MetaWorld/reach"),
+        ("toy-reach", "Toy-Reach"),
+        ("LIBERO-Spatial", "LIBERO-Spatial"),
+        ("no-such/3", "no-such/3"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_the_case_of_an_id_does_not_matter(written: str, listed: str) -> None:
+    assert canonical_id(written) == listed
+
+
+def test_a_benchmark_has_its_listed_id_whatever_was_written() -> None:
+    assert find_benchmark("toy-reach/1").id == "Toy-Reach/1"
 
 
 def test_no_id_belongs_to_two_families() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 
 from vla_gym.errors import MissingDependency
 from vla_gym.specs import Benchmark
 from vla_gym.system.cache import library_caches
 from vla_gym.system.child import python_path
+from vla_gym.system.extras import install_command
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
 
@@ -22,11 +24,17 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 def check_installed(benchmark: Benchmark) -> None:
     """Raise `MissingDependency` with the pip line unless every module the simulator needs is there."""
     missing = [name for name in benchmark.requires if importlib.util.find_spec(name) is None]
-    if missing:
-        target = f'"vla-zoo[{benchmark.extra}]"' if benchmark.extra else " ".join(missing)
-        raise MissingDependency(
-            f"{benchmark.id} needs {', '.join(missing)}, not installed here. Install with: pip install {target}"
-        )
+    if not missing:
+        return
+    command = install_command(benchmark.extra) if benchmark.extra else f"pip install {' '.join(missing)}"
+    newest = benchmark.newest_python
+    first = ""
+    if newest is not None and sys.version_info[:2] > newest:
+        here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], newest))
+        first = f" They have no wheels for Python {here}: make an environment with Python {there}."
+    raise MissingDependency(
+        f"{benchmark.id} needs {', '.join(missing)}, not installed here.{first} Install with: {command}"
+    )
 
 
 def simulator_environment(benchmark: Benchmark, environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:

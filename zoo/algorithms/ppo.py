@@ -141,6 +141,7 @@ class PPO(VLAOnPolicyAlgorithm):
             )
         super().__init__(**settings)
         self._largest_reward = 0.0
+        self._barren_episodes: int | None = 0
         self._check_batch()
         if _init_setup_model:
             self._setup_model()
@@ -232,17 +233,29 @@ class PPO(VLAOnPolicyAlgorithm):
         if loss.clip_vf is not None:
             self.logger.record("train/clip_range_vf", loss.clip_vf)
         if self.chunked:
+            value_gap = self._value_gap(value, target)
             self.training_warnings.check(
                 UpdateHealth(
+                    no_success_episodes=self._count_barren(),
                     advantage_spread=self._advantage_spread,
                     clip_fraction=values["train/actor/clip_fraction"],
                     kl=values["train/actor/approx_kl_k3"],
                     entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
-                    value_gap=self._value_gap(value, target),
+                    value_gap=value_gap,
                     skipped_steps=metrics.skipped_steps,
                     ratio_gap=values["train/actor/ratio_first_gap"],
                 )
             )
+
+    def _count_barren(self) -> int:
+        """Count the rollout's episodes while none has been solved and no reward has come; 0 from then on."""
+        assert self.rollout_stats is not None
+        episodes = self.rollout_stats.episodes
+        if self._barren_episodes is None or self._largest_reward or any(episode.success for episode in episodes):
+            self._barren_episodes = None
+            return 0
+        self._barren_episodes += len(episodes)
+        return self._barren_episodes
 
     def _value_gap(self, value: Tensor, target: Tensor) -> float:
         """Error of the values over the largest return possible; nan while no reward was seen."""

@@ -10,6 +10,7 @@ from typing import Any
 from gymnasium import spaces
 
 from vla_gym.errors import VLAZooError
+from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.evaluation.statistics import wilson_interval
 
 
@@ -33,6 +34,8 @@ class UpdateHealth:
     """GRPO: groups of which every member succeeded."""
     no_signal_updates: int = 0
     """GRPO: consecutive updates, this one included, without a group with signal or a success."""
+    no_success_episodes: int = 0
+    """PPO: episodes so far if none of them was solved or paid anything, else 0."""
     advantage_spread: float = math.nan
     """Highest minus lowest advantage before any normalisation."""
     clip_fraction: float = math.nan
@@ -55,11 +58,7 @@ ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
 NO_SIGNAL_UPDATES_HIGH = 5
-NO_SIGNAL_ADVICE = (
-    "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
-    "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"
-)
-"""Remedies for a policy that never succeeds."""
+NO_SUCCESS_EPISODES_HIGH = 64
 
 
 def nothing_to_learn(episodes: int) -> str:
@@ -92,6 +91,12 @@ def faults(health: UpdateHealth) -> dict[str, str]:
         found["NoSuccessAtAll"] = (
             f"not one success in {health.no_signal_updates} updates running: group comparison cannot start from 0 %. "
             f"{NO_SIGNAL_ADVICE}"
+        )
+    if health.no_success_episodes >= NO_SUCCESS_EPISODES_HIGH:
+        _, high = wilson_interval(0, health.no_success_episodes)
+        found["NoSuccessAtAll"] = (
+            f"not one success and no reward in {health.no_success_episodes} episodes (the true rate is below "
+            f"{high:.1%}, 95 % interval): there is nothing to learn from yet. {NO_SIGNAL_ADVICE}"
         )
     if health.advantage_spread == 0.0:
         found["ZeroAdvantage"] = (

@@ -17,11 +17,12 @@ import yaml
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
+from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
-from zoo.config.gym_packages import import_gym_packages, import_packages_of, packages_flag
+from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
@@ -29,7 +30,7 @@ from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
 from zoo.runs.lookup import find_run, newest_run, policy_folder
-from zoo.runs.shipped_agents import agents_for, is_shipped
+from zoo.runs.shipped_agents import agents_folder, agents_for, is_shipped
 
 # The trained agent ----------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ def chosen_run(args: argparse.Namespace) -> str | None:
 
     Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
     """
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     chooses = next((name for name in _OF_RUNS if getattr(args, name)), None)
     if args.policy is not None and args.run is None:
         if chooses is not None:
@@ -58,7 +59,7 @@ def chosen_run(args: argparse.Namespace) -> str | None:
 
 
 def _found_run(args: argparse.Namespace) -> str:
-    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else an agent of the package."""
+    """Return the newest run of `--env` (or number `--exp-id`) under the log folder, else a trained agent."""
     if args.env is None:
         raise BadValue(
             "give --env ID (its newest run), or either -i RUN (a trained policy) or --policy NAME (a family, a folder)"
@@ -72,9 +73,12 @@ def _found_run(args: argparse.Namespace) -> str:
         return str(found.path)
     if shipped := [agent for agent in agents_for(args.env) if agent.split("/")[1] in algos]:
         return shipped[0]
+    agents = (
+        "no trained agent" if agents_folder() else f"the trained agents are not installed ({install_command('agents')})"
+    )
     train = f"python -m zoo.train{packages_flag(args.gym_packages)} --algo {args.algo or 'ppo'} --env {args.env}"
     raise BadValue(
-        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and no agent of the package's. "
+        f"no run of {args.env} under '{args.log_folder}' ({', '.join(algos)}) and {agents}. "
         f"Train one: {train}; or give -i RUN or --policy NAME"
     )
 
@@ -159,7 +163,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         raise BadValue(
             "give either -i RUN (a trained policy) or --policy NAME (a family or a folder), not both or none"
         )
-    import_gym_packages(args.gym_packages)
+    import_named_packages(args)
     given = given_settings(args.params)
     kwargs = policy_kwargs_of(args, given)
     protocol = protocol_of(args, given, kwargs)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, get_args
 
 import yaml
 
+from vla_gym import __version__
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS
@@ -18,6 +19,7 @@ from zoo.config.settings import yaml_line
 
 DEFAULT_NUM_ENVS = 4
 """Environments of a policy that does not train."""
+VERSION_TEXT = f"vla-zoo {__version__}"
 RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 """Folders of runs that hold an agent."""
 
@@ -27,6 +29,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.add_argument("--version", action="version", version=VERSION_TEXT)
 
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")
@@ -158,8 +161,13 @@ def add_params_argument(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_progress_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `-P`."""
-    parser.add_argument("-P", "--progress", action="store_true", help="progress bar with time left")
+    """Add `-P`; None where it was not given."""
+    parser.add_argument(
+        "-P",
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="progress bar with time left (default: on a terminal)",
+    )
 
 
 def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None) -> None:
@@ -280,6 +288,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add rl_zoo3's selectors of a run and its checkpoint; see `zoo.cli.agent.chosen_run`."""
     parser.add_argument(
         "--algo",
+        type=str.lower,
         choices=RUN_ALGORITHMS,
         help="whose newest run of --env to take without -i (default: any algorithm's)",
     )

@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 
 from vla_gym.errors import LostRank, VLAZooError, unknown_name
+from vla_gym.system.threads import let_waiting_threads_sleep
+from zoo.cli.arguments import VERSION_TEXT
 from zoo.runs.progress import log_to_screen
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -32,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "optimize": ("zoo.optimize", "search for better settings with Optuna"),
     "plot": ("zoo.plot", "learning curves of runs, as a picture"),
     "report": ("zoo.report", "one page about a run that opens without a network"),
+    "completion": ("zoo.completion", "a script that completes vla-zoo's commands and flags in a shell"),
     "push_to_hub": ("zoo.push_to_hub", "publish a run on the Hugging Face Hub, with a model card"),
     "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }
@@ -43,6 +46,7 @@ _LAUNCHER_SECONDS = 5.0
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
     log_to_screen()
+    let_waiting_threads_sleep()
     try:
         code = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -116,6 +120,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         for name, (_, text) in COMMANDS.items():
             print(f"  {name:<14}{text}")
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(VERSION_TEXT)
+        return 0
     name = argv[0].replace("-", "_")
     if name not in COMMANDS:
         raise unknown_name("command", argv[0], COMMANDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,15 @@ from pathlib import Path
 import yaml
 
 from vla_gym.errors import BadValue
+from vla_gym.registry import canonical_id
 from zoo.files import quoted
+
+
+def import_named_packages(args: argparse.Namespace) -> None:
+    """Import the modules of `--gym-packages`; then `--env` gets its listed spelling, whatever case it was given in."""
+    import_gym_packages(args.gym_packages)
+    if args.env is not None:
+        args.env = canonical_id(args.env)
 
 
 def import_gym_packages(names: Sequence[str], source: str = "--gym-packages") -> None:

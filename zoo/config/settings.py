@@ -91,10 +91,8 @@ def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str
 
 def _unknown_setting(known: Mapping[str, Any], name: str, where: str) -> UnknownName:
     """Return the error; another project's name of a setting is nearer than a similar spelling."""
-    error, meant = unknown_name(f"setting ({where})", name, known, show=40), ALIASES.get(name.casefold())
-    if meant not in known:
-        return error
-    return UnknownName(f"{str(error).partition(' Did you mean')[0]} Did you mean '{meant}'?")
+    meant = ALIASES.get(name.casefold())
+    return unknown_name(f"setting ({where})", name, known, show=40, meant=meant if meant in known else None)
 
 
 def check_value(annotation: Any, value: object, where: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.system.extras import install_command
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
 
@@ -190,6 +191,6 @@ def parquet() -> tuple[ModuleType, ModuleType]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            'datasets of demonstrations need pyarrow, not installed here. Install with: pip install "vla-zoo[datasets]"'
+            f"datasets of demonstrations need pyarrow, not installed here. Install with: {install_command('datasets')}"
         ) from error
     return pyarrow, pyarrow.parquet

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_gym.errors import MissingDependency, VLAZooError
 from vla_gym.system.cache import cache_dir, check_writable
+from vla_gym.system.extras import install_command
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import sapien_device
 
@@ -111,7 +112,7 @@ def gl_backend() -> str:
 def vulkan_device() -> str:
     """Check ManiSkill's rendering device."""
     if importlib.util.find_spec("sapien") is None:
-        raise MissingDependency('only ManiSkill draws with Vulkan: pip install "vla-zoo[maniskill]"')
+        raise MissingDependency(f"only ManiSkill draws with Vulkan: {install_command('maniskill')}")
     kinds = {"cuda": "the GPU", "cpu": "the CPU, in software"}
     return f"ManiSkill draws on {kinds[sapien_device(os.environ)]}"
 
@@ -151,7 +152,7 @@ def plate25_assets() -> str:
 def dataset_reader() -> str:
     """Check for the package that `zoo.collect` and `zoo.sft` read and write datasets with."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependency('zoo.collect and zoo.sft need: pip install "vla-zoo[datasets]"')
+        raise MissingDependency(f"zoo.collect and zoo.sft need: {install_command('datasets')}")
     return f"pyarrow {version('pyarrow')}"
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
+from vla_gym import __version__
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.evaluation.results import with_split
-from zoo.runs.folder import longer, package_version
+from zoo.runs.folder import longer
 
 _MOST_ROWS = 40
 _SHOWN_SETTINGS = (
@@ -98,7 +99,7 @@ def _headline(facts: CardFacts) -> str:
     trained = f", {facts.step} {unit}" if facts.step is not None else ""
     return (
         f"# {facts.repo.split('/')[-1]}\n\n{kind}{on} ({facts.family}), trained by {config.algo.upper()} on "
-        f"{config.env}{trained}, with vla-zoo {package_version()}."
+        f"{config.env}{trained}, with vla-zoo {__version__}."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -161,9 +162,10 @@ def all_outcomes(own: Sequence[GroupOutcome], kept_P: Tensor, process_group: Pro
 
 
 def group_lines(outcomes: Sequence[GroupOutcome]) -> list[str]:
-    """One line: each group's start state (shortened), its successes, and whether the update drops it."""
+    """One line: successes of a group, whether the update drops it, and of how many groups that is so."""
+    kinds = Counter((group.successes, group.size, group.kept) for group in outcomes)
     groups = [
-        f"{group.start_state[:_SHORT]} {group.successes}/{group.size}{'' if group.kept else ' dead'}"
-        for group in outcomes
+        f"{successes}/{size}{'' if kept else ' dead'}{f' x{count}' if count > 1 else ''}"
+        for (successes, size, kept), count in sorted(kinds.items())
     ]
     return ["groups: " + " | ".join(groups)] if groups else []

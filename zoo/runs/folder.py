@@ -16,12 +16,12 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vla_gym import __version__
 from vla_gym.errors import BadValue
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.files import quoted, write_text
@@ -142,7 +142,7 @@ def describe_run(
     _write_yaml(run.path / CONFIG_FILE, to_plain(config))
     write_text(run.path / PROTOCOL_FILE, json.dumps(protocol, indent=2) + "\n")
     with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
-        file.write(f"{shlex.join(command)}  # vla-zoo {package_version()}{commit_note()}\n")
+        file.write(f"{shlex.join(command)}  # vla-zoo {__version__}{commit_note()}\n")
 
 
 @contextmanager
@@ -197,14 +197,6 @@ def closing_lines(
 def holds_policy(folder: Path) -> bool:
     """Whether the folder has whole weights or an adapter, with the configuration to read them."""
     return (folder / POLICY_CONFIG_FILE).is_file() or (folder / ADAPTER_CONFIG_FILE).is_file()
-
-
-def package_version() -> str:
-    """Version of this project, "unknown" when it runs from an uninstalled checkout."""
-    try:
-        return metadata.version("vla-zoo")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def commit_note(package: Path = Path(__file__).parents[1]) -> str:

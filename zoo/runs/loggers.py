@@ -34,7 +34,7 @@ _ACTOR = (
 )
 _CRITIC = (
     ("value", "train/critic/value_loss", ".1e"),
-    ("expl var", "train/critic/explained_variance", ".2f"),
+    ("expl var", "train/critic/explained_variance", ".2g"),
 )
 _GROUPS = (("groups", "rollout/groups_kept", ".0%"),)
 _LAST = (("steps/s", "time/sim_steps_per_second", ".0f"),)

@@ -52,12 +52,13 @@ class Progress:
     """A bar on stderr: simulator steps done, time left, latest success. Does nothing when switched off."""
 
     def __init__(
-        self, total: int, *, done: int = 0, on: bool, unit: str = "step", stream: TextIO | None = None
+        self, total: int, *, done: int = 0, on: bool | None, unit: str = "step", stream: TextIO | None = None
     ) -> None:
+        """`on` None shows it where `stream` (stderr) is a terminal."""
         self._total = total
         self._bar: tqdm[None] | None = None
-        if on:
-            file = stream or sys.stderr
+        file = stream or sys.stderr
+        if file.isatty() if on is None else on:
             self._bar = Screen.bar = tqdm(
                 total=total,
                 initial=min(done, total),

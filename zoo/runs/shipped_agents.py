@@ -1,19 +1,21 @@
-"""The trained agents that come with the package: `agents/<algo>/<env>/`, each a policy with its run's files.
+"""The trained agents: `agents/<algo>/<env>/`, each a policy with its run's files.
 
+They are a distribution of their own, `vla-zoo-agents` (the extra `agents`), and in a checkout its folder `agents/`.
 `-i agents/ppo/MetaWorld-window-close` and `--policy agents/sft/MetaWorld-window-close` work anywhere: a path that
-begins with `agents/` and is not here means the package's. `benchmarks/agents.py` trains them all.
+begins with `agents/` and is not here means theirs. `benchmarks/agents.py` trains them all.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
 from vla_gym.errors import MissingDependency, unknown_name
 from vla_gym.registry import find_benchmark
-from zoo.files import packaged_folder
+from vla_gym.system.extras import install_command
 from zoo.runs.folder import CONFIG_FILE, POLICY_CONFIG_FILE
 
 PREFIX = "agents"
@@ -21,28 +23,50 @@ STAGES = ("grpo", "ppo", "sft")
 """Folders of agents, the further trained first."""
 
 
-def local_or_shipped(name: str) -> Path:
-    """`name` as a path here; where nothing is there and it begins with `agents/`, the package's own.
+_DISTRIBUTION = "vla_zoo_agents"
+_CHECKOUT = Path(__file__).parents[2] / PREFIX
 
-    Raises `UnknownName` for an agent that the package does not have.
+
+def agents_folder() -> Path | None:
+    """Return the folder of the agents: of this checkout, else of the installed distribution; None without either."""
+    # Another project's package may be called `agents`, too.
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        return _CHECKOUT
+    found = find_spec(_DISTRIBUTION)
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def local_or_shipped(name: str) -> Path:
+    """`name` as a path here; where nothing is there and it begins with `agents/`, that of a trained agent.
+
+    Raises `UnknownName` for an agent that does not exist and `MissingDependency` where none are installed.
     """
     here = Path(name).expanduser()
     if here.exists() or here.parts[:1] != (PREFIX,):
         return here
-    shipped = packaged_folder(PREFIX).joinpath(*here.parts[1:])
+    root = agents_folder()
+    if root is None:
+        raise MissingDependency(
+            f"no folder '{name}' here, and the trained agents are not installed. Install them with: "
+            f"{install_command('agents')}"
+        )
+    shipped = root.joinpath(*here.parts[1:])
     if not shipped.exists():
         raise unknown_name("agent", name, find_agents())
     return shipped
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether the path lies among the package's own agents, in a checkout too; nothing is written there."""
-    return packaged_folder(PREFIX).resolve() in path.expanduser().resolve().parents
+    """Whether the path lies among the trained agents, in a checkout too; nothing is written there."""
+    root = agents_folder()
+    return root is not None and root.resolve() in path.expanduser().resolve().parents
 
 
 def find_agents() -> list[str]:
-    """Names of the shipped agents (`agents/<algo>/<env>`); the further trained first."""
-    root = packaged_folder(PREFIX)
+    """Names of the trained agents (`agents/<algo>/<env>`), the further trained first; none where none are installed."""
+    root = agents_folder()
+    if root is None:
+        return []
     return [
         f"{PREFIX}/{stage}/{folder.name}"
         for stage in STAGES

@@ -27,6 +27,7 @@ from zoo.training.remote_rollouts import RemoteRollouts
 from zoo.training.rollout_worker import RolloutWorker
 from zoo.training.run_plan import RunPlan
 from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, warnings_as_lines
+from zoo.training.start_warnings import start_warnings
 from zoo.training.trainer import TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ def train_placed(job: TrainJob, plan: RunPlan, process_group: ProcessGroup, devi
         cleanup.enter_context(silent(on=process_group.rank != plan.placement.actor[0]))
         cleanup.enter_context(warnings_as_lines())
         _logger.info("\n".join(plan.lines()))
+        for sentence in start_warnings(plan, job.resume):
+            _logger.warning("warning: %s", sentence)
         rank = _PlacedRank(job, plan, process_group, device, cleanup)
         rank.build()
         run = None

@@ -98,6 +98,18 @@ def _num_workers(config: RunConfig, num_envs: int) -> int:
     return min(int(asked), num_envs)
 
 
+def starting_line(plan: RunPlan) -> str:
+    """Return what begins now and may take a while."""
+    benchmark = benchmark_of(plan.config)
+    where = f"{plan.num_workers} processes" if plan.num_workers else "this process"
+    wait = _FIRST_TIME.get(benchmark.extra or "", "")
+    return f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}"
+
+
+_FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, about 10 s each)"}
+"""Extra -> what its simulators do once."""
+
+
 def memory_lines(plan: RunPlan) -> list[str]:
     """What one rank needs, where the policy can be counted."""
     config = plan.config
@@ -125,7 +137,7 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
         f"rollout      {rollout}: at most {batch.decisions} decisions, {batch.simulator_steps} simulator steps",
         f"update       {batch.n_epochs} epochs x at most {batch.minibatches} minibatches of {batch.batch_size} "
         f"decisions{portions}",
-        f"run          {config.n_timesteps} simulator steps: at least "
+        f"run          {config.n_timesteps} simulator steps, in whole rollouts: at least "
         f"{-(-config.n_timesteps // batch.simulator_steps)} updates",
     ]
     if max(batch.num_ranks, batch.num_learners) > 1:

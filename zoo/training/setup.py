@@ -19,6 +19,7 @@ from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
+from zoo.config.batch_plan import solve
 from zoo.config.gym_packages import packages_of
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
@@ -187,6 +188,10 @@ class RLTrainer(Trainer):
             resumed_at = self.done if self.job.resume is not None else None
             callbacks.append(TrainingFilms(self.job.films.every, self.videos, fps=fps, resumed_at=resumed_at))
         return callbacks
+
+    def planned_steps(self) -> int:
+        rollout = solve(self.config).simulator_steps
+        return self.done + -(-(self.config.n_timesteps - self.done) // rollout) * rollout
 
     def is_work_left(self) -> bool:
         state = self.model.train_state

@@ -13,8 +13,9 @@ from zoo.distributed.process_group import check_device, join, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.checkpoint import load_checkpoint
-from zoo.training.run_plan import RunPlan
+from zoo.training.run_plan import RunPlan, starting_line
 from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, warnings_as_lines
+from zoo.training.start_warnings import start_warnings
 from zoo.training.trainer import TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ def train(job: TrainJob) -> RunFolder | None:
         cleanup.enter_context(silent(on=not process_group.is_first))
         cleanup.enter_context(warnings_as_lines())
         _logger.info("\n".join(plan.lines()))
+        for sentence in start_warnings(plan, job.resume):
+            _logger.warning("warning: %s", sentence)
+        _logger.info(starting_line(plan))
         envs = make_vec(
             config.env,
             seed=config.seed,

@@ -57,8 +57,8 @@ class TrainJob:
     """Where to go on from."""
     tensorboard_log: Path | None = None
     """Parent of the TensorBoard folder; None puts events into the run folder."""
-    progress: bool = False
-    """Show a progress bar."""
+    progress: bool | None = False
+    """Show a progress bar; None: where stderr is a terminal."""
     tracking: Tracking = field(default_factory=Tracking)
     """Trackers that follow the run."""
     films: Films = field(default_factory=Films)
@@ -148,6 +148,10 @@ class Trainer:
     def on_best(self, episodes: list[EpisodeRecord]) -> None:
         """The present policy was kept as the best, by this evaluation."""
 
+    def planned_steps(self) -> int:
+        """Steps at which the run ends."""
+        return self.config.n_timesteps
+
     def is_work_left(self) -> bool:
         """Whether a run that was stopped has steps to make, or its last evaluation."""
         return True
@@ -176,7 +180,7 @@ class Trainer:
     def _learn(self) -> None:
         first = self.process_group.is_first
         with ExitStack() as cleanup:
-            progress = Progress(self.config.n_timesteps, done=self.done, on=self.job.progress and first)
+            progress = Progress(self.planned_steps(), done=self.done, on=self.job.progress if first else False)
             cleanup.callback(progress.close)
             logger = self._make_logger()
             cleanup.callback(logger.close)

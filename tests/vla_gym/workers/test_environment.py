@@ -46,3 +46,13 @@ def test_a_missing_extra_gives_the_pip_line() -> None:
     missing = dataclasses.replace(PLAIN, requires=("json", "no_such_module"), extra="libero")
     with pytest.raises(MissingDependency, match=r'needs no_such_module.*pip install "vla-zoo\[libero\]"'):
         check_installed(missing)
+
+
+def test_a_python_that_the_extra_has_no_wheels_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = dataclasses.replace(PLAIN, requires=("no_such_module",), extra="maniskill", newest_python=(3, 12))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    with pytest.raises(MissingDependency, match=r"no wheels for Python 3\.13: make an environment with Python 3\.12\."):
+        check_installed(missing)
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1))
+    with pytest.raises(MissingDependency, match=r"not installed here\. Install with: pip install"):
+        check_installed(missing)

@@ -18,6 +18,7 @@ from stable_baselines3.common.logger import Logger
 from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
+from zoo.algorithms.training_warnings import TrainingWarning
 
 # Sub-environment 0 is cut off by time after two decisions, 1 solves its task in three.
 SCRIPTS = [
@@ -404,3 +405,22 @@ def test_plain_policies_take_parts_too():
         weights.append([parameter.detach() for parameter in model.policy.parameters()])
     for whole, gathered in zip(*weights, strict=True):
         torch.testing.assert_close(gathered, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_episodes_that_never_succeed_are_warned_of():
+    # Two environments, episodes of one decision: 16 in a rollout, 64 after four.
+    model = scripted([[(0.0, 3, "terminated")]] * 2, n_steps=8)
+    with pytest.warns(TrainingWarning) as caught:
+        model.learn(8 * 8 * 2 * 3)
+    said = [str(warning.message) for warning in caught if "NoSuccessAtAll" in str(warning.message)]
+    assert said[0].startswith("NoSuccessAtAll: not one success and no reward in 64 episodes")
+
+
+@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+def test_one_success_or_reward_is_enough_to_learn_from():
+    model = scripted(n_steps=8)
+    model.learn(1)
+    assert model._count_barren() == 0
+    paid = scripted([[(-0.5, 3, "terminated")]] * 2, n_steps=8)
+    paid.learn(1)
+    assert paid._count_barren() == 0

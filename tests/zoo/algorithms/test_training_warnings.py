@@ -56,6 +56,7 @@ def test_what_does_not_apply_is_not_complained_about():
         ({"skipped_steps": 1}, "GradientNotFinite", "float32"),
         ({"ratio_gap": 0.1}, "RatioNotOne", "recompute_logprobs"),
         ({"no_signal_updates": 5}, "NoSuccessAtAll", "task_reward"),
+        ({"no_success_episodes": 64}, "NoSuccessAtAll", "zoo.sft"),
     ],
 )
 def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, knob: str):

@@ -146,10 +146,12 @@ def test_a_policy_for_other_states_or_actions_is_refused_before_simulators_start
 def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from zoo.files import packaged_folder
+    from zoo.runs.shipped_agents import agents_folder
 
     pytest.importorskip("metaworld")
-    monkeypatch.chdir(packaged_folder("agents").parent)
+    folder = agents_folder()
+    assert folder is not None
+    monkeypatch.chdir(folder.parent)
     plan = plan_rollout(evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open"]), episodes=None)
     assert plan.output_folder is None
 

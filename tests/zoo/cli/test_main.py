@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import zoo
 from vla_gym.errors import BadValue
 from zoo.cli.main import COMMANDS, guarded, main, report_error
 
@@ -37,7 +38,17 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"usage: {COMMANDS[name][0]}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_says_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"vla-zoo {zoo.__version__}\n"
+
+
 def test_the_console_script_lists_and_checks_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vla-zoo {zoo.__version__}\n"
     assert main(["--help"]) == 0
     assert "evaluate" in capsys.readouterr().out
     assert main([]) == 2

@@ -33,6 +33,10 @@ def test_flags_stand_above_params_and_params_above_the_file() -> None:
     assert config.entry == "Toy-Reach/nano"
 
 
+def test_the_algorithm_may_be_written_in_any_case() -> None:
+    assert resolve("--algo PPO --env Toy-Reach").algo == "ppo"
+
+
 def test_policy_kwargs_are_merged_one_level_deep(tmp_path: Path) -> None:
     conf = tmp_path / "c.yml"
     conf.write_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
-from zoo.config.gym_packages import import_packages_of, packages_flag, packages_of
+from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag, packages_of
 
 MODULE = """
 import vla_gym
@@ -39,6 +40,18 @@ def advised(said: str, beginning: str) -> str:
     """The one printed command that begins so, as it would be pasted."""
     (line,) = (line.strip() for line in said.splitlines() if line.strip().startswith(beginning))
     return line.rpartition("   (")[0] or line
+
+
+def test_an_environment_is_named_as_it_is_listed_once_its_module_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(benchmarks, "_ADDED", [])
+    Path("their_tasks.py").write_text(MODULE)
+    args = argparse.Namespace(gym_packages=["their_tasks"], env="my-reach/2")
+    import_named_packages(args)
+    assert args.env == "My-Reach/2"
 
 
 @pytest.mark.processes

@@ -129,10 +129,10 @@ def test_a_round_that_is_stopped_leaves_the_present_observation(envs: VLAVectorE
     assert np.array_equal(made.obs["image"], np.stack(envs.render()))
 
 
-def test_one_line_shows_every_groups_start_state_and_successes():
-    own = [GroupOutcome("0123456789abcdef", 3, 8), GroupOutcome("fedcba9876543210", 0, 8)]
-    outcomes = all_outcomes(own, torch.tensor([True, False]), ProcessGroup())
-    assert group_lines(outcomes) == ["groups: 01234567 3/8 | fedcba98 0/8 dead"]
+def test_one_line_counts_groups_of_equal_outcome():
+    own = [GroupOutcome("0123456789abcdef", 3, 8), *(GroupOutcome(f"{index}", 0, 8) for index in range(20))]
+    outcomes = all_outcomes(own, torch.tensor([True, *[False] * 20]), ProcessGroup())
+    assert group_lines(outcomes) == ["groups: 0/8 dead x20 | 3/8"]
 
 
 def test_no_groups_no_line():

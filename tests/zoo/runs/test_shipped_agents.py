@@ -7,8 +7,10 @@ import pytest
 
 from vla_gym.adapters.libero import tasks as libero_tasks
 from vla_gym.errors import MissingDependency, UnknownName
+from zoo import enjoy
+from zoo.cli.main import guarded
 from zoo.runs import shipped_agents as agents
-from zoo.runs.shipped_agents import agents_for, find_agents, is_shipped, local_or_shipped
+from zoo.runs.shipped_agents import agents_folder, agents_for, find_agents, is_shipped, local_or_shipped
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         (folder / "config.yml").write_text(f"env: {env}\n")
-    monkeypatch.setattr(agents, "packaged_folder", lambda name: tmp_path / "package" / name)
+    monkeypatch.setattr(agents, "agents_folder", lambda: root)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return root
@@ -74,3 +76,38 @@ def test_agents_of_a_benchmark_that_is_not_installed_are_left_out(monkeypatch: p
 def test_a_shipped_agent_is_told_from_a_run_of_ones_own(shipped: Path, tmp_path: Path) -> None:
     assert is_shipped(shipped / "ppo" / "Toy-Reach")
     assert not is_shipped(tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment without a checkout, into which the agents' distribution can be put."""
+    site_packages = tmp_path / "site-packages"
+    site_packages.mkdir()
+    monkeypatch.setattr(agents, "_CHECKOUT", site_packages / "agents")
+    monkeypatch.syspath_prepend(site_packages)
+    monkeypatch.chdir(tmp_path)
+    return site_packages
+
+
+def test_agents_come_from_their_own_distribution(installed: Path) -> None:
+    (installed / "agents").mkdir()  # another project's package of that name
+    folder = installed / "vla_zoo_agents" / "ppo" / "Toy-Reach"
+    folder.mkdir(parents=True)
+    (installed / "vla_zoo_agents" / "__init__.py").touch()
+    (folder / "config.json").write_text("{}")
+    assert local_or_shipped("agents/ppo/Toy-Reach") == folder
+    assert find_agents() == ["agents/ppo/Toy-Reach"]
+    assert is_shipped(folder)
+
+
+def test_without_them_one_line_says_how_to_install_them(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agents, "find_spec", lambda name: None)
+    assert agents_folder() is None
+    assert not is_shipped(installed)
+    for flags in (["-i", "agents/ppo/Toy-Reach"], ["--env", "Toy-Reach"]):
+        assert guarded(enjoy.run, flags) == 2
+        said = capsys.readouterr().err
+        assert 'pip install "vla-zoo[agents]"' in said
+        assert said.count("\n") == 1

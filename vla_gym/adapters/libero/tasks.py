@@ -17,6 +17,7 @@ from importlib.metadata import version
 from vla_gym.adapters.libero.scene import Scene
 from vla_gym.errors import BadValue, MissingDependency, check_integer, check_known
 from vla_gym.specs import ActionSpec, Benchmark, Task
+from vla_gym.system.extras import install_command
 
 SUITES = {
     "LIBERO-Spatial": ("libero_spatial",),
@@ -194,7 +195,7 @@ def require_libero() -> None:
     """Raise `MissingDependency` unless LIBERO is installed."""
     if importlib.util.find_spec("libero") is None:
         raise MissingDependency(
-            'LIBERO is not installed (no module named "libero"). Install it with: pip install "vla-zoo[libero]"'
+            f'LIBERO is not installed (no module named "libero"). Install it with: {install_command("libero")}'
         )
 
 

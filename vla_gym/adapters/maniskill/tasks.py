@@ -132,6 +132,7 @@ def maniskill_benchmark(
         simulator_kwargs={"first_seed": task_seed + SPLITS[split], "task_reward": task_reward},
         extra="maniskill",
         requires=("mani_skill", "sapien"),
+        newest_python=(3, 12),  # mplib 0.1.1
         batched=physics == "gpu",
         privileged_dim=HAND_DIM + THING_DIM * len(task.things) if task.things and physics == "cpu" else 0,
         protocol=_protocol_record(name, task, task_reward, physics),

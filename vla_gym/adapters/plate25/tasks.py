@@ -174,6 +174,7 @@ def plate25_benchmark(
         },
         extra="maniskill",
         requires=("mani_skill", "sapien"),
+        newest_python=(3, 12),  # mplib 0.1.1
         privileged_dim=PRIVILEGED_DIM,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},

@@ -119,7 +119,7 @@ def test_a_single_task() -> None:
     ("wrong", "hint"),
     [
         ("LIBERO-Spatial-PRO-swop", "LIBERO-Spatial-PRO-swap"),
-        ("libero-goal-pro-lan", "LIBERO-Goal-PRO-lan"),
+        ("libero-goal-pro-lam", "LIBERO-Goal-PRO-lan"),
         ("LIBERO-Goal-PRO-lan/10", "LIBERO-Goal-PRO-lan/9"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_wrong_option_names_the_nearest(option: dict[str, str], hint: str) -> 
     with pytest.raises(BadValue, match="stand_ins must be true or false, got 1"):
         plate25_benchmark("ManiSkill-Plate25", stand_ins=1)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="Did you mean 'ManiSkill-Plate25-EEPose'"):
-        find_benchmark("ManiSkill-Plate25-EEpose")
+        find_benchmark("ManiSkill-Plate25-EEpoes")
 
 
 def test_stand_ins_are_announced_once_recorded_and_refused(

@@ -1,0 +1,90 @@
+"""The two distributions: versions, types, extras; and the files that install them elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import vla_gym
+import vla_policies
+import zoo
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def requirements(extra: str) -> dict[str, Requirement]:
+    found = map(Requirement, EXTRAS[extra])
+    return {requirement.name: requirement for requirement in found}
+
+
+@pytest.mark.parametrize("package", [vla_gym, vla_policies, zoo])
+def test_every_package_has_the_version_and_is_typed(package: object) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", package.__version__)  # type: ignore[attr-defined]
+    assert package.__version__ == vla_gym.__version__  # type: ignore[attr-defined]
+    assert (Path(package.__file__).parent / "py.typed").is_file()  # type: ignore[attr-defined]
+
+
+def test_the_agents_of_this_checkout_are_those_the_extra_asks_for() -> None:
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "agents" / "__init__.py").read_text())
+    assert version is not None
+    assert requirements("agents")["vla-zoo-agents"].specifier.contains(version[1])
+    assert (ROOT / "agents" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_maniskill_is_asked_for_only_where_it_can_be_installed() -> None:
+    marker = requirements("maniskill")["mani_skill"].marker
+    assert marker is not None
+    linux = {"platform_system": "Linux"}
+    assert [marker.evaluate({**linux, "python_version": f"3.{minor}"}) for minor in (11, 12, 13)] == [True, True, False]
+
+
+def test_every_extra_says_what_it_brings() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text[text.index("[project.optional-dependencies]") : text.index("[project.scripts]")]
+    told = {name for comment, name in re.findall(r"^(# .+\n)(\w+) = \[", block, flags=re.M)}
+    # The comment above `libero` is of the benchmarks.
+    assert told | {"metaworld"} == set(EXTRAS)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_is_published_works_outside_the_repository() -> None:
+    script = ROOT / "scripts" / "check_wheel.sh"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [script, "--borrow", sys.executable], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"vla_zoo-{zoo.__version__}-py3-none-any.whl" in done.stdout
+
+
+@pytest.mark.parametrize(("has", "chosen"), [([13], 13), ([13, 12], 12), ([11, 12], 11), ([10, 14], None)])
+def test_the_set_up_prefers_a_python_that_all_extras_have_wheels_for(
+    has: list[int], chosen: int | None, tmp_path: Path
+) -> None:
+    for place, minor in enumerate(has):
+        # The first is also `python3`. It answers the script's question as that version would.
+        for name in (f"python3.{minor}", *(["python3"] if place == 0 else [])):
+            fake = tmp_path / name
+            code = f"import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[1])"
+            fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$2"\n')
+            fake.chmod(0o755)
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "scripts" / "find_python.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    if chosen is None:
+        assert done.returncode == 1
+        assert "No Python 3.11, 3.12 or 3.13" in done.stderr
+    else:
+        name = "python3" if has[0] == chosen else f"python3.{chosen}"
+        assert done.stdout.strip() == str(tmp_path / name)
