@@ -7,7 +7,7 @@ Backbone            prepare, act, evaluate, value: everything an algorithm calls
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,9 +133,17 @@ class Backbone(nn.Module, ABC):
         return cls.published is None
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
-        """Whether a folder that several families could read is one of this family's."""
+    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool | None:
+        """Whether a folder that several families could read is one of this family's; None = nothing in it tells.
+
+        `names` are those it was published by, or that its maker gave it: of the folder, and of an adapter's.
+        """
         return True
+
+    @classmethod
+    def trained_options(cls, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
+        return {}
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:

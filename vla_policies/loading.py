@@ -28,7 +28,8 @@ from vla_policies.checkpoint_io.weights import (
 )
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.processing.norm_stats import STATISTICS_FILE
-from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, PUBLISHED_LAYOUTS, family_class
+from vla_policies.recognition import names_of, published_family
+from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, family_class
 
 FORMAT_VERSION = 1
 LORA_FOLDER = "lora_adapter"
@@ -82,14 +83,24 @@ class ResolvedPolicy:
 
 
 def resolve_policy(
-    name: str, request: Request, revision: str | None = None, dtype: torch.dtype | str | None = None
+    name: str,
+    request: Request,
+    revision: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    to_act: bool = False,
 ) -> ResolvedPolicy:
-    """Find the checkpoint, downloading a Hub id, and read its header; `dtype` becomes the family's option."""
+    """Find the checkpoint, downloading a Hub id, and read its header; `dtype` becomes the family's option.
+
+    `to_act`: see `as_trained`.
+    """
     folder = find_checkpoint(name, request.options, revision)
     if folder is None:
         _check_fresh(name, request)
         return ResolvedPolicy(None, family_class(name).default_conventions, replace(request, family=None))
     request = _with_named_family(request, name)
+    if to_act:
+        request = as_trained(folder, request)
     header = read_header(folder, request)
     if dtype is not None:
         dtype_options = family_class(header.family).dtype_options(_dtype_name(dtype))
@@ -153,7 +164,7 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
     with _damage_reported(folder):
         adapter = _read_adapter(folder, request.base)
         if adapter is not None:
-            return _published_header(adapter.base, adapter.config, request)
+            return _published_header(adapter.base, adapter.config, request, folder)
         config = _config_of(folder)
         if "format_version" in config or "family" in config:
             return _own_header(folder, config, request)
@@ -181,23 +192,23 @@ def _damage_reported(folder: Path) -> Iterator[None]:
         raise BadValue(f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})") from error
 
 
-def _published_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
-    # openpi's conversions do not name their layout.
-    openpi = "type" not in config and bool({"action_horizon", "paligemma_variant"} & config.keys())
-    layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
-    if layout not in PUBLISHED_LAYOUTS:
-        raise BadValue(
-            f"'{folder / CONFIG_FILE}' is neither ours (it lacks {', '.join(_CONFIG_KEYS)}) nor of a known "
-            f"model_type ({', '.join(sorted(PUBLISHED_LAYOUTS))}); it says '{layout}'"
-        )
-    families = PUBLISHED_LAYOUTS[layout]
-    if request.family is None:
-        candidates = [family_class(name) for name in families]
-        family = next(candidate for candidate in candidates if candidate.recognises(folder, config))
-    else:
-        family = family_class(request.family)
-        if family.family not in families:
-            raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{request.family}'")
+def as_trained(folder: Path, request: Request) -> Request:
+    """`request` for a policy that is only to act: what it leaves open is as the makers of a published folder had it.
+
+    A checkpoint of this project says itself how it was trained.
+    """
+    with _damage_reported(folder):
+        adapter = _read_adapter(folder, request.base)
+        base, config = (folder, _config_of(folder)) if adapter is None else (adapter.base, adapter.config)
+        if adapter is None and ("format_version" in config or "family" in config):
+            return request
+        family = published_family(base, config, request.family, names_of(folder, base))
+        return replace(request, options={**family.trained_options(base, config), **request.options})
+
+
+def _published_header(folder: Path, config: Mapping[str, Any], request: Request, *named: Path) -> Header:
+    """Of a published folder; `named` are more folders whose names tell of it."""
+    family = published_family(folder, config, request.family, names_of(folder, *named))
     return family.read_official(folder, config, request)
 
 

@@ -272,6 +272,7 @@ class VLAPolicy(ActorCriticPolicy):
         compile: bool = False,
         device_map: str | Mapping[str, str | int] | None = None,
         offload_folder: str | Path | None = None,
+        to_act: bool = False,
     ) -> Self:
         """A policy from a family name, a checkpoint folder or a Hub id (fetched once, at `revision`).
 
@@ -281,7 +282,9 @@ class VLAPolicy(ActorCriticPolicy):
         large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy` and
         `compile`: see the class. `device_map`,
         transformers', spreads OpenVLA's layers over several devices and replaces `device`; those on "disk"
-        are kept in `offload_folder`.
+        are kept in `offload_folder`. `to_act`: the policy is not to be trained, so that a published checkpoint
+        opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
+        `backbone_kwargs` does not say otherwise.
         """
         request = Request(
             family=family,
@@ -291,7 +294,7 @@ class VLAPolicy(ActorCriticPolicy):
             options=backbone_kwargs or {},
             base=base,
         )
-        found = resolve_policy(str(name), request, revision, dtype)
+        found = resolve_policy(str(name), request, revision, dtype, to_act=to_act)
         if found.folder is None and (dtype is not None or device_map is not None):
             raise BadValue(f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights")
         own = found.conventions

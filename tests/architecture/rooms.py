@@ -15,7 +15,7 @@ ROOMS = {
     ),
     "vla_policies": (
         *("types", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
-        *("flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "loading", "policy"),
+        *("flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "recognition", "loading", "policy"),
     ),
     "zoo": (
         *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),

@@ -52,7 +52,6 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     ),
     "zoo/training/test_remote_rollouts.py": ("zoo/training/rollout_worker.py",),
     "zoo/distributed/test_fsdp.py": ("zoo/training/optimizer_file.py",),
-    "zoo/cli/test_outputs.py": ("zoo/cli/open_agent.py",),
 }
 """Test file -> modules without a test of their own that it tests: together they do what one alone cannot show."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,13 +56,3 @@ def make_obs() -> Callable[..., dict[str, np.ndarray]]:
         }
 
     return build
-
-
-@pytest.fixture(scope="session")
-def golden_root() -> Path:
-    """Tiny checkpoints in the published layouts, with numbers made by the original implementations."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
-    root = Path(os.environ.get("VLA_ZOO_FIXTURES", beside))
-    if not root.is_dir():
-        pytest.skip(f"no golden fixtures at {root}; set VLA_ZOO_FIXTURES to their folder")
-    return root

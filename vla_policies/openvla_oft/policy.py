@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
     one_file,
+    read_config,
     read_pt,
     read_safetensors,
     write_safetensors,
@@ -29,6 +31,7 @@ from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
+from vla_policies.processing.norm_stats import STATISTICS_FILE
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 _log = logging.getLogger(__name__)
@@ -37,6 +40,19 @@ STOP = 2
 """Id of `</s>`."""
 BASE = Settings(chunk=8, width_epsilon=1e-8)
 """LIBERO's row: chunks of 8, quantiles."""
+
+HEAD_FILES, PROJECTOR_FILES = "action_head--*.pt", "proprio_projector--*.pt"
+"""Files of the makers' own heads."""
+LIBERO_CAMERAS = ["image", "wrist_image"]
+"""Of the official LIBERO fine-tunes, the ones with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
+OFT_NAME = r"(?i)openvla[-_]?(7b[-_])?oft"
+"""In the names of published checkpoints: moojink/openvla-7b-oft-finetuned-*, Haozhan72/Openvla-oft-SFT-*,
+RLinf/RLinf-OpenVLAOFT-*."""
+OPENVLA_NAME = r"(?i)^openvla-(7b|v01)|^RLinf-OpenVLA-"
+"""In the names of those that decode one token after the other: openvla/openvla-7b and openvla/openvla-v01-7b, their
+fine-tunes, gen-robot/openvla-7b-rlvla-warmup, RLinf/RLinf-OpenVLA-*."""
+MODELLING_CODE, OFT_CODE = "modeling_prismatic.py", "NUM_ACTIONS_CHUNK"
+"""The makers' code that a folder may bring (read as text, never run), and a name that only OpenVLA-OFT's has."""
 
 PLATFORMS: dict[str, dict[str, Any]] = {
     "aloha": {"chunk": 25, "bounds": "min_max"},
@@ -68,10 +84,31 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         self.regression = RegressionHead(width, self.numbers) if settings.head == "l1" else None
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
+    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool | None:
         if OWN_KEY in config:
             return bool(config[OWN_KEY].get("family") == cls.family)
-        return any(folder.glob("action_head--*.pt")) or any(folder.glob("proprio_projector--*.pt"))
+        if any(folder.glob(HEAD_FILES)) or any(folder.glob(PROJECTOR_FILES)):
+            return True
+        # Fine-tunes whose actions are tokens have OpenVLA's files, config and model_type, and no others.
+        if any(re.search(OFT_NAME, name) for name in names):
+            return True
+        if (code := _modelling_code(folder)) is not None:
+            return OFT_CODE in code
+        return False if any(re.search(OPENVLA_NAME, name) for name in names) else None
+
+    @classmethod
+    def trained_options(cls, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        if OWN_KEY in config:
+            return {}
+        options: dict[str, Any] = {"head": "l1"} if any(folder.glob(HEAD_FILES)) else {}
+        if any(folder.glob(PROJECTOR_FILES)):
+            options["use_state"] = True
+            statistics = dict(config.get("norm_stats") or {})
+            if (folder / STATISTICS_FILE).is_file():
+                statistics |= read_config(folder, STATISTICS_FILE)
+            if statistics and all(key.startswith("libero") for key in statistics):
+                options["cameras"] = LIBERO_CAMERAS
+        return options
 
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -130,6 +167,11 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
             value_B=step_value_BU[:, 0],
             value_BK=step_value_BU if self.step_values else None,
         )
+
+    def action_selection_text(self, sampling: Sampling, *, deterministic: bool) -> str:
+        if self.regression is None:
+            return super().action_selection_text(sampling, deterministic=deterministic)
+        return "actions of the regression head"
 
     def act(
         self, inputs: PolicyInputs, sampling: Sampling, *, deterministic: bool, noise: Noise = TORCH_NOISE
@@ -204,21 +246,27 @@ def _read_head(path: Path) -> dict[str, Tensor]:
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
+def _modelling_code(folder: Path) -> str | None:
+    path = folder / MODELLING_CODE
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
 def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Warn of heads in a makers' folder that are left out although the user did not choose so.
 
-    They are off by default: RL needs tokens, and not every observation has a state.
+    They are off where a policy may be trained: RL needs tokens, and not every observation has a state.
     """
-    for setting, value, files, price in (
-        ("head", "l1", "action_head--*.pt", "acts, cannot be trained by RL"),
-        ("use_state", True, "proprio_projector--*.pt", "the environment must give the state"),
-    ):
-        if setting not in options and settings[setting] != value and any(folder.glob(files)):
-            default, used = (str(choice).lower() for choice in (settings[setting], value))
-            _warn(
-                f"'{folder}' was trained with {files}, which is left out; give backbone_kwargs {setting}: {used} "
-                f"to use it ({price}), or {setting}: {default} to go without"
-            )
+    if "head" not in options and settings["head"] != "l1" and any(folder.glob(HEAD_FILES)):
+        _warn(
+            f"'{folder}' is opened to be trained, through action tokens; it acted through {HEAD_FILES}, which gives no "
+            "distribution, and its tokens may know nothing. Say so with backbone_kwargs head: tokens; commands that "
+            "only roll it out open the head"
+        )
+    if "use_state" not in options and not settings["use_state"] and any(folder.glob(PROJECTOR_FILES)):
+        _warn(
+            f"'{folder}' was trained with {PROJECTOR_FILES}, which is left out; give backbone_kwargs use_state: true "
+            "to use it (the environment must give the state), or use_state: false to go without"
+        )
 
 
 @lru_cache

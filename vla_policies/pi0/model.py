@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -125,7 +125,7 @@ class Pi0Backbone(FlowBackbone):
         return cls(conventions, config_from_json(config, where), empty=True)
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any]) -> bool:
+    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool:
         return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
 
     @classmethod

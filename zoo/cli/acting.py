@@ -19,6 +19,7 @@ _OF_LEARNING = ("value_lr", "optimizer_kwargs")
 """Settings of a policy that do not apply where it only acts."""
 
 
+_TOKENS = "open it with -params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'"
 _DRAWN_START = "policy_kwargs:{backbone_kwargs: {eval_noise: random}}"
 
 
@@ -100,9 +101,7 @@ def check_acting(policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Map
     draws = family_class(policy.family).draws(policy.model)
     if protocol.sample and not draws.sampled:
         raise BadValue(
-            f"policy '{policy.name}' acts through its regression head (head: l1), which gives one action and no "
-            "distribution to sample from; leave --stochastic, --temperature and --top-k out, or open it with "
-            "-params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'"
+            f"{_one_action(policy)} to sample from; leave --stochastic, --temperature and --top-k out, or {_TOKENS}"
         )
     if token_settings and not draws.tokens:
         raise BadValue(
@@ -119,3 +118,18 @@ def check_acting(policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Map
             f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike: deterministic "
             f"actions of policy '{policy.name}' ({policy.family}) draw nothing{how}"
         )
+
+
+def check_trainable(policy: PolicyChoice) -> None:
+    """Raise `BadValue` for a policy that was opened with a head that nothing can be learned through."""
+    from vla_policies.registry import family_class  # brings torch
+
+    if not family_class(policy.family).draws(policy.model).sampled:
+        raise BadValue(f"{_one_action(policy)} to train; {_TOKENS}")
+
+
+def _one_action(policy: PolicyChoice) -> str:
+    return (
+        f"policy '{policy.name}' acts through its regression head (head: l1), which gives one action and no "
+        "distribution"
+    )

@@ -220,7 +220,7 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
         departures.append(folder.name)
     return _Agent(
         env=env,
-        policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs),
+        policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs, to_act=True),
         env_options=config.env_options,
         output_folder=None if remote or is_shipped(run.path) else run.path,
         departures=departures,
@@ -231,7 +231,7 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
     """Return the agent of `--policy` in the environment of its recipe."""
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings=kwargs)
+    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings=kwargs, to_act=True)
     recipe = load_hyperparams("ppo", args.env, policy.family)
     return _Agent(env=args.env, policy=policy, env_options=env_options(recipe.values))
 

@@ -41,6 +41,7 @@ def open_rollout(
             observation_space=observation_layout(benchmark, config).bytes_space(),
             action_space=spaces.Box(-1.0, 1.0, (plan.env_options.get("chunk", 1), benchmark.action_dim)),
             device=where,
+            to_act=True,
             **plan.policy_kwargs,
         )
         policy.set_training_mode(False)

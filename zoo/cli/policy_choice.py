@@ -37,10 +37,13 @@ class PolicyChoice:
     """The family's own settings: a checkpoint's, or the `backbone_kwargs` of fresh weights."""
 
 
-def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None) -> PolicyChoice:
+def resolve_policy(
+    name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None, to_act: bool = False
+) -> PolicyChoice:
     """Resolve a family name, a checkpoint folder or a Hub id (which is downloaded).
 
-    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint.
+    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; with
+    `to_act` it is read as its makers trained it.
     Raises `UnknownName` or `BadValue` for what is none of them.
     """
     from vla_policies.registry import FAMILIES, family_class
@@ -64,6 +67,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
     lengths: Mapping[str, int] = {}
     if "family" in stored:
         family, fits, model = str(stored["family"]), False, stored.get("model", {})
+        reads_state = False  # an agent of this package says so in its run's options
         cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
         lengths = {key: stored["conventions"][key] for key in _LENGTHS if key in stored["conventions"]}
         if family not in FAMILIES:
@@ -71,7 +75,7 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
         _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
     else:
         from vla_policies.backbone import Request
-        from vla_policies.loading import read_header
+        from vla_policies.loading import as_trained, read_header
 
         request = Request(
             family=given.get("family"),
@@ -79,14 +83,17 @@ def resolve_policy(name: str, *, suite: str | None = None, settings: Mapping[str
             suite=suite,
             options=given.get("backbone_kwargs") or {},
         )
-        header = read_header(folder, request)
+        header = read_header(folder, as_trained(folder, request) if to_act else request)
         family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
         fits, model = family_class(family).fits_environment, header.model
+        reads_state = bool(header.conventions.state_dim)
     return PolicyChoice(
         # A Hub id is of use to others, the path of its copy here is not.
         name=str(folder) if local_or_shipped(name).is_dir() else name,
         family=family,
-        env_options={} if fits else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras},
+        env_options={}
+        if fits
+        else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras, **({"state": True} if reads_state else {})},
         fixed=_fixed(folder, stored),
         lengths=lengths,
         model=model,

@@ -16,6 +16,7 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
+from zoo.cli.acting import check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.cli.follow_flags import tracking_of
 from zoo.cli.policy_choice import over_recipe, resolve_policy, suite_of
@@ -106,6 +107,7 @@ def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tu
         suite=suite_of(args.env),
         settings=overrides.get("policy_kwargs", {}),
     )
+    check_trainable(policy)
     conf_file = None if args.conf_file is None else Path(args.conf_file)
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
     return policy.name, tuned.entry, over_recipe(tuned.values, policy, overrides)

@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
-from vla_policies.loading import read_header
+from vla_policies.loading import as_trained, read_header
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
@@ -138,7 +138,7 @@ def only_data_set(source: Path, target: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "warned"),
     [
-        ({}, ["head: l1", "use_state: true"]),
+        ({}, ["head: tokens", "use_state: true"]),
         ({"head": "l1"}, ["use_state: true"]),
         ({"head": "tokens", "use_state": True}, []),
         ({"head": "tokens", "use_state": False}, []),
@@ -162,7 +162,41 @@ def test_heads_left_out_without_a_word_are_warned_of_once(
     assert len(messages) == len(warned)
     for message, option in zip(messages, warned, strict=True):
         assert str(tmp_path) in message
-        assert f"give backbone_kwargs {option} to use it" in message
+        assert f"backbone_kwargs {option}" in message
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "opened"),
+    [
+        ("libero_goal", {}, ("l1", True, ("image", "wrist_image"))),
+        ("bridge_orig", {}, ("l1", True, ("image",))),
+        ("libero_goal", {"head": "tokens"}, ("tokens", True, ("image", "wrist_image"))),
+        ("libero_goal", {"cameras": ["image"]}, ("l1", True, ("image",))),
+    ],
+)
+def test_a_folder_that_is_only_to_act_opens_as_its_makers_trained_it(
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    data: str,
+    options: dict[str, Any],
+    opened: tuple[str, bool, tuple[str, ...]],
+) -> None:
+    only_data_set(folder, tmp_path, data)
+    for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
+        (tmp_path / name).touch()
+    header = read_header(tmp_path, as_trained(tmp_path, Request(options=options)))
+    settings = header.model["settings"]
+    assert (settings["head"], settings["use_state"], header.conventions.cameras) == opened
+    assert caplog.records == []
+
+
+def test_a_checkpoint_of_ours_acts_as_it_was_saved(folder: Path, tmp_path: Path) -> None:
+    open_policy(folder, head="tokens", use_state=False).save_pretrained(tmp_path)
+    for file in folder.glob("*.pt"):
+        shutil.copyfile(file, tmp_path / file.name)
+    settings = VLAPolicy.from_pretrained(tmp_path, device="cpu", to_act=True).backbone.config.settings
+    assert (settings.head, settings.use_state, settings.cameras) == ("tokens", False, ("image",))
 
 
 @pytest.mark.parametrize("options", [{}, {"head": "l1", "use_state": True}])

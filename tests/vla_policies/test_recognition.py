@@ -1,0 +1,95 @@
+"""Whose folder it is, where OpenVLA's and OpenVLA-OFT's have the same files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from vla_policies.backbone import Request
+from vla_policies.loading import read_header
+from vla_policies.recognition import names_of
+
+SNAPSHOT = "snapshots/0123456789abcdef0123456789abcdef01234567"
+
+
+def tokens_only(golden_root: Path, target: Path) -> Path:
+    """A fine-tune on action tokens, such as SimpleVLA-RL's: OpenVLA's files and no others (no weights here)."""
+    target.mkdir(parents=True)
+    for file in (golden_root / "openvla_oft_tiny").glob("*.json"):
+        shutil.copyfile(file, target / file.name)
+    return target
+
+
+def family_of(folder: Path, family: str | None = None) -> str:
+    return read_header(folder, Request(unnorm_key="libero_spatial", family=family)).family
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Openvla-oft-SFT-libero10-traj1", "openvla-oft"),
+        ("RLinf-OpenVLAOFT-LIBERO-130", "openvla-oft"),
+        ("openvla-7b-oft-finetuned-libero-spatial", "openvla-oft"),
+        ("openvla_oft_tokens", "openvla-oft"),
+        (f"models--Haozhan72--Openvla-oft-SFT-libero-goal-traj1/{SNAPSHOT}", "openvla-oft"),
+        (f"models--RLinf--RLinf-OpenVLAOFT-LIBERO-90-Base-Lora/{SNAPSHOT}", "openvla-oft"),
+        ("openvla-7b", "openvla"),
+        (f"models--openvla--openvla-7b-finetuned-libero-10/{SNAPSHOT}", "openvla"),
+        (f"models--gen-robot--openvla-7b-rlvla-warmup/{SNAPSHOT}", "openvla"),
+        (f"models--RLinf--RLinf-OpenVLA-PPO-ManiSkill3-25ood/{SNAPSHOT}", "openvla"),
+    ],
+)
+def test_the_published_name_tells(
+    golden_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, family: str
+) -> None:
+    assert family_of(tokens_only(golden_root, tmp_path / name)) == family
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("code", "family"),
+    [
+        ("from prismatic.vla.constants import ACTION_DIM, NUM_ACTIONS_CHUNK", "openvla-oft"),
+        ("class OpenVLAForActionPrediction(PrismaticForConditionalGeneration):", "openvla"),
+    ],
+)
+def test_the_makers_code_tells(
+    golden_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, family: str
+) -> None:
+    folder = tokens_only(golden_root, tmp_path / "checkpoint-500")
+    (folder / "modeling_prismatic.py").write_text(code + "\n")
+    assert family_of(folder) == family
+    assert caplog.records == []
+
+
+def test_a_guess_is_said_in_one_line_that_names_the_setting(
+    golden_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tokens_only(golden_root, tmp_path / "checkpoint-500")
+    for _ in range(2):
+        assert family_of(folder) == "openvla"
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "\n" not in said
+    assert said.startswith(
+        f"'{folder}' is read as openvla, but neither its files nor its name tell it from openvla-oft"
+    )
+    assert "-params 'policy_kwargs:{family: openvla-oft}'" in said
+    caplog.clear()
+    for family in ("openvla", "openvla-oft"):
+        assert family_of(folder, family) == family
+    assert caplog.records == []
+
+
+def test_an_adapter_s_name_tells_of_its_base(golden_root: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "models--RLinf--RLinf-OpenVLAOFT-ManiSkill-Base-Lora" / SNAPSHOT
+    assert names_of(adapter, tmp_path / "base") == ["RLinf-OpenVLAOFT-ManiSkill-Base-Lora", "base"]
+
+
+def test_a_family_that_does_not_read_the_layout(golden_root: Path, tmp_path: Path) -> None:
+    folder = tokens_only(golden_root, tmp_path / "checkpoint")
+    with pytest.raises(BadValue, match="is read as one of: openvla-oft, openvla; got family='pi0'"):
+        family_of(folder, "pi0")

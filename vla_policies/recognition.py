@@ -1,0 +1,62 @@
+"""Which family reads a folder in the layout that its makers publish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import BadValue
+from vla_policies.backbone import Backbone
+from vla_policies.checkpoint_io.weights import CONFIG_FILE
+from vla_policies.registry import PUBLISHED_LAYOUTS, family_class
+
+_log = logging.getLogger(__name__)
+
+
+def names_of(*folders: Path) -> list[str]:
+    """The names that folders go by: of one in the Hub's cache (models--ORG--NAME/snapshots/COMMIT) the repository's."""
+    return [
+        folder.parent.parent.name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.resolve().name
+        for folder in folders
+    ]
+
+
+def published_family(
+    folder: Path, config: Mapping[str, Any], wanted: str | None, names: Sequence[str]
+) -> type[Backbone]:
+    """The family of a folder with this `config.json`; `names` are `names_of` it and of an adapter on it.
+
+    Where several families' folders look alike and nothing tells which it is, a warning names them. Raises `BadValue`
+    for a layout that none reads, and for a `wanted` family that does not read it.
+    """
+    # openpi's conversions do not name their layout.
+    openpi = "type" not in config and bool({"action_horizon", "paligemma_variant"} & config.keys())
+    layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
+    if layout not in PUBLISHED_LAYOUTS:
+        raise BadValue(
+            f"'{folder / CONFIG_FILE}' is neither ours (it lacks format_version, family, conventions, sampling, model) "
+            f"nor of a known model_type ({', '.join(sorted(PUBLISHED_LAYOUTS))}); it says '{layout}'"
+        )
+    families = PUBLISHED_LAYOUTS[layout]
+    if wanted is not None:
+        family = family_class(wanted)
+        if family.family not in families:
+            raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{wanted}'")
+        return family
+    verdicts = {name: family_class(name).recognises(folder, config, names) for name in families}
+    found = next(name for name, verdict in verdicts.items() if verdict)
+    if unsure := [name for name, verdict in verdicts.items() if verdict is None]:
+        _warn_of_families(folder, found, unsure[0])
+    return family_class(found)
+
+
+@lru_cache
+def _warn_of_families(folder: Path, found: str, other: str) -> None:
+    """Say once per process that a folder's family is a guess."""
+    _log.warning(
+        f"'{folder}' is read as {found}, but neither its files nor its name tell it from {other}: say which with "
+        f"family: {found} or family: {other} (-params 'policy_kwargs:{{family: {other}}}')"
+    )
