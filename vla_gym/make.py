@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, check_integer, shown, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
@@ -199,7 +199,7 @@ def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) 
     if isinstance(env_id, str):
         return find_benchmark(env_id, split=split, **options)
     if not isinstance(env_id, Benchmark):
-        raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {env_id!r}")
+        raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {shown(env_id)}")
     if options:
         raise BadValue(f"{env_id.id} was given as a Benchmark, which takes no {', '.join(sorted(options))}")
     return env_id
@@ -207,7 +207,7 @@ def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise BadValue(f"{name} must be True or False, got {value!r}")
+        raise BadValue(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
@@ -262,11 +262,11 @@ def _on_worker_error(policy: OnWorkerError) -> OnWorkerError:
 
 def _seconds(name: str, value: float) -> float:
     if not 0.0 < _number(name, value) < float("inf"):
-        raise BadValue(f"{name} must be a positive number of seconds, got {value!r}")
+        raise BadValue(f"{name} must be a positive number of seconds, got {shown(value)}")
     return float(value)
 
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise BadValue(f"{name} must be a number, got {value!r}")
+        raise BadValue(f"{name} must be a number, got {shown(value)}")
     return float(value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
 """Smallest and largest allowed side of an image, pixels."""
@@ -73,9 +73,11 @@ def encode_instruction(text: str) -> np.ndarray:
     """
     data = text.encode("utf-8")
     if not 1 <= len(data) <= MAX_INSTRUCTION_BYTES:
-        raise BadValue(f"instruction {text!r} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}")
+        raise BadValue(
+            f"instruction {shown(text)} has {len(data)} UTF-8 bytes; allowed are 1 to {MAX_INSTRUCTION_BYTES}"
+        )
     if 0 in data:
-        raise BadValue(f"instruction {text!r} holds a zero byte, which marks the padding")
+        raise BadValue(f"instruction {shown(text)} holds a zero byte, which marks the padding")
     out = np.zeros(MAX_INSTRUCTION_BYTES, dtype=np.uint8)
     out[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     return out
@@ -94,4 +96,4 @@ def check_instruction(text: str) -> None:
     encode_instruction(text)
     strange = sorted(set(text) - INSTRUCTION_CHARSET)
     if strange:
-        raise BadValue(f"instruction {text!r} holds {strange}; allowed are printable ASCII and U+2019")
+        raise BadValue(f"instruction {shown(text)} holds {strange}; allowed are printable ASCII and U+2019")

@@ -20,7 +20,7 @@ from vla_gym.adapters.libero import pro_tasks as libero_pro_tasks
 from vla_gym.adapters.maniskill import tasks as maniskill_tasks
 from vla_gym.adapters.metaworld import tasks as metaworld_tasks
 from vla_gym.adapters.plate25 import tasks as plate25_tasks
-from vla_gym.errors import BadValue, UnknownName, check_integer, unknown_name
+from vla_gym.errors import BadValue, UnknownName, check_integer, shown, unknown_name
 from vla_gym.specs import Benchmark
 
 
@@ -85,12 +85,12 @@ def register_benchmark(build: str, num_tasks: Mapping[str, int], *, aliases: Map
     if family in _ADDED:
         return
     if not re.fullmatch(r"[\w.]+:\w+", build):
-        raise BadValue(f"build must be an entry point 'module:function', got {build!r}")
+        raise BadValue(f"build must be an entry point 'module:function', got {shown(build)}")
     for name in (*family.num_tasks, *family.aliases):
         if not re.fullmatch(r"[A-Za-z0-9][\w-]*(/[A-Za-z][\w-]*)?", name):
             raise BadValue(
-                f"environment id {name!r} is not allowed: letters, digits, '_' and '-', then perhaps one slash and "
-                "a name that is no number"
+                f"environment id {shown(name)} is not allowed: letters, digits, '_' and '-', then perhaps one slash "
+                "and a name that is no number"
             )
         if _is_listed(name):
             raise BadValue(f"environment id '{name}' is taken; choose another one")

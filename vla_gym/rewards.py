@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 
 RewardKind = Literal["sparse", "differenced", "step_penalty"]
 
@@ -24,7 +24,7 @@ class RewardRule:
         if self.kind not in get_args(RewardKind):
             raise unknown_name("reward", self.kind, get_args(RewardKind))
         if not 0.0 < self.scale < float("inf"):
-            raise BadValue(f"reward_scale must be a positive number, got {self.scale!r}")
+            raise BadValue(f"reward_scale must be a positive number, got {shown(self.scale)}")
 
     def pay(self, reward: float, previous: float) -> float:
         """Reward of one step, given the benchmark's own of this step and of the step before (0 at first)."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
@@ -120,9 +121,9 @@ def results_file(plan: RolloutPlan, weights: str | None) -> Path:
 def _episodes_in(file: Path, weights: str | None) -> int:
     """Episodes of an evaluation of these very weights; 0 where the file has none."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = read_json_object(file)
         return len(record["episodes"]) if is_of_weights(record, weights) else 0
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return 0
 
 

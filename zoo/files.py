@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -11,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue
+from vla_gym import reading
+from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
 
 
 @contextmanager
@@ -62,23 +62,36 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+_MEND = "Restore it, or move it away to do without what it holds"
+
+
 def damaged(file: Path, reason: object) -> BadValue:
     """Return the error for a run's file that cannot be read or has the wrong content."""
     if isinstance(reason, OSError):
-        return BadValue(f"'{file}' cannot be read: {reason.strerror or reason}")
+        return BadValue(f"'{file}' cannot be read: {os_reason(reason)}")
     cause = " ".join(str(reason).split()).rstrip(".")
-    return BadValue(f"'{file}' is damaged: {cause}. Restore it, or move it away to do without what it holds")
+    return BadValue(f"'{file}' is damaged: {cause}. {_MEND}")
+
+
+@contextmanager
+def content_of(file: Path) -> Iterator[None]:
+    """Context manager in which whatever the wrong content of a run's file raises becomes the error of `damaged`."""
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except KeyError as error:
+        raise damaged(file, f"it lacks {shown(error.args[0] if error.args else error)}") from error
+    except (OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise damaged(file, error if isinstance(error, OSError) else f"{type(error).__name__}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a run's file; raises `BadValue` where there is none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
-    if not isinstance(values, dict):
-        raise damaged(path, f"it must hold a JSON object, got {type(values).__name__}")
-    return values
+        return reading.read_json_object(path)
+    except BadValue as error:
+        raise BadValue(f"{error}. {_MEND}") from error
 
 
 def quoted(path: str | Path) -> str:

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zoo.cli.arguments import OneLineParser, count, number
+from zoo.cli.arguments import OneLineParser, number, processes
 from zoo.cli.main import guarded
+from zoo.cli.run_flags import check_services
 from zoo.config.batch_plan import BatchPlan
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.memory_plan import GIB, needs, total
@@ -26,7 +27,7 @@ from zoo.training.run_plan import RunPlan
 def parser() -> OneLineParser:
     """The flags of `zoo.train`, and the machine."""
     p = train_parser("zoo.plan", "Say what a run of zoo.train comes to and whether it fits; start nothing.")
-    p.add_argument("--ranks", type=count, default=1, metavar="W", help="processes, one GPU each (default: 1)")
+    p.add_argument("--ranks", type=processes, default=1, metavar="W", help="processes, one GPU each (default: 1)")
     gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
     p.add_argument("--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB")
@@ -77,6 +78,7 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_named_packages(args)
+    check_services(args)
     print("\n".join(plan_lines(*resolve_run(args), args)))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_arguments, count, number
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_arguments, count, frames, number
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
@@ -35,13 +35,13 @@ def parser() -> OneLineParser:
     p.add_argument("-n", "--n-updates", type=count, metavar="N", help=f"updates (default: {DEFAULT_UPDATES})")
     p.add_argument(
         "--batch-size",
-        type=count,
+        type=frames,
         metavar="B",
         help=f"frames per update, all processes together (default: {sft['batch_size']})",
     )
     p.add_argument(
         "--micro-batch-size",
-        type=count,
+        type=frames,
         metavar="M",
         help="of these, in the network at a time (default: all)",
     )

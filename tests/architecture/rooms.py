@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 ROOMS = {
     "vla_gym": (
-        *("errors", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
+        *("errors", "reading", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
         *("adapters", "registry", "vector", "make", "single_env", "checks", "video"),
     ),
     "vla_policies": (
@@ -18,8 +18,8 @@ ROOMS = {
         *("flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "recognition", "loading", "policy"),
     ),
     "zoo": (
-        *("files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms", "experts"),
-        *("demonstrations", "training", "imitation", "diagnostics", "cli"),
+        *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms"),
+        *("experts", "demonstrations", "training", "imitation", "diagnostics", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

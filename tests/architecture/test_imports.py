@@ -20,6 +20,7 @@ ALLOWED_OURS = {
         "vla_gym.errors",
         "vla_gym.observation",
         "vla_gym.__version__",
+        "vla_gym.reading",
     },
     "zoo": {"vla_gym", "vla_policies", "zoo"},
 }

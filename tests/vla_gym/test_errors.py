@@ -10,6 +10,9 @@ from vla_gym.errors import (
     VLAZooError,
     WorkerFailed,
     check_integer,
+    one_line,
+    os_reason,
+    shown,
     unknown_name,
 )
 
@@ -71,3 +74,31 @@ def test_other_numbers_are_refused_with_what_is_allowed(value: object) -> None:
 def test_a_number_without_an_upper_end_is_refused_below_the_lower_one() -> None:
     with pytest.raises(BadValue, match=r"^n must be an integer >= 0, got -1$"):
         check_integer("n", -1, 0)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 5000, ["x" * 5000] * 50, {"a": {"b": {"c": {"d": {}}}}}, 10**5000, object()], ids=[*"abcde"]
+)
+def test_a_value_is_shown_in_bounds(value: object) -> None:
+    assert len(shown(value)) < 200
+
+
+def test_short_values_are_shown_whole() -> None:
+    assert [shown(value) for value in ("a", 3, 2.5, None, [1, "b"])] == ["'a'", "3", "2.5", "None", "[1, 'b']"]
+
+
+def test_a_message_is_one_bounded_line_that_steers_no_terminal() -> None:
+    line = one_line("a\x1b[31mred\x07\n  b \u202egnp " + "x" * 5000 + " y" * 5000)
+    assert line.startswith(r"a\x1b[31mred\x07 b \u202egnp xxx")
+    assert len(line) < 1600
+    assert line.isprintable()
+    assert one_line("'naïve' 3 °C") == "'naïve' 3 °C"
+
+
+def test_what_the_system_refuses_says_what_helps() -> None:
+    assert os_reason(OSError(28, "No space left on device")).endswith("free some space or write elsewhere")
+    assert os_reason(OSError("odd")) == "odd"
+
+
+def test_a_long_name_is_compared_and_shown_in_bounds() -> None:
+    assert len(str(unknown_name("task", "x" * 10**6, ["reach"]))) < 300

@@ -110,7 +110,7 @@ def test_a_found_run_that_cannot_be_read_is_left_out(
     said = capsys.readouterr()
     assert "1 run drawn" in said.out
     first, second = said.err.splitlines()
-    assert "Toy-Reach_1/monitor.csv' cannot be read" in first
+    assert "Toy-Reach_1/monitor.csv': No such file" in first
     assert "cannot be read as evaluations" in second
     # One that was named is wanted.
     assert guarded(run, [str(logs / "ppo" / "Toy-Reach_1"), *asked]) == 2

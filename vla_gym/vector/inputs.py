@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.specs import StartState, Task
 
 START_OPTIONS = ("task_id", "trial_id")
@@ -63,7 +63,7 @@ def read_reset_options(
     mask_N = options.get("reset_mask")
     if mask_N is not None:
         if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_ or mask_N.shape != (num_envs,):
-            raise BadValue(f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {mask_N!r}")
+            raise BadValue(f"options['reset_mask'] must be a bool array of shape [{num_envs}], got {shown(mask_N)}")
         if not mask_N.any():
             raise BadValue("options['reset_mask'] must hold at least one True")
         mask_N = mask_N.copy()
@@ -98,7 +98,7 @@ def join_options(entries: Sequence[Mapping[str, Any]], num_envs: int) -> dict[st
                     "state, every slot must give task_id and trial_id"
                 )
             if not isinstance(entry[key], int | np.integer) or isinstance(entry[key], bool):
-                raise BadValue(f"options[{env}]['{key}'] must be an integer, got {entry[key]!r}")
+                raise BadValue(f"options[{env}]['{key}'] must be an integer, got {shown(entry[key])}")
     return {key: np.array([entry[key] for entry in entries], dtype=np.int64) for key in START_OPTIONS}
 
 

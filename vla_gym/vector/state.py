@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.vector.start_states import Schedule
 from vla_gym.workers.messages import actions_from_text, actions_to_text
@@ -137,7 +137,7 @@ def replay_commands(
     """Check that a saved state belongs to this environment and return the replays that lead to it."""
     for key, value in (("version", VERSION), ("env_id", benchmark.id), ("schedule", schedule.kind)):
         if state.get(key) != value:
-            raise BadValue(f"saved environment state has {key}={state.get(key)!r}, this one has {value!r}")
+            raise BadValue(f"saved environment state has {key}={shown(state.get(key))}, this one has {shown(value)}")
     if len(state["slots"]) != len(table.idle):
         raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")
     table.episodes[:] = state["episodes"]

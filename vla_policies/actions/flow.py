@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 
 FlowScheme = Literal["flow_sde", "flow_cps", "flow_noise"]
 """Source of a decision's randomness; see `FlowSettings.scheme`."""
@@ -146,7 +146,7 @@ def bounded_std(raw: Tensor, low: float, high: float) -> Tensor:
 def join_steps(per_step_BJ: Tensor, joint: str) -> Tensor:
     """Log-probabilities (or entropies) `[B, J, ...]` of the steps to one `[B, ...]`; see `FlowSettings.joint`."""
     if joint not in get_args(Joint):
-        raise ValueError(f"joint must be one of {get_args(Joint)}, got {joint!r}")
+        raise ValueError(f"joint must be one of {get_args(Joint)}, got {shown(joint)}")
     total = per_step_BJ.sum(dim=1)
     return total if joint == "sum" else total / (per_step_BJ.shape[1] + 1)
 

@@ -3,14 +3,13 @@ not allow, raises and is named."""
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 
 Record = TypeVar("Record")
 
@@ -36,7 +35,7 @@ def from_json(cls: type[Record], values: Mapping[str, Any], where: str) -> Recor
     """Build `cls` from `values`, each of them checked by `as_annotated`. `where` names the source in errors."""
     assert is_dataclass(cls)
     if not isinstance(values, Mapping):
-        raise BadValue(f"{where} must be a mapping, got {reprlib.repr(values)}")
+        raise BadValue(f"{where} must be a mapping, got {shown(values)}")
     known = {field.name: field for field in fields(cls)}
     for key in values:
         if key not in known:
@@ -64,7 +63,7 @@ def as_annotated(hint: Any, value: Any, name: str) -> Any:
     for option in options:
         if _is_kind(option, value):
             return _parts_as_annotated(option, value, name)
-    raise BadValue(f"{name} must be {' or '.join(map(_describe, options))}, got {reprlib.repr(value)}")
+    raise BadValue(f"{name} must be {' or '.join(map(_describe, options))}, got {shown(value)}")
 
 
 def _is_kind(hint: Any, value: Any) -> bool:
@@ -94,7 +93,7 @@ def _parts_as_annotated(hint: Any, value: Any, name: str) -> Any:
 def _items(parts: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...]:
     hints = parts[:1] * len(value) if parts[-1] is ... else parts
     if len(hints) != len(value):
-        raise BadValue(f"{name} must be {_describe(tuple[parts])}, got {reprlib.repr(value)}")  # type: ignore[valid-type]
+        raise BadValue(f"{name} must be {_describe(tuple[parts])}, got {shown(value)}")  # type: ignore[valid-type]
     return tuple(
         as_annotated(hint, item, f"item {index} of {name}")
         for index, (hint, item) in enumerate(zip(hints, value, strict=True))

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
+from vla_gym.reading import read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -36,14 +37,7 @@ _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
     """Return the folder's `config.json` (or another JSON object); raises `BadValue` naming what the folder lacks."""
-    path = _require(folder, name)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadValue(f"'{path}' is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise BadValue(f"'{path}' must hold a JSON object, got {type(config).__name__}")
-    return config
+    return read_json_object(_require(folder, name))
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module) -> None:
@@ -69,10 +63,11 @@ def weight_files(folder: Path) -> list[Path]:
     if not index_path.is_file():
         raise BadValue(f"checkpoint folder '{folder}' lacks {WEIGHTS_FILE} (or {INDEX_FILE} and its shards)")
     try:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
-        names = sorted(set(index["weight_map"].values()))
+        names = sorted(set(read_json_object(index_path)["weight_map"].values()))
+    except BadValue:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadValue(f"'{index_path}' is no index of shards: {error!r}") from error
+        raise BadValue(f"'{index_path}' is no index of shards: {shown(error)}") from error
     for name in names:
         if Path(name).name != name:
             raise BadValue(f"'{index_path}' points outside its folder: '{name}'")

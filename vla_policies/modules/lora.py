@@ -10,7 +10,6 @@ layer's output already lies, in the type of the input; gradients arrive in float
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     check_tensors,
@@ -160,11 +160,8 @@ def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | Non
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The folder's `adapter_config.json`; raises unless it is a LoRA's and names its base."""
     path = folder / ADAPTER_CONFIG
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValue(f"'{path}' cannot be read: {error}") from error
-    if not isinstance(values, dict) or values.get("peft_type") != "LORA":
+    values = read_json_object(path)
+    if values.get("peft_type") != "LORA":
         raise BadValue(f"'{path}' describes no LoRA adapter")
     if not values.get("base_model_name_or_path"):
         raise BadValue(f"'{path}' does not say base_model_name_or_path, the model the adapter belongs to")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_policies.processing.observations import pad_ids
 
 BOS = 1
@@ -47,7 +47,7 @@ class PromptTokenizer:
 
     def _encode(self, instruction: str) -> tuple[int, ...]:
         if not instruction.strip():
-            raise BadValue(f"the instruction {instruction!r} holds no word")
+            raise BadValue(f"the instruction {shown(instruction)} holds no word")
         prompt = openvla_prompt(instruction)
         if self._tokenizer is None:
             ids = [byte + _FIRST_BYTE for byte in prompt.encode("utf-8")]

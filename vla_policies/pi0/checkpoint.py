@@ -8,7 +8,6 @@ name, under the tied language head's, or under both. The expert's own language h
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
@@ -152,7 +152,7 @@ def _normalizations(config: Mapping[str, Any], usual: Normalization, where: str)
         return {"state": usual, "action": usual}
     mapping = config["normalization_mapping"]
     if not isinstance(mapping, Mapping):
-        raise BadValue(f"{where}: normalization_mapping must be a mapping, got {mapping!r}")
+        raise BadValue(f"{where}: normalization_mapping must be a mapping, got {shown(mapping)}")
     for part, kind in mapping.items():
         allowed = tuple(_NORMALIZATIONS) if part in ("STATE", "ACTION") else ("IDENTITY",)
         if kind not in allowed:
@@ -281,9 +281,11 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     root = folder / "assets" if any((folder / "assets").glob("**/norm_stats.json")) else folder
     for path in sorted(root.glob("**/norm_stats.json")):
         try:
-            parts = json.loads(path.read_text(encoding="utf-8"))["norm_stats"]
+            parts = read_json_object(path)["norm_stats"]
             entry = {"state": _statistics(parts["state"]), "action": _statistics(parts["actions"])}
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except BadValue:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadValue(
                 f"'{path}' holds no openpi statistics (norm_stats with state and actions): {error}"
             ) from error

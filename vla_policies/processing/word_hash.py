@@ -10,7 +10,7 @@ import hashlib
 import re
 from functools import lru_cache
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.observation import MAX_INSTRUCTION_BYTES
 
 HALF_BITS = 10
@@ -32,5 +32,5 @@ def tokenize(text: str) -> tuple[int, ...]:
     """Ids of the words of `text`, case folded, punctuation dropped. Raises `BadValue` when there is none."""
     words = _WORD.findall(text.casefold())
     if not words:
-        raise BadValue(f"the instruction {text!r} holds no word")
+        raise BadValue(f"the instruction {shown(text)} holds no word")
     return tuple(word_id(word) for word in words)

@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
@@ -368,7 +368,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         for name, off in PLAIN_REFUSES.items():
             if getattr(self, name) != off:
                 raise BadValue(
-                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {off!r}"
+                    f"{name} is for policies with `act` and `evaluate`, such as 'VLAPolicy'; leave it at {shown(off)}"
                 )
 
     @staticmethod

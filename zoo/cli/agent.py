@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
@@ -31,6 +29,7 @@ from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, RunFolder, folder_name, holds_policy
 from zoo.runs.lookup import find_run, newest_run, policy_folder
 from zoo.runs.shipped_agents import agents_folder, agents_for, is_shipped
+from zoo.yaml_text import read_yaml_mapping
 
 # The trained agent ----------------------------------------------------------------------------------
 
@@ -283,10 +282,4 @@ def _file_word(text: str) -> str:
 
 def _read_instructions(path: Path) -> dict[str, str]:
     """Read a YAML file that maps task names to instructions; raises `BadValue` for anything else."""
-    try:
-        texts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadValue(f"--instructions {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(texts, dict):
-        raise BadValue(f"--instructions {path} must map task names to instructions, got {type(texts).__name__}")
-    return texts
+    return read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, get_args
 
-import yaml
-
 from vla_gym import __version__
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import MOST_SHOWN, BadValue, shortened, shown, unknown_name
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.run_config import LARGEST_SEED
-from zoo.config.settings import yaml_line
+from zoo.config.run_config import DEVICE, LARGEST_SEED
+from zoo.config.settings import LARGEST_COUNT, MOST_PROCESSES, yaml_line
+from zoo.yaml_text import parse_yaml
 
 DEFAULT_NUM_ENVS = 4
 """Environments of a policy that does not train."""
@@ -34,14 +34,36 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # Argparse's own drops what cannot be written in silence.
+        (file or sys.stdout).write(message)
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `argv`; raises `BadValue` for anything that is no option."""
+        """Parse all of `argv`; raises `BadValue` for anything that is no option, no text, or empty."""
+        for token in argv:
+            if "\0" in token or not _is_text(token):
+                self.error(f"{shown(token)} is no UTF-8 text; rename it")
+            if token.startswith("-") and token.endswith("=--"):
+                self.error(f"{token.removesuffix('=--')} needs a value, got '--'")
         args, extra = self.parse_known_args(list(argv))
+        for action in self._actions:
+            given = getattr(args, action.dest, None)
+            if given == "" or (given == [] and action.nargs is None) or (isinstance(given, list) and "" in given):
+                self.error(f"{'/'.join(action.option_strings) or action.metavar} must not be empty")
         if extra:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(extra[0].split("=")[0], flags, n=1)
-            self.error(f"unknown argument '{extra[0]}'" + (f", did you mean '{near[0]}'?" if near else ""))
+            near = difflib.get_close_matches(extra[0].split("=")[0][:MOST_SHOWN], flags, n=1)
+            self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean '{near[0]}'?" if near else ""))
         return args
+
+
+def _is_text(token: str) -> bool:
+    """Whether the argument was UTF-8: bytes that were not stand in it as lone surrogates."""
+    try:
+        token.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def whole_number(text: str) -> int:
@@ -51,30 +73,40 @@ def whole_number(text: str) -> int:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number != int(number):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got '{text}'")
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {shown(text)}")
     return int(number)
 
 
-def count(text: str) -> int:
-    """Return a whole number >= 1."""
-    if (number := whole_number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
+def integer_in(low: int, high: int) -> Callable[[str], int]:
+    """Return an argument type: whole numbers in `low` .. `high`."""
+
+    def parse(text: str) -> int:
+        value = whole_number(text)
+        if value < low:
+            wanted = f"in {low} .. {high}" if high == LARGEST_SEED else "0 or more" if low == 0 else f"at least {low}"
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {shortened(text, MOST_SHOWN)}")
+        if value > high:
+            raise argparse.ArgumentTypeError(f"must be in {low} .. {high}, got {shortened(text, MOST_SHOWN)}")
+        return value
+
+    return parse
 
 
-def count_or_zero(text: str) -> int:
-    """Return a whole number >= 0."""
-    if (number := whole_number(text)) < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return number
+count, count_or_zero = integer_in(1, LARGEST_COUNT), integer_in(0, LARGEST_COUNT)
+"""Steps, episodes, updates."""
+processes, threads = integer_in(1, MOST_PROCESSES), integer_in(1, 4096)
+"""Simulators or ranks; CPU threads."""
+frames = integer_in(1, 2**20)
+"""Frames of demonstrations in memory together."""
+seed = integer_in(0, LARGEST_SEED)
+"""A seed that numpy and torch both take."""
 
 
-def seed(text: str) -> int:
-    """Return a seed that numpy and torch both take."""
-    number = whole_number(text)
-    if not 0 <= number <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"must be in 0 .. {LARGEST_SEED}, got {text}")
-    return number
+def device(text: str) -> str:
+    """Return the name of a torch device that commands know; whether this machine has it is asked later."""
+    if not DEVICE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"no device {shown(text)}. Allowed: auto, cpu, cuda, cuda:<index>")
+    return text
 
 
 def number(allowed: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
@@ -86,7 +118,7 @@ def number(allowed: Callable[[float], bool], wanted: str) -> Callable[[str], flo
         except ValueError:
             value = math.nan
         if not allowed(value):
-            raise argparse.ArgumentTypeError(f"must be {wanted}, got '{text}'")
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {shown(text)}")
         return value
 
     return parse
@@ -122,12 +154,9 @@ def key_values(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, colon, text = pair.partition(":")
         if not colon or not key.strip():
-            raise BadValue(f"-params wants key:value, got '{pair}'. Example: -params learning_rate:3e-4 chunk:8")
-        try:
-            values[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            reason = " ".join(str(error).split())
-            raise BadValue(f"-params {key}: cannot read the value '{text}': {reason}") from error
+            raise BadValue(f"-params wants key:value, got {shown(pair)}. Example: -params learning_rate:3e-4 chunk:8")
+        name = shortened(key.strip(), MOST_SHOWN)
+        values[key.strip()] = parse_yaml(text, f"-params {name}: cannot read the value {shown(text)}, it")
     return values
 
 
@@ -173,9 +202,13 @@ def add_progress_argument(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser, *, default: str | None) -> None:
     """Add `--device` and `--num-threads`; `default` None leaves the device to the run."""
     parser.add_argument(
-        "--device", default=default, metavar="D", help="torch device: auto, cpu, cuda, cuda:1 (default: auto)"
+        "--device",
+        type=device,
+        default=default,
+        metavar="D",
+        help="torch device: auto, cpu, cuda, cuda:1 (default: auto)",
     )
-    parser.add_argument("--num-threads", type=count, metavar="N", help="torch CPU threads (default: torch's choice)")
+    parser.add_argument("--num-threads", type=threads, metavar="N", help="torch CPU threads (default: torch's choice)")
 
 
 def add_worker_error_argument(parser: argparse.ArgumentParser, *, default: str | None, restart: str) -> None:
@@ -202,7 +235,7 @@ def add_new_run_arguments(
 ) -> None:
     """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
     parser.add_argument("--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)")
-    parser.add_argument("--num-envs", type=count, metavar="N", help=num_envs)
+    parser.add_argument("--num-envs", type=processes, metavar="N", help=num_envs)
     parser.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
     parser.add_argument("-i", "--resume", metavar="RUN", help=resume)
@@ -250,7 +283,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_gym_packages_argument(parser)
     parser.add_argument(
-        "--num-envs", type=count, metavar="N", help=f"simulators side by side (default: {DEFAULT_NUM_ENVS})"
+        "--num-envs", type=processes, metavar="N", help=f"simulators side by side (default: {DEFAULT_NUM_ENVS})"
     )
     add_device_arguments(parser, default="auto")
     parser.add_argument("--seed", type=seed, default=0, help="seed of sampled actions (default: 0)")

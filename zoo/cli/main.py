@@ -1,12 +1,14 @@
 """The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
 
-Exit codes: 0 done, 2 the user's input cannot work (one line says why), 130 interrupted, 141 the output has no reader
-any more (`| head`). Any other error is a fault of this package and shows its traceback. A launcher finds the message in
-torch's error file.
+Exit codes: 0 done, 2 the user's input cannot work or the machine refuses (a full disk, no memory; one line says why),
+130 interrupted, 141 the output has no reader any more (`| head`). Any other error is a fault of this package and shows
+its traceback. A launcher finds the message in torch's error file.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import select
@@ -16,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from vla_gym.errors import LostRank, VLAZooError, unknown_name
+from vla_gym.errors import BadValue, LostRank, VLAZooError, one_line, os_reason, shortened, unknown_name
 from vla_gym.system.threads import let_waiting_threads_sleep
 from zoo.cli.arguments import VERSION_TEXT
 from zoo.runs.progress import log_to_screen
@@ -39,20 +41,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "load_from_hub": ("zoo.load_from_hub", "fetch a published run as a run folder"),
 }
 """Command -> (module with a `run(argv) -> int`, one line of help)."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LAUNCHER_SECONDS = 5.0
 """How long a rank that lost another one waits, so that the launcher finds the dead one first and names it."""
 
 
 def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Call `run`, its log on the screen; a user's mistake becomes one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     log_to_screen()
     let_waiting_threads_sleep()
     try:
-        code = run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return code
+        return _flushed(run, sys.argv[1:] if argv is None else argv)
     except LostRank as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             time.sleep(_LAUNCHER_SECONDS)
         return 2
@@ -70,19 +74,70 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
             return 141
+        if message := _reason_of_machine(error):
+            report_error(message, every_rank=True)
+            return 2
         write_error_file(f"{type(error).__name__}: {error}")
         raise
 
 
+def _flushed(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Return the exit code of `run` once all it printed, or its `--help`, is written."""
+    try:
+        code = run(argv)
+    except SystemExit:  # argparse's, after --help
+        _flush()
+        raise
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    """Write all that was printed; raises `BadValue` where it cannot be."""
+    try:
+        sys.stdout.flush()
+    except ConnectionError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise BadValue(f"what the command prints cannot be written: {os_reason(error)}") from error
+
+
+def _reason_of_machine(error: Exception) -> str | None:
+    """Return one line for what the machine refuses (files, memory); None for a fault of this package."""
+    if isinstance(error, MemoryError) or _is_out_of_memory(error):
+        said = str(error).strip().splitlines()
+        return (
+            f"not enough memory: {shortened(said[0], 200) if said else 'an allocation failed'}; take a smaller batch "
+            "(-params micro_batch_size:N), fewer --num-envs or a smaller policy"
+        )
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
+        return None
+    if isinstance(error.filename, str | bytes):
+        return f"'{os.fsdecode(error.filename)}': {os_reason(error)}"
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    what = "a file, or what the command prints, cannot be written: " if error.errno in _FULL else ""
+    return what + os_reason(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+    )
+
+
 def report_error(message: str, *, every_rank: bool) -> None:
     """Print `message` as one line, on rank 0 or `every_rank`, and write it to the launcher's error file."""
-    one_line = " ".join(message.split())
+    line = one_line(message)
     rank = int(os.environ.get("RANK", "0"))
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if every_rank or rank == 0:
-        sys.stderr.write(f"error: rank {rank}: {one_line}\n" if several else f"error: {one_line}\n")
+        sys.stderr.write(f"error: rank {rank}: {line}\n" if several else f"error: {line}\n")
         sys.stderr.flush()
-    write_error_file(one_line)
+    write_error_file(line)
 
 
 def write_error_file(message: str) -> None:
@@ -105,8 +160,13 @@ def _reader_has_gone() -> bool:
     output.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in output.poll(0)):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     return True
+
+
+def _drop_output() -> None:
+    """Let the rest of the output go nowhere, at Python's own last flush too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ranks_have_met() -> bool:

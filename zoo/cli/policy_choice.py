@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark
 from zoo.runs.shipped_agents import local_or_shipped
 
@@ -137,12 +137,13 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return {}
     try:
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = read_json_object(folder / "config.json")
         if "family" in stored or not {"model_type", "type", "action_horizon"} & set(stored):
             _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise BadValue(
-            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions'"
+            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions': "
+            f"{error if isinstance(error, BadValue) else shown(error)}"
         ) from error
     found: Mapping[str, Any] = stored
     return found

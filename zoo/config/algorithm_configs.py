@@ -6,13 +6,24 @@ the algorithms' signatures. docs/algorithms.md explains each at length. Imports 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from vla_gym.errors import unknown_name
-from zoo.config.settings import Count, CountOrZero, Fraction, NonNegative, Positive, Range, Schedulable
+from zoo.config.settings import (
+    Count,
+    CountOrZero,
+    Decisions,
+    Fraction,
+    NonNegative,
+    Passes,
+    Positive,
+    Range,
+    Schedulable,
+    Texts,
+)
 
 LogprobLevel = Literal["token", "action", "chunk"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk."""
@@ -33,9 +44,9 @@ class OnPolicyConfig:
 
     learning_rate: Annotated[Schedulable, Range(low=0)]
     """Of the policy; `policy_kwargs value_lr` gives the critic its own."""
-    batch_size: Count
+    batch_size: Decisions
     """Decisions of one optimiser step, all ranks together."""
-    n_epochs: Count
+    n_epochs: Passes
     """Passes over a rollout. arXiv:1707.06347."""
     clip_range: Annotated[Schedulable, Range(low=0)] = 0.2
     """The ratio's bounds are 1 - clip_range and 1 + clip_range. arXiv:1707.06347, eq. 7."""
@@ -57,7 +68,7 @@ class OnPolicyConfig:
     """Weight of the KL to a reference policy, per token (k3 estimate). arXiv:2402.03300, eq. 4."""
     kl_reference: KLReference = "adapter_off"
     """The reference policy."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: Decisions | None = None
     """Decisions scored at once by one rank; None = all of its minibatch."""
 
 
@@ -69,11 +80,11 @@ class PPOConfig(OnPolicyConfig):
 
     # Described above; of these SB3 has no `logprob_level`.
     learning_rate: Annotated[Schedulable, Range(low=0)] = 3e-4
-    batch_size: Count = 64
-    n_epochs: Count = 10
+    batch_size: Decisions = 64
+    n_epochs: Passes = 10
     max_grad_norm: Positive = 0.5
     logprob_level: LogprobLevel = "action"
-    n_steps: Count = 2048
+    n_steps: Decisions = 2048
     """T, decisions of each environment in a rollout."""
     gamma: Fraction = 0.99
     """Discount per decision, or per simulator step with `reward_level` "action". arXiv:1506.02438, eq. 16."""
@@ -107,12 +118,12 @@ class GRPOConfig(OnPolicyConfig):
 
     # Described above; `clip_range_high` is DAPO's.
     learning_rate: Annotated[Schedulable, Range(low=0)] = 2e-5
-    batch_size: Count = 256
-    n_epochs: Count = 1
+    batch_size: Decisions = 256
+    n_epochs: Passes = 1
     max_grad_norm: Positive = 1.0
     logprob_level: LogprobLevel = "token"
     clip_range_high: Positive | None = 0.28
-    rollouts_per_update: Count = 1
+    rollouts_per_update: Passes = 1
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
     score_bounds: tuple[float, float] | None = None
     """Keep groups whose mean score lies between these only. SimpleVLA-RL: 0.1 to 0.9 of success."""
@@ -137,13 +148,13 @@ def check_algorithm(algo: str) -> str:
 class SFTConfig:
     """Settings of `zoo.sft` beyond those of every run; `RunConfig.algo_kwargs` of its `config.yml`."""
 
-    dataset: str | Sequence[str]
+    dataset: Texts
     """LeRobotDataset folder, or several, which are learned together."""
     episodes: Count | None = None
     """How many episodes of each; None = all."""
-    batch_size: Count = 64
+    batch_size: Decisions = 64
     """Frames per update, all ranks together."""
-    micro_batch_size: Count | None = None
+    micro_batch_size: Decisions | None = None
     """Frames in the network at a time, gradients gathered; None = all of an update's."""
     learning_rate: float = 1e-3
     """At the start, in 0 .. 1; goes down to 0 in a straight line."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vla_gym.errors import BadValue, unknown_name
 from zoo.config.run_config import check_settings
 from zoo.files import packaged_folder
+from zoo.yaml_text import read_yaml_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +63,7 @@ def candidate_keys(env_id: str, policy: str) -> list[str]:
 
 def read_entries(file: Path, where: str) -> dict[str, Any]:
     """Return the file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"cannot read {where}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        entries = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadValue(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(entries, dict):
-        raise BadValue(f"{where} must map entries such as 'LIBERO/nano' to settings, got {type(entries).__name__}")
-    return entries
+    return read_yaml_mapping(file, "entries such as 'LIBERO/nano' to settings", where)
 
 
 def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:

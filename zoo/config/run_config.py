@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from vla_gym.rewards import RewardKind
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS, GRPOConfig, PPOConfig, SFTConfig, check_algorithm
 from zoo.config.settings import (
+    MOST_PROCESSES,
     Count,
     CountOrZero,
     NonNegative,
     Positive,
+    Processes,
     Range,
     annotations_of,
     check_fields,
@@ -31,8 +34,8 @@ LARGEST_SEED = 2**32 - 1
 class EnvOptions(TypedDict, total=False):
     """Keyword arguments of `vla_gym.make_vec`, which has their defaults."""
 
-    chunk: Count
-    group_size: Count
+    chunk: Annotated[int, Range(low=1, high=10_000)]
+    group_size: Processes
     image_size: Annotated[int, Range(low=SMALLEST_IMAGE, high=LARGEST_IMAGE)]
     wrist_camera: bool
     state: bool
@@ -40,7 +43,7 @@ class EnvOptions(TypedDict, total=False):
     reward: RewardKind
     reward_scale: Positive
     split: str
-    num_workers: CountOrZero
+    num_workers: Annotated[int, Range(low=0, high=MOST_PROCESSES)]
     on_worker_error: OnWorkerError
     step_timeout: Positive
     reset_timeout: Positive
@@ -89,7 +92,7 @@ class RunConfig:
     """Family name (fresh weights) or checkpoint folder."""
     n_timesteps: Count
     """Simulator steps to train for, all environments together."""
-    num_envs: Count
+    num_envs: Processes
     """N, simulators side by side."""
     seed: int
     """Seeds weights, sampling and start states."""
@@ -237,12 +240,43 @@ def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
     for name in values:
         if name not in fields:
             raise unknown_name(f"setting in {where}", str(name), fields, show=20)
-    required = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
-    if lacking := [name for name in required if name not in values]:
-        raise BadValue(f"{where} lacks {', '.join(lacking)}")
-    config = RunConfig(**values)
+    if lacking := [name for name in fields if name not in values and name not in _SINCE_FIRST_VERSION]:
+        raise BadValue(f"{where} lacks {', '.join(lacking)}, which every run writes")
+    config = RunConfig(**_checked_fields(values, where))
     check_arithmetic(config)
     return config
+
+
+_SINCE_FIRST_VERSION: tuple[str, ...] = ()
+"""Fields that runs of 0.1 do not have; their defaults are what those runs did."""
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
+"""Names of torch devices that runs know."""
+_ENV_ID = re.compile(r"[A-Za-z0-9][\w-]*(/[A-Za-z0-9][\w-]*){0,2}")
+
+
+def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of a `config.yml`, each checked as the same setting is in `-params`."""
+    algo, env, device = values["algo"], values["env"], values["device"]
+    check_known(f"algorithm ({where}: algo)", algo, (*ALGORITHMS, "sft"))
+    if not isinstance(env, str) or not _ENV_ID.fullmatch(env):
+        raise BadValue(f"{where}: env must be an environment id such as LIBERO-Spatial/3, got {shown(env)}")
+    if not isinstance(device, str) or not DEVICE.fullmatch(device):
+        raise BadValue(f"{where}: device must be one of auto, cpu, cuda, cuda:<index>, got {shown(device)}")
+    simple = {name: kind for name, kind in annotations_of(RunConfig).items() if name in values}
+    nested = {name: values[name] for name in ("env_options", "policy_kwargs", "algo_kwargs")}
+    stages = values.get("pipeline_stages", 1)
+    if stages != "auto":
+        check_value(Processes, stages, f"{where}: pipeline_stages")
+    checked = check_fields(simple, {name: value for name, value in values.items() if name != "pipeline_stages"}, where)
+    env_settings = {name: value for name, value in checked["env_options"].items() if name in ENV_OPTIONS}
+    known = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
+    return {
+        **checked,
+        "pipeline_stages": stages,
+        "env_options": {**nested["env_options"], **check_fields(ENV_OPTIONS, env_settings, f"{where}: env_options")},
+        "policy_kwargs": check_value(PolicyOptions, nested["policy_kwargs"], f"{where}: policy_kwargs"),
+        "algo_kwargs": check_fields(known, nested["algo_kwargs"], f"{where}: algo_kwargs"),
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 
 SHAPES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda progress_remaining: 1.0,
@@ -45,19 +45,19 @@ def build_schedule(value: float | Mapping[str, Any], name: str = "schedule") -> 
         return _number(value, name)
     rest = dict(value)
     shape = rest.pop("schedule", None)
-    if shape not in SHAPES:
-        raise unknown_name(f"schedule ({name})", str(shape), SHAPES)
+    if not isinstance(shape, str) or shape not in SHAPES:
+        raise unknown_name(f"schedule ({name})", shown(shape) if not isinstance(shape, str) else shape, SHAPES)
     known = ("start",) if shape == "constant" else ("start", "end")
     for key in rest:
         if key not in known:
             raise unknown_name(f"setting of a {shape} schedule ({name})", str(key), known)
     if "start" not in rest:
-        raise BadValue(f"{name}: a {shape} schedule needs 'start', got {dict(value)!r}")
+        raise BadValue(f"{name}: a {shape} schedule needs 'start', got {shown(dict(value))}")
     numbers = {key: _number(number, f"{name}.{key}") for key, number in rest.items()}
     return Schedule(shape=shape, **numbers)
 
 
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadValue(f"{name} must be a number, got {value!r}")
+        raise BadValue(f"{name} must be a number, got {shown(value)}")
     return float(value)

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import check_settings
 from zoo.config.settings import annotations_of, yaml_line
+from zoo.yaml_text import parse_yaml, read_yaml_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,8 @@ SPACES: Mapping[str, Space] = {
 def drawn_values(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
     """Return the settings that a trial's `params` stand for: of a choice they hold the YAML."""
     return {
-        name: params[name] if isinstance(kind, Span) else yaml.safe_load(params[name]) for name, kind in space.items()
+        name: params[name] if isinstance(kind, Span) else parse_yaml(params[name], f"{name} of a trial")
+        for name, kind in space.items()
     }
 
 
@@ -69,12 +69,10 @@ def read_space(file: Path, algo: str) -> Space:
     Raises `BadValue` for a file that cannot be read and for anything that is neither, `UnknownName` for a setting
     that the algorithm does not have.
     """
-    try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadValue(f"--space {file}: {' '.join(str(error).split())}") from error
-    if not isinstance(entries, dict) or not entries:
-        raise BadValue(f"--space {file} must map settings of {algo} to what to draw them from")
+    what = f"settings of {algo} to what to draw them from"
+    entries = read_yaml_mapping(file, what, f"--space {file}")
+    if not entries:
+        raise BadValue(f"--space {file} must map {what}, and holds none")
     space = {str(name): _kind(str(name), entry, file) for name, entry in entries.items()}
     for name, kind in space.items():
         ends = (kind.low, kind.high) if isinstance(kind, Span) else kind
@@ -91,11 +89,11 @@ def _kind(name: str, entry: object, file: Path) -> Span | Choice:
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
         try:
             span = Span(low=float(entry["low"]), high=float(entry["high"]), log=bool(entry.get("log", False)))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             span = None
         if span is not None and span.low < span.high and (span.low > 0 or not span.log):
             return span
     raise BadValue(
         f"--space {file}: '{name}' must be a list of values or {{low: ..., high: ..., log: true}} with low < high "
-        f"(and low > 0 with log), got {entry!r}"
+        f"(and low > 0 with log), got {shown(entry)}"
     )

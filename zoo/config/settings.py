@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import yaml
 
-from vla_gym.errors import BadValue, UnknownName, unknown_name
+from vla_gym.errors import BadValue, UnknownName, shown, unknown_name
 from zoo.config.schedules import build_schedule
 
 
@@ -26,13 +26,25 @@ class Range:
     """Excluded lower end."""
 
 
-Count = Annotated[int, Range(low=1)]
-CountOrZero = Annotated[int, Range(low=0)]
+LARGEST_COUNT = 10**15
+"""Simulator steps that 10^5 simulators of 1,000 steps a second make in 115 days."""
+MOST_PROCESSES = 2**16
+"""Simulators side by side, or ranks."""
+Count = Annotated[int, Range(low=1, high=LARGEST_COUNT)]
+CountOrZero = Annotated[int, Range(low=0, high=LARGEST_COUNT)]
+Processes = Annotated[int, Range(low=1, high=MOST_PROCESSES)]
+Decisions = Annotated[int, Range(low=1, high=10**9)]
+"""Decisions or frames that are in memory together."""
+Passes = Annotated[int, Range(low=1, high=10**5)]
+"""How often the same is done again."""
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(low=0)]
 Fraction = Annotated[float, Range(low=0, high=1)]
 Schedulable = float | Mapping[str, Any]
 """A number, or a schedule's mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`."""
+
+Texts = str | Sequence[str]
+"""A text, or several."""
 
 ALIASES: Mapping[str, str] = {
     alias: name
@@ -103,24 +115,26 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
             return None
         (option,) = (option for option in options if option is not types.NoneType)
         annotation, limits = _without_range(option)
+    if annotation == Texts:
+        return _texts(value, where)
     origin = get_origin(annotation) or annotation
     if origin is bool:
         if isinstance(value, bool):
             return value
-        raise BadValue(f"{where} must be true or false, got {value!r}")
+        raise BadValue(f"{where} must be true or false, got {shown(value)}")
     if origin in (str, Literal):
         return _word(get_args(annotation), value, where)
     if origin is tuple:
         if isinstance(value, list | tuple) and len(value) == 2:
             return [_number(limits, number, where) for number in value]
-        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {value!r}")
+        raise BadValue(f"{where} must be two numbers such as [0.1, 0.9], got {shown(value)}")
     if origin is Mapping or is_typeddict(origin):
         return _mapping(origin, value, where)
     if annotation == Schedulable and isinstance(value, Mapping):
         return _schedule(limits, value, where)
     number = _number(limits, value, where)
     if origin is int and number != int(number):
-        raise BadValue(f"{where} must be a whole number, got {value!r}")
+        raise BadValue(f"{where} must be a whole number, got {shown(value)}")
     return int(number) if origin is int else number
 
 
@@ -128,9 +142,17 @@ def _without_range(annotation: Any) -> tuple[Any, Range]:
     return get_args(annotation) if get_origin(annotation) is Annotated else (annotation, Range())
 
 
+def _texts(value: object, where: str) -> str | list[str]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
+        return list(value)
+    raise BadValue(f"{where} must be text or a list of texts, got {shown(value)}")
+
+
 def _word(choices: tuple[str, ...], value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise BadValue(f"{where} must be a word, got {value!r}")
+        raise BadValue(f"{where} must be a word, got {shown(value)}")
     if choices and value not in choices:
         raise unknown_name(f"choice ({where})", value, choices)
     return value
@@ -138,7 +160,7 @@ def _word(choices: tuple[str, ...], value: object, where: str) -> str:
 
 def _mapping(kind: type, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise BadValue(f"{where} must be a mapping such as {{name: value}}, got {value!r}")
+        raise BadValue(f"{where} must be a mapping such as {{name: value}}, got {shown(value)}")
     return check_fields(annotations_of(kind), value, where) if is_typeddict(kind) else dict(value)
 
 
@@ -154,15 +176,15 @@ def _number(limits: Range, value: object, where: str) -> float:
     # YAML 1.1 reads 3e-4 (no dot) as text; a number was meant.
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise BadValue(f"{where} must be a number, got {value!r}")
+        raise BadValue(f"{where} must be a number, got {shown(value)}")
     if number <= limits.above:
-        raise BadValue(f"{where} must be above {limits.above:g}, got {value!r}")
+        raise BadValue(f"{where} must be above {limits.above:g}, got {shown(value)}")
     if number < limits.low or number > limits.high:
         bound = f"at least {limits.low:g}" if number < limits.low else f"at most {limits.high:g}"
-        raise BadValue(f"{where} must be {bound}, got {value!r}")
+        raise BadValue(f"{where} must be {bound}, got {shown(value)}")
     return number
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.reading import read_json_object
 from vla_gym.system.extras import install_command
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
@@ -155,17 +156,6 @@ def write_table(path: Path, table: Any) -> None:
         pq.write_table(table, partial)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; raises `BadValue` when it is missing or none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValue(f"cannot read '{path}': {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
-    return values
-
-
 def read_info(root: Path) -> DatasetInfo:
     """Of the dataset in `root`; raises `BadValue` for another version, and for what is missing or of another type."""
     path = root / INFO_PATH
@@ -174,7 +164,7 @@ def read_info(root: Path) -> DatasetInfo:
             f"'{root}' is no LeRobotDataset {VERSION}: it has no {INFO_PATH}. Give the folder that holds meta/, or "
             "make a dataset with: python -m zoo.collect --env ID --expert -n 20 -o FOLDER"
         )
-    values = read_json(path)
+    values = read_json_object(path)
     if values.get("codebase_version") != VERSION:
         raise BadValue(f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read")
     known = {field.name for field in fields(DatasetInfo)}

@@ -9,7 +9,8 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
+from vla_gym.reading import read_json_object
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.recorder import Demonstration
 
@@ -38,7 +39,7 @@ class LeRobotWriter:
             "cameras": {},
         }
         if (root / PROGRESS_PATH).is_file():
-            begun = lr.read_json(root / PROGRESS_PATH)
+            begun = read_json_object(root / PROGRESS_PATH)
             if begun["episodes"]:
                 self._done = begun
                 self._check_settings()
@@ -79,7 +80,8 @@ class LeRobotWriter:
         if differing:
             key = sorted(differing)[0]
             raise BadValue(
-                f"'{self.root}' was collected with {key}={stored.get(key)!r}, now it is {self._settings.get(key)!r}: "
+                f"'{self.root}' was collected with {key}={shown(stored.get(key))}, now it is "
+                f"{shown(self._settings.get(key))}: "
                 "name a new folder with -o, or repeat the settings to go on"
             )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.hub import POLICY_FILES, RUN_FILES, fetch, parse_hub_id
+from zoo.config.gym_packages import unarmed
 from zoo.runs.folder import (
     ARGS_FILE,
     COMMAND_FILE,
@@ -20,8 +21,10 @@ from zoo.runs.folder import (
     RESULTS_FILE,
     RunFolder,
     create_run_folder,
+    write_yaml,
 )
 from zoo.runs.lookup import TRAINING, ResumePoint, check_command, find_run
+from zoo.yaml_text import read_yaml_mapping
 
 CARD, REPLAY = "README.md", f"{REPLAY_VIDEO}.mp4"
 RUN_RECORDS = (
@@ -54,7 +57,8 @@ def remote_resume_point(name: str) -> ResumePoint:
 
 
 def install_run(name: str, log_folder: Path) -> RunFolder:
-    """Download a run into a new run folder under `log_folder`."""
+    """Download a run into a new run folder under `log_folder`; opening that imports no module of the publisher's
+    unasked."""
     source = download_run(name)
     config = source.config()
     run = create_run_folder(log_folder, config.algo, config.env)
@@ -65,6 +69,8 @@ def install_run(name: str, log_folder: Path) -> RunFolder:
             else:
                 target = (run.videos if file.name == REPLAY else run.best) / file.name
             _copy(file, target)
+        args = run.path / ARGS_FILE
+        write_yaml(args, unarmed(read_yaml_mapping(args, "flags to values"), args))
         for step in source.saved_steps():
             for file in files_of(source.checkpoint(step)):
                 _copy(file, run.checkpoint(step) / file.name)

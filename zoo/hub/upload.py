@@ -10,13 +10,12 @@ One commit holds all of it, so that nobody fetches half a run: `HfApi.upload_fol
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_policies.checkpoint_io.hub import call, parse_hub_id
 from zoo.files import quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
@@ -39,7 +38,6 @@ from zoo.runs.monitor import lacks_evaluation
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE)
 """Files that must not stay beside the weights of another run."""
-_REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +58,19 @@ class Publication:
 
 def check_repo(repo: str) -> str:
     """Return `repo`; raises `BadValue` for what cannot be a repository's id."""
-    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        reason = f" ({error})"
+    else:
+        reason = ""
+    if reason or "/" not in repo:  # the Hub gives names without an owner to nobody any more
         raise BadValue(
-            f"'{repo}' is no name of a Hub repository; it must look like org/name: letters, digits, '-', '_' and '.'"
+            f"{shown(repo)} is no name of a Hub repository; it must look like org/name: letters, digits, '-', '_' and "
+            f"'.'{reason}"
         )
     return repo
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import parse_json, read_text
 from zoo.evaluation.statistics import Rate
 from zoo.files import damaged
 from zoo.runs.folder import EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
@@ -97,18 +97,15 @@ def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
 
 def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Every line of a `metrics.jsonl`, as text and as its values; raises `BadValue` for a file of another kind."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line, f"{path}, line {number}")
+        except BadValue as error:
             if number == len(lines):
                 break  # a kill can leave half a line at the end
-            raise damaged(path, f"line {number} is no JSON ({error})") from error
+            raise damaged(path, error) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise damaged(path, f"line {number} does not say its step")
         rows.append((line, row))

@@ -22,9 +22,10 @@ from typing import Any
 import yaml
 
 from vla_gym import __version__
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, os_reason, shown
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.files import quoted, write_text
+from zoo.yaml_text import read_yaml_mapping
 
 ARGS_FILE, CONFIG_FILE, COMMAND_FILE, PROTOCOL_FILE = "args.yml", "config.yml", "command.txt", "protocol.json"
 MONITOR_FILE, EVALUATIONS_FILE, METRICS_FILE = "monitor.csv", "evaluations.npz", "metrics.jsonl"
@@ -39,7 +40,8 @@ STATE_FILE, SCORE_FILE = "training_state.json", "score.json"
 """Beside the policy in a checkpoint, and in `best/`."""
 RECORDED_VIDEO, WATCHED_VIDEO, REPLAY_VIDEO = "recorded", "enjoy", "replay"
 """Videos of `zoo.record_video`, of `zoo.enjoy`, and of a run from the Hub."""
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 _OWN_VIDEO = re.compile(rf"({RECORDED_VIDEO}|{WATCHED_VIDEO}|{REPLAY_VIDEO}|{_STEP.pattern})\.mp4")
 
 
@@ -82,13 +84,7 @@ class RunFolder:
     def config(self) -> RunConfig:
         """The run's configuration; raises `BadValue` or `UnknownName` when its file is missing or wrong."""
         file = self.path / CONFIG_FILE
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise BadValue(f"cannot read {file}: {error}") from error
-        if not isinstance(values, dict):
-            raise BadValue(f"{file} must hold a mapping, got {type(values).__name__}")
-        return from_plain(values, str(file))
+        return from_plain(read_yaml_mapping(file, "settings to values"), str(file))
 
 
 def step_of(folder: Path) -> int | None:
@@ -108,13 +104,20 @@ def folder_name(env_id: str) -> str:
 
 
 def create_run_folder(log_folder: Path, algo: str, env_id: str) -> RunFolder:
-    """Make `<log_folder>/<algo>/<env>_<k>` with the next free k; safe against runs that start together."""
+    """Make `<log_folder>/<algo>/<env>_<k>` with the next free k; safe against runs that start together.
+
+    Raises `BadValue` where a name is no name of one folder, as a downloaded configuration may have it, or the system
+    refuses.
+    """
+    name = folder_name(env_id)
+    for part in (algo, name):
+        if not _FOLDER_NAME.fullmatch(part):
+            raise BadValue(f"{shown(part)} cannot be part of a run folder's name; letters, digits, '_', '.', '-' can")
     parent = log_folder / algo
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadValue(f"cannot write run folders under '{parent}': {error.strerror}") from error
-    name = folder_name(env_id)
+        raise BadValue(f"cannot write run folders under '{parent}': {os_reason(error)}") from error
     pattern = re.compile(re.escape(name) + r"_(\d+)")
     taken = [int(match[1]) for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
     index = max(taken, default=0) + 1
@@ -138,8 +141,8 @@ def describe_run(
 ) -> None:
     """Write config.yml, protocol.json and, the first time, args.yml; append to command.txt (one line per start)."""
     if not (run.path / ARGS_FILE).exists():
-        _write_yaml(run.path / ARGS_FILE, args)
-    _write_yaml(run.path / CONFIG_FILE, to_plain(config))
+        write_yaml(run.path / ARGS_FILE, args)
+    write_yaml(run.path / CONFIG_FILE, to_plain(config))
     write_text(run.path / PROTOCOL_FILE, json.dumps(protocol, indent=2) + "\n")
     with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{shlex.join(command)}  # vla-zoo {__version__}{commit_note()}\n")
@@ -216,5 +219,6 @@ def commit_note(package: Path = Path(__file__).parents[1]) -> str:
     return f", commit {commit}" if Path(checkout).resolve() == package.resolve().parent else ""
 
 
-def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a YAML mapping, whole or not at all."""
     write_text(path, yaml.safe_dump(dict(values), sort_keys=False))

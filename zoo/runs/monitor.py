@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from vla_gym.reading import parse_json, read_text
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import atomic_file, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
@@ -59,7 +60,7 @@ def _read(path: Path) -> tuple[float, list[list[str]]]:
     """When the run began, and the rows under the names of the columns."""
     try:
         head, *table = monitor_lines(path)
-        began = float(json.loads(head.lstrip("#"))["t_start"])
+        began = float(parse_json(head.lstrip("#"), path)["t_start"])
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"its first line must say when the run began ({error})") from error
     return began, [row for row in csv.reader(table) if row and row[-1].isdecimal()]
@@ -67,10 +68,7 @@ def _read(path: Path) -> tuple[float, list[list[str]]]:
 
 def monitor_lines(path: Path) -> list[str]:
     """All lines of a `monitor.csv` but one cut short by a kill at the end; raises `BadValue` for what is no text."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
+    text = read_text(path)
     return text[: text.rfind("\n") + 1].splitlines()
 
 

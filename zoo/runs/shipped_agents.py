@@ -11,12 +11,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-import yaml
-
 from vla_gym.errors import MissingDependency, unknown_name
 from vla_gym.registry import find_benchmark
 from vla_gym.system.extras import install_command
 from zoo.runs.folder import CONFIG_FILE, POLICY_CONFIG_FILE
+from zoo.yaml_text import read_yaml
 
 PREFIX = "agents"
 STAGES = ("grpo", "ppo", "sft")
@@ -91,7 +90,7 @@ def agents_for(env_id: str) -> list[str]:
 
 def _environment_of(agent: str) -> str:
     """The environment id in its run's configuration."""
-    return str(yaml.safe_load((local_or_shipped(agent) / CONFIG_FILE).read_text(encoding="utf-8"))["env"])
+    return str(read_yaml(local_or_shipped(agent) / CONFIG_FILE)["env"])
 
 
 def _tasks(env_id: str) -> frozenset[tuple[str, str]]:

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
@@ -169,8 +169,8 @@ def find_latest_checkpoint(run: Path) -> Path | None:
 def is_complete(folder: Path) -> bool:
     """Whether every file of the checkpoint is there, in the size it was written."""
     try:
-        files = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = read_json(folder / STATE_FILE)["files"]
+    except (ValueError, KeyError, TypeError):
         return False
     return all(_size(folder / name) == size for name, size in files.items())
 
@@ -230,7 +230,7 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     expected = {"format_version": FORMAT_VERSION, "algorithm": algorithm}
     for key, value in expected.items():
         if state[key] != value:
-            raise BadValue(f"checkpoint '{folder}' has {key}={state[key]!r}, this run has {value!r}")
+            raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
     return state
 
 

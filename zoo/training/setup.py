@@ -20,7 +20,7 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.batch_plan import solve
-from zoo.config.gym_packages import packages_of
+from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
 from zoo.distributed.fsdp import fsdp_requested
@@ -28,7 +28,6 @@ from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
 from zoo.runs.folder import (
-    ARGS_FILE,
     RunFolder,
     closing_lines,
     create_run_folder,
@@ -120,9 +119,8 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
         run = create_run_folder(job.log_folder, config.algo, config.env)
     cleanup.enter_context(locked(run, instead))
     if job.resume is not None:
-        # From one checkpoint: the new run's environment needs the former's packages.
-        former = packages_of(job.resume.run.path / ARGS_FILE)
-        args["gym_packages"] = list(dict.fromkeys([*former, *args.get("gym_packages", ())]))
+        # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
+        args["gym_packages"] = asked_packages()
     describe_run(run, config=config, args=args, command=job.command, protocol=envs.protocol())
     return run
 

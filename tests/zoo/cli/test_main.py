@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -205,3 +206,78 @@ def test_a_rank_names_itself_and_leaves_the_line_for_the_launcher(
     # The first reason is the one that counts.
     report_error("and then", every_rank=False)
     assert json.loads(file.read_text())["message"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(28, "No space left on device", "logs/x"), "'logs/x': No space left on device; free some space or"),
+        (PermissionError(13, "Permission denied"), "Permission denied; change its permissions"),
+        (MemoryError(), "not enough memory: an allocation failed; take a smaller batch"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9\nmore"), "not enough memory: [enf"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(error: Exception, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(argv: Sequence[str]) -> int:
+        raise error
+
+    assert guarded(fail, []) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {says}")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["plan", "--env", "Toy-Reach"]])
+def test_output_that_cannot_be_written_is_one_line(argv: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "zoo.cli", *argv], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    said = "what the command prints,? cannot be written: No space left on device; free some space or write elsewhere"
+    assert re.fullmatch(f"error: (a file, or )?{said}\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--num-envs=--"], "--num-envs needs a value, got '--'"),
+        (["-n--"], "-n/--n-timesteps must not be empty"),
+        (["--gym-packages=--"], "--gym-packages needs a value"),
+        (["--algo", ""], "--algo must not be empty"),
+        (["--gym-packages", ""], "--gym-packages must not be empty"),
+        (["--gym-packages", ".."], "'..' is no name of a module"),
+        (["--policy", "a\udcff"], "is no UTF-8 text"),
+        (["--num-threads", "1e30"], "--num-threads: must be in 1 .. 4096, got 1e30"),
+        (["--num-envs", "1e6"], "--num-envs: must be in 1 .. 65536"),
+        (["-n", "1e30"], "must be in 1 .. 1000000000000000"),
+        (["--device", "tpu"], "no device 'tpu'"),
+        (["--device", "cpu:1"], "no device 'cpu:1'"),
+        (["x" * 5000], "unknown argument 'xxx"),
+        (["-params", "n_epochs:1e18"], "n_epochs must be at most 100000"),
+        (["-params", "chunk:999999999999"], "chunk must be at most 10000"),
+        (["-params", "learning_rate:{schedule: [x]}"], "no schedule"),
+        (["-params", "gamma:" + "9" * 400], "too large for an integer"),
+        (["-params", "save_freq:2020-13-45"], "save_freq must be a number, got '2020-13-45'"),
+        (["-params", "chunk:!!int abc"], "is not valid YAML"),
+        (["--push-to-hub", "../x"], "is no name of a Hub repository"),
+        (["--push-to-hub", "me/x.git"], "is no name of a Hub repository"),
+        (["--push-to-hub", f"me/{'x' * 97}"], "is no name of a Hub repository"),
+        (["--track", "foo"], "no tracker 'foo'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_nonsense_is_refused_before_anything_starts(
+    command: str,
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dry = [] if command == "plan" else ["--dry-run"]
+    assert main([command, "--env", "Toy-Reach", *dry, *argv]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert len(said.err) < 800
+    assert not list(tmp_path.iterdir())

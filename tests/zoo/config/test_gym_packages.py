@@ -13,7 +13,14 @@ import yaml
 from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
-from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag, packages_of
+from zoo.config.gym_packages import (
+    import_gym_packages,
+    import_named_packages,
+    import_packages_of,
+    packages_flag,
+    packages_of,
+)
+from zoo.config.run_config import RunConfig, to_plain
 
 MODULE = """
 import vla_gym
@@ -81,22 +88,21 @@ def test_a_module_that_is_gone_is_named_with_the_run_s_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "args.yml").write_text("gym_packages: [surely_gone_tasks]\n")
-    (tmp_path / "config.yml").write_text(
-        yaml.safe_dump({"algo": "ppo", "env": "Gone", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0})
-    )
+    gone = RunConfig(algo="ppo", env="Gone", policy="nano", n_timesteps=1, num_envs=1, seed=0)
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(to_plain(gone)))
     assert main(["evaluate", "-i", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"gym_packages in {tmp_path}/args.yml: no module 'surely_gone_tasks' in {tmp_path} or" in line
 
 
-@pytest.mark.parametrize("text", ["{}", "env: x", "gym_packages: []", "gym_packages: null", ""])
+@pytest.mark.parametrize("text", ["{}", "env: x", "gym_packages: []", "gym_packages: null"])
 def test_a_run_without_packages_imports_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "args.yml").write_text(text)
     import_packages_of(tmp_path / "args.yml")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("gym_packages: mine", "must be a list of modules, got 'mine'"), ("{", "cannot read")]
+    ("text", "says"), [("gym_packages: mine", "must be a list of modules, got 'mine'"), ("{", "is not valid YAML")]
 )
 def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "args.yml").write_text(text)
@@ -109,3 +115,30 @@ def test_a_damaged_file_is_named(text: str, says: str, tmp_path: Path) -> None:
 def test_modules_are_a_flag_and_none_are_nothing() -> None:
     assert packages_flag(["one", "two"]) == " --gym-packages one two"
     assert packages_flag([]) == ""
+
+
+def test_the_working_directory_is_searched_for_named_modules_alone_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = [path for path in sys.path if path not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", [*elsewhere])
+    monkeypatch.chdir(tmp_path)
+    import_gym_packages([])
+    assert sys.path == elsewhere
+    Path("tasks_of_mine.py").write_text("")
+    import_gym_packages(["tasks_of_mine"])
+    assert sys.path == [*elsewhere, str(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["..", "../x", ".x", "x.", "a b", "1", "a/b"])
+def test_what_is_no_module_name(name: str) -> None:
+    with pytest.raises(BadValue, match="is no name of a module"):
+        import_gym_packages([name])
+
+
+def test_a_module_that_fails_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    Path("raises_at_once.py").write_text("x = 1\nraise RuntimeError('no licence')\n")
+    with pytest.raises(BadValue, match=r"'raises_at_once' raised RuntimeError: no licence \(.*raises_at_once\.py:2\)"):
+        import_gym_packages(["raises_at_once"])

@@ -67,7 +67,7 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"nowhere\.yml: No such file"):
+    with pytest.raises(BadValue, match=r"nowhere\.yml': No such file"):
         load_hyperparams("ppo", "Toy-Reach", "nano", tmp_path / "nowhere.yml")
 
 

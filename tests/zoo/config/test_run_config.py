@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -43,7 +44,7 @@ NOT_POLICY_OPTIONS = {
     *("self", "observation_space", "action_space", "lr_schedule", "backbone", "action_spec", "suite"),
     *("use_sde", "normalize_images", "optimizer_class"),
 }
-REQUIRED = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "seed": 0}
+WHOLE = to_plain(RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=2, seed=0))
 
 
 def test_options_of_the_environment_are_make_vecs() -> None:
@@ -79,7 +80,6 @@ def test_settings_are_sorted_to_what_takes_them() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        ({"num_envs": 1}, BadValue, "config.yml lacks n_timesteps"),
         ({"n_timesteps": 1, "num_envs": 0}, BadValue, "num_envs must be at least 1, got 0"),
         ({"n_timesteps": 1, "num_envs": 1, "num_env": 1}, UnknownName, "Did you mean 'num_envs'"),
         (
@@ -92,13 +92,38 @@ def test_settings_are_sorted_to_what_takes_them() -> None:
             BadValue,
             "Nearest allowed: --num-envs 8",
         ),
+        ({"algo": "../../../evil"}, UnknownName, "no algorithm"),
+        ({"algo": ["ppo"]}, UnknownName, "no algorithm"),
+        ({"env": "../../evil"}, BadValue, "env must be an environment id"),
+        ({"env": 3}, BadValue, "env must be an environment id"),
+        ({"policy": None}, BadValue, "policy must be a word, got None"),
+        ({"device": "tpu"}, BadValue, "device must be one of auto, cpu, cuda"),
+        ({"seed": -1}, BadValue, "seed must be"),
+        ({"algo_kwargs": {"gamma": -3.0}}, BadValue, "gamma must be at least 0"),
+        ({"algo_kwargs": {"gae_lambda": 7}}, BadValue, "gae_lambda must be at most 1"),
+        ({"algo_kwargs": {"batch_size": "x"}}, BadValue, "batch_size must be a number"),
+        ({"algo_kwargs": {"clip_range": None}}, BadValue, "clip_range must be a number"),
+        ({"algo_kwargs": {"n_epochs": 1e18}}, BadValue, "n_epochs must be at most 100000"),
+        ({"env_options": {"chunk": 999999999999}}, BadValue, "chunk must be at most 10000"),
+        ({"env_options": {"num_workers": 99999999999999}}, BadValue, "num_workers must be at most"),
+        ({"env_options": []}, BadValue, "env_options must be a mapping"),
+        ({"policy_kwargs": {"temperature": "hot"}}, BadValue, "temperature must be a number"),
+        ({"pipeline_stages": [2]}, BadValue, "pipeline_stages must be a number"),
+        ({"algo": "sft", "algo_kwargs": {"dataset": 5}}, BadValue, "dataset must be text or a list"),
     ],
 )
 def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        from_plain({**REQUIRED, **values}, "config.yml")
+        from_plain({**WHOLE, **values}, "config.yml")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_record_without_a_field_is_no_run_with_its_default(name: str) -> None:
+    values = {key: value for key, value in WHOLE.items() if key != name}
+    with pytest.raises(BadValue, match=f"config.yml lacks {name}, which every run writes"):
+        from_plain(values, "config.yml")
 
 
 def test_a_record_that_fits_has_its_values() -> None:
-    config = from_plain({**REQUIRED, "n_timesteps": 9, "num_envs": 2}, "config.yml")
-    assert config == RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=2, seed=0)
+    config = from_plain({**WHOLE, "algo_kwargs": {"gamma": 1}}, "config.yml")
+    assert config == replace(from_plain(WHOLE, "config.yml"), algo_kwargs={"gamma": 1.0})

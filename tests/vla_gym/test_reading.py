@@ -1,0 +1,79 @@
+"""Files that others wrote: what is wrong with them is one error that names them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from vla_gym.reading import inside, parse_json, read_bytes, read_json_object, read_text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff", "no UTF-8 text: byte 0 is 0xff"),
+        (b"{", "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"[1]", "must hold a JSON object, got list"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"a":' * 100_000, "nested too deep"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON"),
+    ],
+)
+def test_what_is_no_object_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    with pytest.raises(BadValue, match=says) as caught:
+        read_json_object(file)
+    assert str(file) in str(caught.value)
+
+
+def test_an_object_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": [1, 2.5, null]}')
+    assert read_json_object(tmp_path / "x.json") == {"a": [1, 2.5, None]}
+    assert parse_json("3", "x") == 3
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, says in (
+        (tmp_path / "pipe", "a pipe or a device"),
+        (Path("/dev/zero"), "a pipe or a device"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none", "No such file or directory; create it or check its name"),
+        (tmp_path / ("n" * 300), "File name too long; give a shorter name"),
+    ):
+        with pytest.raises(BadValue, match=says):
+            read_text(path)
+
+
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(11)
+    assert len(read_bytes(tmp_path / "x", most=11)) == 11
+    with pytest.raises(BadValue, match="has 11 bytes, at most 10 are read"):
+        read_bytes(tmp_path / "x", most=10)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", None, 3, "a\0b", "out/x"])
+def test_names_that_leave_the_folder(name: object, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "out").symlink_to(tmp_path)
+    with pytest.raises(BadValue, match=r"info\.json"):
+        inside(root, name, "info.json")
+
+
+def test_names_that_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert inside(tmp_path, "link/x", "info.json") == tmp_path / "link/x"
+    cache = tmp_path / "models--me--x"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots" / "c").mkdir(parents=True)
+    (cache / "blobs" / "b").write_text("")
+    (cache / "snapshots" / "c" / "x").symlink_to("../../blobs/b")
+    assert inside(cache / "snapshots" / "c", "x", "info.json").read_text() == ""

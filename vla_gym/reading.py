@@ -1,0 +1,102 @@
+"""Files that others wrote: text and JSON within limits, names that stay inside their folder.
+
+Everything a user, a dataset or the Hub brings is read here (YAML: `zoo.yaml_text`), so that a damaged or hostile file
+ends in one `BadValue` that names it: whatever its decoder raises, however deep or large it is, a pipe or a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vla_gym.errors import BadValue, os_reason, shown
+
+MOST_BYTES = 256 * 2**20
+"""Largest text file that is read; a run of 10^7 simulator steps keeps less than a tenth of it in each of its files."""
+
+
+def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
+    """Return the UTF-8 text of a regular file of at most `most` bytes; raises `BadValue` where it is none."""
+    return decoded(read_bytes(path, most=most), path)
+
+
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes; raises `BadValue` where it is none.
+
+    A pipe or a device is refused before it is opened: it may never end.
+    """
+    try:
+        facts = path.stat()
+        if stat.S_ISDIR(facts.st_mode):
+            raise BadValue(f"'{path}' is a folder; a file is needed")
+        if not stat.S_ISREG(facts.st_mode):
+            raise BadValue(f"'{path}' is no regular file, but a pipe or a device; a file is needed")
+        if facts.st_size > most:
+            raise BadValue(f"'{path}' has {facts.st_size} bytes, at most {most} are read")
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)  # /proc says 0
+    except OSError as error:
+        raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
+    except ValueError as error:  # a NUL in the name, on older Pythons
+        if isinstance(error, BadValue):
+            raise
+        raise BadValue(f"{shown(str(path))} is no path: {error}") from error
+    if len(data) > most:
+        raise BadValue(f"'{path}' has more than {most} bytes, which are read at most")
+    return data
+
+
+def decoded(data: bytes, where: object) -> str:
+    """Return UTF-8 `data` as text; raises `BadValue` for other bytes, naming `where` they come from."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadValue(f"'{where}' is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from error
+
+
+def parse_json(text: str, where: object) -> Any:
+    """Return the JSON value in `text`; raises `BadValue` for anything else, naming `where` it comes from."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise BadValue(f"'{where}' is no usable JSON: its lists and objects are nested too deep") from error
+    except ValueError as error:  # also of a number with thousands of digits
+        raise BadValue(f"'{where}' is not valid JSON: {' '.join(str(error).split())}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in a file; raises `BadValue` where there is none."""
+    return parse_json(read_text(path), path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises `BadValue` where there is none."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise BadValue(f"'{path}' must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def inside(root: Path, name: object, where: object) -> Path:
+    """Return `root / name` for a relative name that a file holds; raises `BadValue` for one that leaves `root`.
+
+    `where` names the file. Links on the way may not lead out either, except from the Hub's cache, whose files are
+    links to the blobs beside them.
+    """
+    path = PurePosixPath(name) if isinstance(name, str) else None
+    if not name or path is None or path.is_absolute() or ".." in path.parts or "\0" in str(name):
+        raise BadValue(f"'{where}' names {shown(name)}, which is no path inside '{root}'")
+    found = root / path
+    try:
+        real, home = os.path.realpath(found), os.path.realpath(root)
+    except OSError as error:
+        raise BadValue(f"'{where}' names {shown(name)}, which cannot be found: {os_reason(error)}") from error
+    homes = [home]
+    if snapshots := next((folder for folder in (root, *root.absolute().parents) if folder.name == "snapshots"), None):
+        homes.append(os.path.realpath(snapshots.parent / "blobs"))
+    if not any(os.path.commonpath([real, each]) == each for each in homes):
+        raise BadValue(f"'{where}' names {shown(name)}, which links to a place outside '{root}'")
+    return found
