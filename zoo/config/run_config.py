@@ -66,6 +66,7 @@ class PolicyOptions(TypedDict, total=False):
     family: str
     unnorm_key: str
     revision: str
+    base: str
     temperature: Positive
     top_k: CountOrZero
     greedy: Literal["likeliest", "mean"]
