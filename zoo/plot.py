@@ -17,6 +17,7 @@ from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import RunConfig
+from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
 from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
@@ -38,7 +39,11 @@ _ONE_COLUMN = 3
 
 def parser() -> OneLineParser:
     """The flags of `zoo.plot`, as in rl_zoo3's `plot_train`."""
-    p = OneLineParser("zoo.plot", "Learning curves: a line per algorithm, a panel per environment.")
+    p = OneLineParser(
+        "zoo.plot",
+        "Learning curves: a panel per environment, a line per algorithm, the interquartile mean of its runs with a "
+        "95 % bootstrap interval.",
+    )
     p.add_argument("runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)")
     p.add_argument("-a", "--algo", nargs="+", type=str.lower, choices=list(ALGORITHMS), help="default: all")
     p.add_argument("-e", "--env", nargs="+", type=canonical_id, metavar="ID", help="environment ids (default: all)")
@@ -70,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     output = Path(args.output)
     output = output if output.suffix else Path(f"{args.output}.png")  # matplotlib would, and not say so
     draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
-    print(f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}")
+    print("\n".join([*final_lines(runs), f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}"]))
     return 0
 
 
@@ -130,8 +135,32 @@ def _found_runs(args: Any) -> list[RunFolder]:
     return fitting
 
 
+def final_lines(runs: Sequence[RunCurves]) -> list[str]:
+    """Return a line per algorithm of several runs: the interquartile mean of their last evaluations."""
+    final: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        if run.evaluations:
+            by_env = final.setdefault(run.config.algo, {})
+            by_env.setdefault(run.config.env, []).append(run.evaluations[-1].rate.mean)
+    lines = []
+    for algo, by_env in final.items():
+        strata = [np.array(rates) for rates in by_env.values()]
+        if sum(map(len, strata)) < 2:
+            continue
+        middle = float(interquartile_mean(np.concatenate(strata)))
+        low, high = (float(bound) for bound in interquartile_interval(strata))
+        lines.append(
+            f"{algo}: last evaluations {middle:.1%} [{low:.1%}, {high:.1%}], interquartile mean of "
+            f"{sum(map(len, strata))} runs on {len(strata)} environment{'s' if len(strata) != 1 else ''} with a 95 % "
+            "bootstrap interval over runs"
+        )
+    return lines
+
+
 def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
-    """Write the picture: per environment and algorithm the mean over its runs, the range of the runs, evaluations.
+    """Write the picture: per environment and algorithm the interquartile mean over its runs with a bootstrap interval.
+
+    Evaluations of all runs together stand on the curves of success.
 
     Raises `BadValue` for a file that cannot be written.
     """
@@ -169,11 +198,15 @@ def _draw_group(
     curves = [(_x_values(run.episodes, x_axis), moving_mean(getattr(run.episodes, y_axis), window)) for run in runs]
     longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
     point_P = np.linspace(0, longest, _POINTS)
-    y_RP = np.ma.masked_invalid([at_points(x_E, y_E, point_P) for x_E, y_E in curves])
+    y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if len(x_E)]).reshape(-1, _POINTS)
+    # From where every run has had an episode.
+    begun_P = np.isfinite(y_RP).all(axis=0)
+    point_P, y_RP = point_P[begun_P], y_RP[:, begun_P]
     label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
-    axes.plot(point_P, y_RP.mean(axis=0), color=colour, label=label)
-    if len(runs) > 1:
-        axes.fill_between(point_P, y_RP.min(axis=0), y_RP.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axes.plot(point_P, interquartile_mean(y_RP) if len(y_RP) else [math.nan] * len(point_P), color=colour, label=label)
+    if len(y_RP) > 1:
+        low_P, high_P = interquartile_interval([y_RP])
+        axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
     if (x_axis, y_axis) == ("steps", "success"):
         for point in pooled([run.evaluations for run in runs]):
             low, high = point.rate.interval

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -44,6 +46,48 @@ def test_curves_of_all_runs_are_drawn(
     text = picture.read_text(encoding="utf-8")
     assert "ppo, 2 runs" in text
     assert "grpo, 1 run" in text
+
+
+def test_the_last_evaluations_are_summed_up_over_runs_and_environments(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, solved in ((1, [True, False]), (2, [False, False])):
+        (logs / "ppo" / f"Toy-Reach_{number}" / "evaluations.npz").unlink()
+        EvaluationFile(logs / "ppo" / f"Toy-Reach_{number}").add(50, [0.0] * 2, [9] * 2, solved)
+    assert run(["-f", str(logs), "-o", str(tmp_path / "curves.svg")]) == 0
+    # Rates 50 % and 0 %; a resample of two may draw either alone.
+    assert "ppo: last evaluations 25.0% [0.0%, 50.0%], interquartile mean of 2 runs" in capsys.readouterr().out
+
+
+def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from zoo.plot import _draw_group, read
+
+    axes = Figure().subplots()
+    runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
+    flat = dataclasses.replace(runs[1], episodes=dataclasses.replace(runs[1].episodes, success=np.zeros(2)))
+    _draw_group(axes, [runs[0], flat], "#000000", "ppo", x_axis="episodes", y_axis="success", window=100)
+    # After two episodes the runs' means are 1/2 and 0.
+    (line,) = axes.get_lines()
+    (band,) = axes.collections
+    assert line.get_ydata()[-1] == 0.25
+    assert (band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()) == (0.0, 0.5)
+    # Runs without an episode yet leave no line.
+    none = dataclasses.replace(runs[0].episodes, **{name: np.zeros(0) for name in vars_of(runs[0].episodes)})
+    _draw_group(
+        axes,
+        [dataclasses.replace(runs[0], episodes=none)],
+        "#000000",
+        "grpo",
+        x_axis="steps",
+        y_axis="reward",
+        window=1,
+    )
+
+
+def vars_of(record: object) -> list[str]:
+    return [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
 
 
 def test_runs_are_chosen_by_algorithm_and_environment(
