@@ -90,6 +90,13 @@ def is_attached(module: nn.Module) -> bool:
     return any(isinstance(layer, LoraLayer) for layer in module.modules())
 
 
+def is_zero(module: nn.Module) -> bool:
+    """Whether the adapters change no layer's output yet: every B, or every A, is zero."""
+    layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    pairs = [(layer.lora_A[name].weight, layer.lora_B[name].weight) for layer in layers for name in layer.lora_A]
+    return not any(bool(a.any()) and bool(b.any()) for a, b in pairs)
+
+
 @contextmanager
 def switched_off(module: nn.Module) -> Iterator[None]:
     """Context manager without the adapters of `module`; which parameters train is the same before and after."""

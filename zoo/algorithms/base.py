@@ -26,7 +26,7 @@ from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
-from zoo.algorithms.reference_policy import Reference, check_reference, make_reference
+from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
@@ -245,6 +245,11 @@ class AlgorithmBase(OnPolicyAlgorithm):
         if self._reference is None:
             self._reference = make_reference(self.policy, self.kl_reference)
         return self._reference
+
+    def check_reference_at_start(self) -> None:
+        """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
+        if self.chunked and self.kl_coef and not self._updates_done:
+            check_start(self.policy, self.kl_reference)
 
     def record(self, values: dict[str, float]) -> None:
         """Log numbers."""

@@ -55,6 +55,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
         check_precision(self.policy)
+        self.check_reference_at_start()
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name or self.log_name, progress_bar

@@ -40,7 +40,7 @@ class Reference(ABC):
 
 
 class AdapterOff(Reference):
-    """The weights beneath the adapter; merge an adapter that was trained before."""
+    """The weights beneath the adapter, which is zero when training begins (`check_start`)."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -96,6 +96,18 @@ def check_reference(policy: Any, kind: str) -> None:
             "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one "
             "(policy_kwargs backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy "
             "of all weights"
+        )
+
+
+def check_start(policy: Any, kind: str) -> None:
+    """Raise `BadValue` unless the reference that `kind` names is the policy as it is now, before its first update."""
+    from vla_policies.modules.lora import is_zero
+
+    if kind == "adapter_off" and not is_zero(policy.backbone):
+        raise BadValue(
+            "kl_reference='adapter_off' is the policy without its LoRA adapter, and this adapter was trained before "
+            "(by zoo.sft, or by another run): its KL would be to the policy before that training. Set "
+            "kl_reference='copy', or merge the adapter first (VLAPolicy.merge_adapter, save_pretrained) and attach a new one"
         )
 
 

@@ -67,7 +67,7 @@ class OnPolicyConfig:
     kl_coef: NonNegative = 0.0
     """Weight of the KL to a reference policy, per token (k3 estimate). arXiv:2402.03300, eq. 4."""
     kl_reference: KLReference = "adapter_off"
-    """The reference policy."""
+    """The reference policy; "adapter_off" needs an adapter that is zero when training begins."""
     micro_batch_size: Decisions | None = None
     """Decisions scored at once by one rank; None = all of its minibatch."""
 

@@ -81,6 +81,8 @@ def make_model(
     if config.offload_idle and fsdp_requested():
         raise BadValue("--offload-idle moves whole optimisers; for FSDP set fsdp_offload_params: true instead")
     model.offload_idle = config.offload_idle
+    if weights is None:
+        model.check_reference_at_start()
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from vla_policies.modules.lora import FusedLoraLinear, fuse
+from vla_policies.modules.lora import FusedLoraLinear, LoraSettings, attach, fuse, is_zero
 
 
 def adapted(**settings: object) -> nn.Module:
@@ -111,3 +111,13 @@ def test_what_is_switched_off_merged_or_special_goes_pefts_way() -> None:
         other = adapted(**special)
         fuse(other)
         assert not isinstance(other[0], FusedLoraLinear)
+
+
+def test_an_adapter_is_zero_until_it_is_trained():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    assert is_zero(module)
+    attach(module, LoraSettings(rank=2), ("0", "1"))
+    assert is_zero(module)
+    with torch.no_grad():
+        module[1].lora_B["default"].weight[0, 0] = 1e-8
+    assert not is_zero(module)

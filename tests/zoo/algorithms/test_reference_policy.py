@@ -51,7 +51,8 @@ def test_its_weight_in_the_loss_is_per_token():
     assert with_kl - without == pytest.approx(0.1 * kl, abs=1e-6)
 
 
-LORA = {"backbone": "openvla-oft", "backbone_kwargs": {"size": "tiny", "lora": {"rank": 4}}}
+LORA_ONLY = {"lora": {"rank": 4}}
+LORA = {"backbone": "openvla-oft", "backbone_kwargs": {"size": "tiny", **LORA_ONLY}}
 
 
 def make(algo: str, **kwargs: Any) -> PPO | GRPO:
@@ -161,6 +162,45 @@ def test_without_a_reference_one_line_says_so(make_model: Any, error: type, matc
     with pytest.raises(error, match=match) as caught:
         make_model()
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_trained_before_is_no_reference(tmp_path: Any):
+    first = make("ppo")
+    first.learn(20)
+    first.policy.save_pretrained(tmp_path / "base")
+    adapter = make("ppo", policy_kwargs={"backbone": str(tmp_path / "base"), "backbone_kwargs": LORA_ONLY})
+    # What a run of zoo.sft leaves: B of one layer is not zero any more.
+    b = next(value for name, value in adapter.policy.named_parameters() if "lora_B" in name)
+    torch.nn.init.constant_(b, 1e-3)
+    adapter.policy.save_adapter(tmp_path / "sft")
+    tuned = {"backbone": str(tmp_path / "sft")}
+    message = "kl_reference='adapter_off' is the policy without its LoRA adapter, and this adapter was trained before"
+    model = make("ppo", kl_coef=0.1, policy_kwargs=tuned)
+    with pytest.raises(BadValue, match=message) as caught:
+        model.learn(1)
+    assert "kl_reference='copy'" in str(caught.value)
+    assert "merge_adapter" in str(caught.value)
+    # Both pieces of advice work: the KL to the policy at the start is 0.
+    copied = make("ppo", kl_coef=0.1, kl_reference="copy", policy_kwargs=tuned)
+    copied.learn(1)
+    assert rows(copied)[0] == pytest.approx(0.0, abs=1e-6)
+    model.policy.merge_adapter()
+    model.policy.save_pretrained(tmp_path / "merged")
+    anew = {"backbone": str(tmp_path / "merged"), "backbone_kwargs": LORA_ONLY}
+    merged = make("ppo", kl_coef=0.1, policy_kwargs=anew)
+    merged.learn(1)
+    assert rows(merged)[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_run_that_goes_on_keeps_the_reference_it_began_with(tmp_path: Any):
+    make("ppo").policy.save_pretrained(tmp_path / "base")
+    settings = {"kl_coef": 0.1, "policy_kwargs": {"backbone": str(tmp_path / "base"), "backbone_kwargs": LORA_ONLY}}
+    model = make("ppo", **settings)
+    model.learn(20)
+    resumed = make("ppo", **settings)
+    load_checkpoint(resumed, save_checkpoint(model, tmp_path))
+    resumed.learn(20, reset_num_timesteps=False)
+    assert rows(resumed)[0] > 0.0
 
 
 def test_while_the_critic_warms_up_the_reference_is_left_alone():
