@@ -107,7 +107,8 @@ def check_start(policy: Any, kind: str) -> None:
         raise BadValue(
             "kl_reference='adapter_off' is the policy without its LoRA adapter, and this adapter was trained before "
             "(by zoo.sft, or by another run): its KL would be to the policy before that training. Set "
-            "kl_reference='copy', or merge the adapter first (VLAPolicy.merge_adapter, save_pretrained) and attach a new one"
+            "kl_reference='copy', or merge the adapter first (VLAPolicy.merge_adapter, save_pretrained) and attach a "
+            "new one"
         )
 
 
