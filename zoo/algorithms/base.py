@@ -46,10 +46,12 @@ from zoo.rollout.types import RolloutStart
 
 PLAIN_REFUSES = {
     "recompute_logprobs": False,
+    "entropy_level": None,
     "kl_coef": 0.0,
     "reward_level": "chunk",
     "value_level": "chunk",
     "bootstrap_time_limit": True,
+    "bootstrap_termination": False,
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
@@ -87,12 +89,14 @@ class AlgorithmBase(OnPolicyAlgorithm):
     dual_clip: float | None
     logprob_level: LogprobLevel
     recompute_logprobs: bool
+    entropy_level: LogprobLevel | None
     kl_coef: float
     kl_reference: KLReference
     micro_batch_size: int | None
     reward_level: CreditLevel = "chunk"
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
+    bootstrap_termination: bool = False
     # Beyond the constructor's settings:
     offload_idle: bool = False
     """Whether the optimiser's state rests in main memory while the policy decides."""
@@ -186,6 +190,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 reward_level=self.reward_level,
                 value_level=self.value_level,
                 bootstrap_time_limit=self.bootstrap_time_limit,
+                bootstrap_termination=self.bootstrap_termination,
             ),
             "clock": self.clock,
         }
@@ -222,7 +227,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         """The learner of the present policy."""
         if self._learner is None or not self._learner.serves(self.policy, self.policy.optimizer):
             scorer = (
-                ChunkScorer(self.policy, self.logprob_level, self.value_level)
+                ChunkScorer(self.policy, self.logprob_level, self.value_level, self.entropy_level)
                 if self.chunked
                 else PlainScorer(self.policy)
             )
@@ -341,8 +346,9 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     def _check_update_settings(self) -> None:
         """Raise `UnknownName` or `BadValue` for settings that no update can have."""
-        if self.logprob_level not in get_args(LogprobLevel):
-            raise unknown_name("logprob_level", str(self.logprob_level), get_args(LogprobLevel))
+        for name, level in (("logprob_level", self.logprob_level), ("entropy_level", self.entropy_level)):
+            if level not in get_args(LogprobLevel) and (name, level) != ("entropy_level", None):
+                raise unknown_name(name, str(level), get_args(LogprobLevel))
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
         if self.batch_size < 1 or self.n_epochs < 1:

@@ -89,6 +89,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         score_bounds: tuple[float, float] | None = None,
         logprob_level: LogprobLevel = "token",
         recompute_logprobs: bool = False,
+        entropy_level: LogprobLevel | None = None,
         kl_coef: float = 0.0,
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,

@@ -33,7 +33,7 @@ from zoo.distributed.fsdp import (
     whole,
 )
 from zoo.distributed.process_group import lost_ranks
-from zoo.rollout.log_prob_levels import step_values, to_level
+from zoo.rollout.log_prob_levels import entropies, step_values, to_level
 from zoo.rollout.types import Minibatch, Scores
 
 
@@ -230,18 +230,25 @@ class RolloutScorer(Scorer):
 
 
 class ChunkScorer(RolloutScorer):
-    """Scores records at one log-probability level and one value level."""
+    """Scores records at one level of log-probabilities, of values and of entropies (None: as log-probabilities)."""
 
-    def __init__(self, policy: nn.Module, level: LogprobLevel, value_level: CreditLevel = "chunk") -> None:
+    def __init__(
+        self,
+        policy: nn.Module,
+        level: LogprobLevel,
+        value_level: CreditLevel = "chunk",
+        entropy_level: LogprobLevel | None = None,
+    ) -> None:
         super().__init__(policy)
         self.level = level
         self.value_level = value_level
+        self.entropy_level = entropy_level or level
 
     def score(self, batch: Minibatch) -> Scores:
         assert batch.executed_B is not None
         result: Evaluation = self.policy.evaluate(batch.obs, batch.choice)
         logprob_BL, _ = to_level(result.logprob_BKA, batch.executed_B, self.level)
-        entropy_BL, _ = to_level(result.entropy_BKA, batch.executed_B, self.level)
+        entropy_BL = entropies(result.entropy_BKA, batch.executed_B, self.level, self.entropy_level)
         token_logprob_BW = None
         if batch.ref_logprob_BW is not None:
             token_logprob_BW, _ = to_level(result.logprob_BKA, batch.executed_B, "token")

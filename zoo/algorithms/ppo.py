@@ -63,6 +63,8 @@ class PPO(VLAOnPolicyAlgorithm):
         OpenVLA) or "chunk".
     :param recompute_logprobs: score the rollout again in the training path before the first step, at the
         price of one more forward pass; for weights in half precision.
+    :param entropy_level: what one entropy of the bonus is of, as `logprob_level`; None = the same. A decision's bonus
+        is the mean over its elements.
     :param kl_coef: weight of the KL to a reference policy, per token (k3 estimate); 0 = none.
     :param kl_reference: "adapter_off", the policy without its LoRA adapter, or "copy", a frozen second copy.
     :param micro_batch_size: decisions scored at once; a minibatch's gradient is accumulated over them. None
@@ -75,6 +77,8 @@ class PPO(VLAOnPolicyAlgorithm):
         chunk's rewards from it on and what follows, less the chunk's value.
     :param bootstrap_time_limit: False makes the time limit an end like any other: worth nothing more. Where success
         is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
+    :param bootstrap_termination: an episode that the task itself ended (by success, say) is worth the value of its last
+        observation, too, as if it went on: RLinf's "always".
     :param process_group: processes that train together; None = all that a launcher has started.
     """
 
@@ -119,6 +123,7 @@ class PPO(VLAOnPolicyAlgorithm):
         huber_delta: float | None = None,
         logprob_level: LogprobLevel = "action",
         recompute_logprobs: bool = False,
+        entropy_level: LogprobLevel | None = None,
         kl_coef: float = 0.0,
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
@@ -126,6 +131,7 @@ class PPO(VLAOnPolicyAlgorithm):
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",
         bootstrap_time_limit: bool = True,
+        bootstrap_termination: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(locals())

@@ -64,6 +64,8 @@ class OnPolicyConfig:
     """Extent of one ratio. RLinf."""
     recompute_logprobs: bool = False
     """Whether the rollout is scored again in the training path before the first step. RLinf, pull request 1534."""
+    entropy_level: LogprobLevel | None = None
+    """Extent of one entropy of the bonus; None = as `logprob_level`. RLinf's `entropy_type`."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to a reference policy, per token (k3 estimate). arXiv:2402.03300, eq. 4."""
     kl_reference: KLReference = "adapter_off"
@@ -108,6 +110,8 @@ class PPOConfig(OnPolicyConfig):
     """Extent of one value; "action" needs `reward_level` "action". RLinf's `value_type`."""
     bootstrap_time_limit: bool = True
     """Whether an episode cut off by its time limit is worth the value of its last observation."""
+    bootstrap_termination: bool = False
+    """Whether one that the task's own rule ended is worth it, too. RLinf's `bootstrap_type: always`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,6 +66,8 @@ class CollectorConfig:
     """"action" keeps a value of every simulator step."""
     bootstrap_time_limit: bool = True
     """Whether the return of an episode cut off by time goes on with the value of its last observation."""
+    bootstrap_termination: bool = False
+    """Whether that of an episode which the task's own rule ended does, too."""
 
 
 class RolloutCollector:
@@ -172,11 +174,12 @@ class RolloutCollector:
         return per_step
 
     def _bootstrapped(self, step: Step) -> np.ndarray:
-        """Bool `[n]`: the episode was cut off, and its return goes on with the value of its last observation.
+        """Bool `[n]`: the episode ended, and its return goes on with the value of its last observation.
 
         That includes every episode lost with its simulator, which has not failed.
         """
-        return step.truncated_n & (self._config.bootstrap_time_limit | step.lost_n)
+        cut_off_n: np.ndarray = step.truncated_n & (self._config.bootstrap_time_limit | step.lost_n)
+        return cut_off_n | step.terminated_n if self._config.bootstrap_termination else cut_off_n
 
     def _final_values(self, step: Step, bootstrapped_n: np.ndarray) -> Tensor:
         """Values of the observations in which bootstrapped episodes ended, zero elsewhere, `[n]`."""

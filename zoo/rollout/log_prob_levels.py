@@ -44,6 +44,19 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
     return kept_BKA.sum(dim=(1, 2))[:, None], mask_BK.any(dim=1, keepdim=True)
 
 
+def entropies(entropy_BKA: Tensor, executed_B: Tensor, level: LogprobLevel, own_level: LogprobLevel) -> Tensor:
+    """Entropies for the elements of `level`, float `[B, L]`, zero where masked.
+
+    Where `own_level` differs, each element of a decision has the mean over the decision's elements at `own_level`, so
+    that a bonus does not grow with `level`, and decisions weigh in it as in the policy loss.
+    """
+    entropy_BL, mask_BL = to_level(entropy_BKA, executed_B, level)
+    if own_level == level:
+        return entropy_BL
+    count_B = elements_per_decision(executed_B, entropy_BKA.shape[2], own_level).clamp(min=1)
+    return (entropy_BL.sum(dim=1) / count_B)[:, None] * mask_BL
+
+
 def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel) -> Tensor:
     """Number of a decision's unmasked elements after `to_level`; shape and dtype of `executed`."""
     if level == "token":

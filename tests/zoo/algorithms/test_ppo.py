@@ -65,6 +65,34 @@ def test_a_time_limit_can_be_an_end_like_any_other():
     assert buffer.terminated_TN.tolist() == [[False, False], [True, False], [False, True]]
 
 
+def test_success_can_be_worth_what_an_episode_that_goes_on_is():
+    model = scripted(normalize_advantage=False, bootstrap_termination=True)
+    model.learn(1)
+    buffer = model.chunk_buffer
+    # Sub-environment 1 ended on picture 30 (value 3): 2 + 0.5 * 3 = 3.5, then half and a quarter of it.
+    assert buffer.return_TN.tolist() == [[1, 0.875], [2, 1.75], [0.5, 3.5]]
+    assert buffer.final_value_TN.tolist() == [[0, 0], [2, 0], [0, 3]]
+    # With both limits an end, only the time limit is worth nothing more.
+    model = scripted(normalize_advantage=False, bootstrap_termination=True, bootstrap_time_limit=False)
+    model.learn(1)
+    assert model.chunk_buffer.return_TN.tolist() == [[0.5, 0.875], [1, 1.75], [0.5, 3.5]]
+
+
+@pytest.mark.parametrize(("level", "entropy"), [("token", 1), ("action", DIMS), ("chunk", CHUNK * DIMS)])
+def test_the_entropy_bonus_has_a_level_of_its_own(level: str, entropy: int):
+    def bonus(**settings: Any) -> tuple[float, float]:
+        model = scripted(logprob_level="chunk", n_epochs=1, batch_size=6, **settings)
+        model.learn(1)
+        row = model.logger.output_formats[0].rows[-1]
+        return -row["train/entropy_loss"], row["train/actor/entropy"]
+
+    # Four bins, each as likely. Two of the six chunks are one and two steps of three long, at "chunk" without the rest.
+    steps = entropy if level != "chunk" else DIMS * (3 + 1 + 3 + 3 + 3 + 2) / 6
+    assert bonus(entropy_level=level) == pytest.approx((steps * math.log(4), steps * math.log(4)))
+    with pytest.raises(UnknownName, match="entropy_level"):
+        scripted(entropy_level="step")
+
+
 def test_an_episode_lost_with_its_simulator_has_not_failed():
     scripts = [[(0.0, 3, "on"), (0.0, 0, "lost")], SCRIPTS[1]]
     model = scripted(scripts, normalize_advantage=False, bootstrap_time_limit=False)

@@ -120,6 +120,14 @@ def test_a_time_limit_may_be_an_end_but_a_lost_episode_never_is():
     assert [episode.record is None for episode in stats.episodes] == [False, True]
 
 
+def test_an_end_by_the_task_may_be_bootstrapped_too():
+    made = collector(CUT_OFF, SOLVED, bootstrap_termination=True)
+    made.collect(start(made), go_on)
+    assert made.buffer.final_value_TN.tolist() == [[0, 0], [2, 0], [0, 3]]
+    assert made.buffer.truncated_TN.tolist() == [[False, False], [True, False], [False, True]]
+    assert not made.buffer.terminated_TN.any()
+
+
 def test_a_rollout_that_is_stopped_leaves_the_present_observation():
     made, calls = collector(CUT_OFF, SOLVED), []
 

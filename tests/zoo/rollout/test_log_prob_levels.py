@@ -7,6 +7,7 @@ import torch
 
 from zoo.rollout.log_prob_levels import (
     elements_per_decision,
+    entropies,
     even_scale,
     executed_mask,
     masked_mean,
@@ -25,6 +26,25 @@ def test_steps_that_were_not_executed_are_masked():
         [True, False, False],
         [True, True, True],
     ]
+
+
+@pytest.mark.parametrize(
+    ("level", "own_level", "values"),
+    [
+        ("token", "token", [[1, 2, 3, 4], [5, 6, 0, 0]]),
+        # Decision 0 holds 10 in four tokens, two steps, one chunk; decision 1 holds 11 in two, one, one.
+        ("token", "chunk", [[10, 10, 10, 10], [11, 11, 0, 0]]),
+        ("action", "token", [[2.5, 2.5], [5.5, 0]]),
+        ("chunk", "token", [[2.5], [5.5]]),
+        ("chunk", "action", [[5], [11]]),
+    ],
+)
+def test_entropies_have_a_level_of_their_own(level, own_level, values):
+    assert entropies(TOKEN_BKA, EXECUTED_B, level, own_level).tolist() == values
+
+
+def test_a_decision_of_which_nothing_ran_has_no_entropy():
+    assert entropies(TOKEN_BKA, torch.tensor([0, 1]), "chunk", "token").tolist() == [[0], [5.5]]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def plate25_benchmark(
         render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
         starts: "all" offers every start state of a task, "published" 256 (or just above) of a run, evenly spread.
             Default: "all" for the training set, "published" for runs.
-        success_ends: whether the first success ends the episode, as GRPO's published recipes have it. Published rates
+        success_ends: whether the first success ends the episode, as published recipes train. Published rates
             are of episodes that always last 80 steps.
         stand_ins: whether boxes and generated pictures may take the place of published files that are missing here.
 
