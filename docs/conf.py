@@ -13,13 +13,14 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "_ext")]
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REPOSITORY = "https://github.com/vla-zoo/vla-zoo"
+from vla_gym import __version__  # noqa: E402 - found beside docs/
+
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
 
 project = "vla-zoo"
 author = "The vla-zoo authors"
 project_copyright = "the vla-zoo authors, Apache-2.0"
-release = version = METADATA["version"]
+release = version = __version__
 
 extensions = [
     "myst_parser",

@@ -1,26 +1,42 @@
-"""Pages whose code a reader will copy are run as they stand."""
+"""Pages whose code a reader will copy are run as they stand; every command that a page shows is read by its parser."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import vla_gym
+from vla_gym.errors import VLAZooError
+from zoo.cli.arguments import key_values
+from zoo.cli.main import COMMANDS
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 ADD_A_BENCHMARK = ROOT / "docs" / "add-a-benchmark.md"
+OWN_ENVIRONMENT = ROOT / "docs" / "tutorials" / "own-environment.md"
+WRITTEN_BY_BUILDS = (ROOT / "docs" / "_build", ROOT / "docs" / "reference" / "generated")
+PAGES = [ROOT / "README.md"] + [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if not any(page.is_relative_to(folder) for folder in WRITTEN_BY_BUILDS)
+]
+OWN_IDS = ("Slider", "Park")
+"""Environments that a page registers itself."""
 
 
 def files_of(page: str) -> dict[str, str]:
     """Name -> text of each Python block that follows a line with its file name."""
     found = re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```$", page, flags=re.M | re.S)
-    assert len(found) == page.count("```python"), "every Python block has a file name before it"
     return dict(found)
 
 
@@ -57,6 +73,7 @@ def run(command: str, folder: Path) -> str:
 def test_your_own_benchmark_in_two_files(benchmark_folder: Path) -> None:
     names = {path.name for path in benchmark_folder.iterdir()}
     assert names == {"slider_tasks.py", "slider.py", "check.py"}
+    assert len(names) == ADD_A_BENCHMARK.read_text(encoding="utf-8").count("```python"), "each block has a file name"
     check, train, evaluate = commands_of(ADD_A_BENCHMARK.read_text(encoding="utf-8"))
     run(check, benchmark_folder)
     assert "success" in run(train, benchmark_folder)
@@ -72,3 +89,95 @@ def test_the_page_s_check_can_fail(benchmark_folder: Path) -> None:
     simulator.write_text(simulator.read_text().replace(right, "self.x = 0.4 + np.random.rand() / 5"))
     with pytest.raises(AssertionError, match="promise broken"):
         run("python check.py", benchmark_folder)
+
+
+def test_your_own_gymnasium_environment(tmp_path: Path) -> None:
+    page = OWN_ENVIRONMENT.read_text(encoding="utf-8")
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    check, train, evaluate = commands_of(page)
+    run(check, tmp_path)
+    assert "success" in run(train, tmp_path)
+    assert "6 of 50 start states on 1 of 1 tasks" in run(evaluate, tmp_path)
+    (tmp_path / "library.py").write_text(python_blocks(page)[-1], encoding="utf-8")
+    run("python library.py", tmp_path)
+
+
+def test_the_library_examples_of_the_first_pages(tmp_path: Path) -> None:
+    for place, page in enumerate((ROOT / "README.md", ROOT / "docs" / "tutorials" / "first-vla.md")):
+        (block,) = python_blocks(page.read_text(encoding="utf-8"))
+        (tmp_path / f"example_{place}.py").write_text(block, encoding="utf-8")
+        run(f"python example_{place}.py", tmp_path)
+        assert (tmp_path / "my-policy" / "config.json").is_file()
+
+
+def python_blocks(page: str) -> list[str]:
+    """Return the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
+
+
+def imported(block: str) -> Iterator[tuple[str, str | None]]:
+    """Yield (module, name or None) of what a block imports from the three packages."""
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_examples_are_python_and_import_what_exists(page: Path) -> None:
+    for block in python_blocks(page.read_text(encoding="utf-8")):
+        for module, name in imported(block):
+            if module.split(".")[0] in ("vla_gym", "vla_policies", "zoo"):
+                assert name is None or hasattr(import_module(module), name), f"{module}.{name}"
+
+
+def shown_commands(page: str) -> Iterator[list[str]]:
+    """Yield the words behind `vla-zoo` of every command of ours in a page's shell blocks."""
+    for block in re.findall(r"^```(?:bash|sh)\n(.*?)^```$", page, flags=re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = re.search(r"(?:vla-zoo|-m zoo\.)\s*(?=[a-z_]+( |$))(.*)", line)
+            if found and "$" not in line and "..." not in line:
+                words = shlex.split(found.group(2), comments=True)
+                yield words[: words.index("&&")] if "&&" in words else words
+
+
+def check_command(words: list[str]) -> None:
+    """Raise for a command, flag, value or environment that does not exist."""
+    command, *flags = words
+    args = import_module(COMMANDS[command][0]).parser().parse(flags)
+    key_values(getattr(args, "params", None) or [])
+    env_id = getattr(args, "env", None)
+    for name in [env_id] if isinstance(env_id, str) else env_id or []:
+        if name not in OWN_IDS:
+            vla_gym.find_benchmark(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_shown_are_commands(page: Path) -> None:
+    for words in shown_commands(page.read_text(encoding="utf-8")):
+        try:
+            check_command(words)
+        except (VLAZooError, KeyError) as error:
+            pytest.fail(f"{' '.join(words)}: {error}")
+
+
+def test_the_check_of_commands_can_fail() -> None:
+    page = "```bash\nvla-zoo train --env Toy-Reach --sed 3  # x\npython -m zoo.evaluate --env Toy-Reech\nls\n```\n"
+    sed, reech = shown_commands(page)
+    assert sed == ["train", "--env", "Toy-Reach", "--sed", "3"]
+    with pytest.raises(VLAZooError, match="did you mean '--seed'"):
+        check_command(sed)
+    with pytest.raises(VLAZooError, match="Toy-Reach"):
+        check_command(reech)
+
+
+def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(targets) > 15
+    here = re.compile(r"https://(?:github\.com|raw\.githubusercontent\.com)/vla-zoo/vla-zoo/(?:blob/|tree/)?main/(.+)")
+    paths = [found.group(1) if (found := here.match(target)) else target for target in targets]
+    assert [path for path in paths if not (ROOT / path.partition("#")[0]).exists()] == []
+    assert [target for target in targets if not target.startswith("https://")] == []

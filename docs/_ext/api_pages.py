@@ -68,7 +68,7 @@ def public_page(package: str, names: Sequence[str]) -> str:
         member = getattr(import_module(package), name)
         kind = autodoc_kind(member)
         if kind == "data":
-            text.append(f".. py:data:: {package}.{name}\n\n   :py:obj:`{home_of(package, name, member)}.{name}`\n")
+            text.append(f".. py:data:: {package}.{name}\n{value_of(package, name, member)}\n")
         else:
             text.append(f".. auto{kind}:: {package}.{name}\n{OPTIONS if kind in ('class', 'exception') else ''}")
     return "\n".join(text)
@@ -81,10 +81,12 @@ def autodoc_kind(member: object) -> str:
     return "function" if callable(member) else "data"
 
 
-def home_of(package: str, name: str, member: object) -> str:
-    """Return the module below a package that a value is written in."""
-    modules = sorted(module for module in sys.modules if module.startswith(f"{package}."))
-    return next(module for module in modules if vars(sys.modules[module]).get(name) is member)
+def value_of(package: str, name: str, member: object) -> str:
+    """Return the rest of a value's entry: where below the package it is written, or the value itself."""
+    for module in sorted(module for module in sys.modules if module.startswith(f"{package}.")):
+        if vars(sys.modules[module]).get(name) is member:
+            return f"\n   :py:obj:`{module}.{name}`\n"
+    return f"   :value: {member!r}\n"
 
 
 def room_page(

@@ -24,20 +24,30 @@ def quoted(text: str) -> str:
     return "".join(parts)
 
 
-def spaced(lines: list[str]) -> list[str]:
-    """Return the lines with an empty one around each list, and an indented block of its own as literal text."""
+def restructured(text: str) -> str:
+    """Return a docstring as reStructuredText: prose quoted, tables and drawings literal, an empty line before lists."""
     found: list[str] = []
-    for line in lines:
+    for paragraph in re.split(r"\n\s*\n", text):
+        last = next((line for line in reversed("\n".join(found).split("\n")) if line.strip()), "")
+        apart = paragraph.startswith("    ") and bool(last) and not last.startswith((" ", "- ", ":"))
+        if apart and not SECTION.match(last):
+            found += ["::", paragraph]
+        elif re.search("[├└│]", paragraph):
+            found += ["::", "    " + paragraph.replace("\n", "\n    ")]
+        else:
+            found.append(spaced(quoted(paragraph)))
+    return "\n\n".join(found)
+
+
+def spaced(paragraph: str) -> str:
+    """Return a paragraph with an empty line before a list that follows a sentence."""
+    found: list[str] = []
+    for line in paragraph.split("\n"):
         before = found[-1] if found else ""
-        starts, follows = bool(LIST.match(line)), bool(LIST.match(before) or before.startswith("  "))
-        if starts and before.strip() and not follows:
+        if LIST.match(line) and before.strip() and not LIST.match(before) and not before.startswith("  "):
             found.append("")
-        if line.startswith("    ") and not before.strip():
-            last = next((earlier for earlier in reversed(found) if earlier.strip()), "")
-            if last and not last.startswith((" ", "- ", ":")) and not SECTION.match(last):
-                found += ["::", ""]
         found.append(line)
-    return found
+    return "\n".join(found)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -46,7 +56,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     def process(_: Sphinx, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
         if ":py:" in "".join(lines):  # written by autodoc itself
             return
-        lines[:] = spaced(quoted("\n".join(lines)).split("\n"))
+        lines[:] = restructured("\n".join(lines)).split("\n")
         if what in ("class", "exception", "function", "method"):
             lines[:] = GoogleDocstring(list(lines), Config(), app, what, name, member, options).lines()
 
