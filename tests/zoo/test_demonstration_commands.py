@@ -34,7 +34,7 @@ PICTURES = ["image_size:32", "env_kwargs:{render_quality: fast}"]
             ["--env", ENV, "--policy", "nano", "-n", "2", "-o", "x", "--noise", "0.1"],
             "--noise is for --expert",
         ),
-        (["--env", ENV, "--policy", "nono", "-n", "2", "-o", "x"], "Did you mean 'nano'"),
+        (["--env", ENV, "--policy", "nanno", "-n", "2", "-o", "x"], "Did you mean 'nano'"),
         (
             ["--env", ENV, "--expert", "-n", "2", "-o", "x", "--gae-lambda", "0"],
             "--gae-lambda is for policies",
@@ -71,7 +71,7 @@ def test_collect_says_what_is_wrong(
         ([], "--env is missing"),
         (["--env", ENV], "--dataset is missing"),
         (["--env", ENV, "--dataset", "none"], "no folder 'none'. Collect demonstrations with"),
-        (["--env", ENV, "--dataset", "none", "--policy", "nono"], "Did you mean 'nano'"),
+        (["--env", ENV, "--dataset", "none", "--policy", "nanno"], "Did you mean 'nano'"),
         (["--env", ENV, "--dataset", "none", "-params", "gamma:0.9"], "-params gamma"),
         (["--env", ENV, "--dataset", "none", "--learning-rate", "0"], "must be a number in 0 .. 1"),
     ],
