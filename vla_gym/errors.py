@@ -5,7 +5,8 @@
     ├── BadValue           a value outside what is allowed
     ├── MissingDependency  an extra, a system library, an asset (names the command that brings it)
     ├── WorkerFailed       a simulator worker died, hung or raised (names env, task, trial, last stderr)
-    └── LostRank           another process of a run on several ended; its own message says why
+    ├── LostRank           another process of a run on several ended; its own message says why
+    └── ServerFailed       a policy server cannot be reached, refuses, or answers wrongly
 
 The command line turns each into one line and exit code 2. `WorkerRestarted` is the only warning.
 """
@@ -40,6 +41,10 @@ class WorkerFailed(VLAZooError, RuntimeError):
 
 class LostRank(VLAZooError, RuntimeError):
     """Another process of the same run ended."""
+
+
+class ServerFailed(VLAZooError, RuntimeError):
+    """A policy server that cannot be reached, refuses a request, or answers wrongly."""
 
 
 class WorkerRestarted(UserWarning):

@@ -13,6 +13,7 @@ from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
 from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
 from zoo.cli.main import guarded
+from zoo.cli.served_agent import is_server
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.files import quoted
 from zoo.runs.progress import Progress
@@ -86,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
 def _source(args: argparse.Namespace) -> Source:
     if args.on_worker_error != "raise":
         raise BadValue("--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on")
-    if args.env is None and args.run is None:
+    if args.env is None and args.run is None and not is_server(args.policy):
         raise BadValue("--env is missing: say where to collect, e.g. --env MetaWorld/reach")
     if args.env is not None:
         find_benchmark(args.env)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import OneLineParser, count
+from vla_gym.specs import StartState
+from vla_gym.system.writable_paths import check_destination
+from zoo.cli.agent import plan_rollout
+from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, flag_of
 from zoo.cli.main import guarded
+from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outcomes_of
 from zoo.files import quoted, read_json
@@ -16,6 +23,7 @@ from zoo.runs.folder import RESULTS_FILE
 
 _NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
 _NEEDED_OF_EPISODES = {"task_id", "start_state", "success_once"}
+_OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
 
 
 def parser() -> OneLineParser:
@@ -28,6 +36,17 @@ def parser() -> OneLineParser:
             metavar="FILE",
             help=f"results of {whose} policy: JSON of zoo.evaluate, or its run folder; several splits count together",
         )
+    p.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="instead of --after: play this policy (ws://HOST:PORT, a family or a folder) from the start states of "
+        "--before",
+    )
+    p.add_argument("-o", "--output", metavar="FILE", help="with --policy: its results (default: compared.json)")
+    p.add_argument("--num-envs", type=count, metavar="N", help="with --policy: simulators side by side")
+    p.add_argument("--device", metavar="D", help="with --policy: torch device (default: auto)")
+    p.add_argument("--token-file", metavar="FILE", help="with --policy: what its server asks its clients for")
+    p.add_argument("--server-conf", metavar="FILE", help="with --policy: YAML about its server")
     p.add_argument("--rounds", type=count, metavar="N", help="the first N rounds of every start state (default: all)")
     return p
 
@@ -35,9 +54,15 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    if not args.before or not args.after:
-        raise BadValue("give both. Example: zoo.compare --before sft.json --after ppo.json")
-    before, after = ([read_record(Path(file)) for file in files] for files in (args.before, args.after))
+    if not args.before or (args.after is None) == (args.policy is None):
+        raise BadValue(
+            "give both: --before, and --after or --policy. Example: zoo.compare --before sft.json --after ppo.json"
+        )
+    for name in _OF_PLAYING:
+        if args.policy is None and getattr(args, name) is not None:
+            raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
+    before = [read_record(Path(file)) for file in args.before]
+    after = [read_record(Path(file)) for file in args.after] if args.after else [play(args, before)]
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
         raise BadValue("some of the files are of deterministic actions and some of sampled ones (--stochastic)")
     outcomes = [first_rounds(outcomes_of(records), args.rounds) for records in (before, after)]
@@ -48,6 +73,56 @@ def run(argv: Sequence[str]) -> int:
     for line in dict.fromkeys(record["summary"] for record in (*before, *after)):
         print(f"protocol: {line}")
     return 0
+
+
+def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Evaluate `--policy` from the start states of a record and by its protocol; write and return the results."""
+    if len(before) > 1:
+        raise BadValue(f"--policy plays the start states of one --before file, got {len(before)}")
+    (record,) = before
+    parser = OneLineParser("zoo.compare --policy", "")
+    add_policy_arguments(parser)
+    flags = parser.parse(_flags_of(record, args))
+    plan = plan_rollout(flags, episodes=None)
+    states = dict.fromkeys((episode["task_id"], episode["trial_id"]) for episode in record["episodes"])
+    starts = tuple(StartState(task_id=task, trial_id=trial) for task, trial in states)
+    plan = replace(plan, start_states=starts, num_envs=min(plan.num_envs, len(starts) * plan.protocol.rounds))
+    output = check_destination(Path(args.output or "compared.json"))
+    table, played = measure(
+        plan,
+        weights=weights_of(plan),
+        partial=partial_file(output),
+        device=flags.device,
+        num_threads=None,
+        seed=flags.seed,
+        progress=False,
+    )
+    print(table)
+    write_or_print(output, json.dumps(played, indent=2))
+    print(f"written to {output}\n")
+    return played
+
+
+def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
+    """The flags of an evaluation by the protocol of `record`."""
+    protocol = record["protocol"]
+    if protocol.get("own_instructions"):
+        raise BadValue("--policy plays the tasks' own words, and --before was played with other ones (--instructions)")
+    evaluation = protocol.get("evaluation", {})
+    given = {
+        "env": record["env"],
+        "policy": args.policy,
+        "seed": record.get("seed", 0),
+        "rounds": record.get("rounds", 1),
+        "split": protocol.get("split"),
+        "temperature": evaluation.get("temperature"),
+        "top_k": evaluation.get("top_k"),
+        **{name: getattr(args, name) for name in _OF_PLAYING if name != "output"},
+    }
+    flags = [word for name, value in given.items() if value is not None for word in (flag_of(name), str(value))]
+    flags += [] if record["deterministic"] else ["--stochastic"]
+    options = protocol.get("options")
+    return [*flags, "--params", f"env_kwargs:{json.dumps(options)}"] if options else flags
 
 
 def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -6,17 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli.main import guarded
-from zoo.evaluation.evaluator import EpisodeRecord, evaluate
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
-from zoo.runs.evaluations import is_of_weights, weights_sha256
+from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
-from zoo.runs.progress import Progress
 
 _OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
 
@@ -48,58 +45,19 @@ def run(argv: Sequence[str]) -> int:
     if args.output:
         check_destination(Path(args.output))
     print(f"{plan.policy} on {plan.env}", flush=True)
-    weights = weights_sha256(Path(plan.policy))
+    weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
-    from zoo.cli.open_agent import open_rollout
-
-    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
-    progress = Progress(len(plan.episodes), on=args.progress, unit="episode")
-    finished: list[EpisodeRecord] = []
-
-    def on_episode(episode: EpisodeRecord) -> None:
-        finished.append(episode)
-        progress.note(f"success {sum(e.success_once for e in finished) / len(finished):.1%}")
-        progress.to(len(finished))
-
-    try:
-        episodes = evaluate(
-            policy,
-            envs,
-            plan.start_states,
-            deterministic=not plan.protocol.sample,
-            rounds=plan.protocol.rounds,
-            seed=args.seed,
-            on_episode=on_episode,
-        )
-        protocol = envs.protocol()
-    finally:
-        progress.close()
-        envs.close()
-    tasks = envs.benchmark.tasks
-    actions = policy.action_selection_text(deterministic=not plan.protocol.sample)
-    line = protocol_line(
-        plan.env,
-        episodes,
-        tasks,
-        chunk=envs.chunk,
-        actions=actions,
-        start_kind=envs.benchmark.start_kind,
-    )
-    line = with_split(line, protocol["split"])
-    print(evaluation_table(episodes, tasks, line))
-    record = evaluation_record(
-        episodes,
-        tasks,
-        env_id=plan.env,
-        protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": args.seed}},
-        policy=plan.policy,
-        weights_sha256=weights,
+    table, record = measure(
+        plan,
+        weights=weights,
+        partial=partial_file(output),
+        device=args.device,
+        num_threads=args.num_threads,
         seed=args.seed,
-        deterministic=not plan.protocol.sample,
-        rounds=plan.protocol.rounds,
-        summary=line,
+        progress=args.progress,
     )
+    print(table)
     write_or_print(output, json.dumps(record, indent=2))
     kept = output.name != RESULTS_FILE and not args.output
     print(f"written to {output}{f' ({RESULTS_FILE} is for {_OWN})' if kept else ''}")
@@ -125,16 +83,6 @@ def _episodes_in(file: Path, weights: str | None) -> int:
         return len(record["episodes"]) if is_of_weights(record, weights) else 0
     except (ValueError, LookupError, TypeError, AttributeError):
         return 0
-
-
-def write_or_print(path: Path, text: str) -> None:
-    """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        print(text, flush=True)
-        raise BadValue(f"cannot write '{path}': {error.strerror}; what belongs there was printed instead") from error
 
 
 if __name__ == "__main__":

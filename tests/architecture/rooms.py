@@ -19,7 +19,7 @@ ROOMS = {
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms"),
-        *("experts", "demonstrations", "training", "imitation", "diagnostics", "cli"),
+        *("experts", "demonstrations", "training", "imitation", "diagnostics", "serving", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

@@ -2,9 +2,10 @@
 
 Noise
 ├── TorchNoise        torch's generator of the device, from which Stable-Baselines3's methods draw
-└── CounterNoise
-    ├── SlotNoise     a function of (seed, decision, slot) alone
-    └── EpisodeNoise  a function of (seed, start state, round, decision) alone
+├── CounterNoise
+│   ├── SlotNoise     a function of (seed, decision, slot) alone
+│   └── EpisodeNoise  a function of (seed, start state, round, decision) alone
+└── RowNoise          a noise of its own for each row
 
 With `SlotNoise` a run's decisions do not depend on how its slots are distributed over processes. With `EpisodeNoise` an
 episode's do not depend on the other episodes of its evaluation, or on how many are played side by side.
@@ -84,16 +85,16 @@ class SlotNoise(CounterNoise):
     def __init__(self, seed: int, decision: tuple[int, int], slot_N: np.ndarray) -> None:
         """`decision` is (update, number of the decision in its rollout); `slot_N` names a slot for each row."""
         super().__init__(len(slot_N))
-        self._seed = seed
-        self._decision = decision
-        self._slot_N = slot_N
+        self.seed = seed
+        self.decision = decision
+        self.slot_N = slot_N
 
     def _draw(self, call: int, wanted: int) -> np.ndarray:
         blocks = -(-wanted // _BLOCK)
-        first, last = int(self._slot_N.min()), int(self._slot_N.max())
-        counter = [first * blocks, call, self._decision[1], self._decision[0]]
-        generator = np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
-        drawn: np.ndarray = generator.random((last - first + 1, blocks * _BLOCK))[self._slot_N - first, :wanted]
+        first, last = int(self.slot_N.min()), int(self.slot_N.max())
+        counter = [first * blocks, call, self.decision[1], self.decision[0]]
+        generator = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
+        drawn: np.ndarray = generator.random((last - first + 1, blocks * _BLOCK))[self.slot_N - first, :wanted]
         return drawn
 
 
@@ -117,14 +118,32 @@ class EpisodeNoise(CounterNoise):
 
     def __init__(self, seed: int, decisions: Sequence[EpisodeDecision]) -> None:
         super().__init__(len(decisions))
-        self._seed = seed
-        self._decisions = decisions
+        self.seed = seed
+        self.decisions = decisions
 
     def _draw(self, call: int, wanted: int) -> np.ndarray:
-        rows = np.empty((len(self._decisions), wanted))
-        for row, (task_id, trial_id, number, decision) in zip(rows, self._decisions, strict=True):
+        rows = np.empty((len(self.decisions), wanted))
+        for row, (task_id, trial_id, number, decision) in zip(rows, self.decisions, strict=True):
             # From 1: SlotNoise's second word is 0, so that no episode repeats numbers of training.
             start_state = (task_id + 1 << 32) | trial_id
-            bits = np.random.Philox(key=[self._seed, start_state], counter=[0, call, decision, number])
+            bits = np.random.Philox(key=[self.seed, start_state], counter=[0, call, decision, number])
             row[:] = np.random.Generator(bits).random(wanted)
         return rows
+
+
+class RowNoise(Noise):
+    """A noise of its own for each row, where rows of one batch were asked for by different callers."""
+
+    def __init__(self, rows: Sequence[Noise]) -> None:
+        self._rows = rows
+
+    def uniform(self, *shape: int, device: torch.device) -> Tensor:
+        return self._joined("uniform", shape, device)
+
+    def normal(self, *shape: int, device: torch.device) -> Tensor:
+        return self._joined("normal", shape, device)
+
+    def _joined(self, draw: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        if shape[0] != len(self._rows):
+            raise ValueError(f"noise is for {len(self._rows)} rows, got {shape[0]}")
+        return torch.cat([getattr(row, draw)(1, *shape[1:], device=device) for row in self._rows])

@@ -20,6 +20,7 @@ from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
@@ -142,6 +143,8 @@ class RolloutPlan:
     """Run folder the policy comes from, if it comes from one here; results belong there."""
     departures: tuple[str, ...] = ()
     """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
+    server: Served | None = None
+    """Where the policy is served, if it is not loaded here."""
 
     @property
     def episodes(self) -> tuple[StartState, ...]:
@@ -167,6 +170,8 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
     kwargs = policy_kwargs_of(args, given)
     protocol = protocol_of(args, given, kwargs)
     agent = _family_or_folder(args, kwargs) if args.run is None else _trained_agent(args, kwargs)
+    if agent.server is None:
+        refuse_server_flags(args)
     trained = {**agent.env_options, **agent.policy.env_options}
     unused = (*TRAINING_ONLY, "num_workers")
     options = {name: value for name, value in trained.items() if name not in unused}
@@ -174,11 +179,16 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
     benchmark = find_benchmark(agent.env, **benchmark_options(options))
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
     _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
+    if agent.server is not None:
+        agent.server.declaration.check_environment(benchmark, options)
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     start_states = choose_start_states(benchmark.tasks, episodes)
-    check_acting(agent.policy, protocol, kwargs)
+    if agent.server is None:
+        check_acting(agent.policy, protocol, kwargs)
+    else:
+        agent.server.check_acting(protocol)
     changes = [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given)]
     return RolloutPlan(
         env=agent.env,
@@ -191,6 +201,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         start_states=tuple(start_states),
         output_folder=agent.output_folder,
         departures=(*agent.departures, *changes),
+        server=agent.server,
     )
 
 
@@ -203,6 +214,7 @@ class _Agent:
     env_options: Mapping[str, Any]
     output_folder: Path | None = None
     departures: Sequence[str] = ()
+    server: Served | None = None
 
 
 def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
@@ -227,7 +239,10 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
 
 
 def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
-    """Return the agent of `--policy` in the environment of its recipe."""
+    """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
+    if is_server(args.policy):
+        served = find_server(args, kwargs)
+        return _Agent(env=served.env, policy=served.choice, env_options=served.env_options, server=served)
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
     policy = resolve_policy(args.policy, suite=suite_of(args.env), settings=kwargs, to_act=True)

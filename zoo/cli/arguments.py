@@ -267,7 +267,13 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="run folder, best/ or checkpoints/step_<n>/ folder, or the Hub id of a run",
     )
-    parser.add_argument("--policy", metavar="NAME", help="family name or folder, instead of -i")
+    parser.add_argument(
+        "--policy", metavar="NAME", help="family name, folder, or ws://HOST:PORT of a policy server, instead of -i"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="what the policy server asks its clients for")
+    parser.add_argument(
+        "--server-conf", metavar="FILE", help="YAML about a policy server: protocol, names, timeout, policy"
+    )
     parser.add_argument(
         "--unnorm-key",
         metavar="KEY",

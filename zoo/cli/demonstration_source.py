@@ -95,6 +95,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             seed=args.seed,
             gamma=gamma,
             gae_lambda=gae_lambda,
+            values=plan.server is None or plan.server.tells_values,
         )
         policy, envs = open_rollout(
             plan, device=args.device, num_threads=args.num_threads, seed=args.seed, every_step=True

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("zoo.compare", "two policies on the same start states: a paired test"),
     "enjoy": ("zoo.enjoy", "watch a trained agent in a window, or as an mp4 without a display"),
     "record_video": ("zoo.record_video", "mp4 of a run's or a policy's episodes"),
+    "serve": ("zoo.serve", "a policy for robots and other simulators, over WebSockets"),
     "optimize": ("zoo.optimize", "search for better settings with Optuna"),
     "plot": ("zoo.plot", "learning curves of runs, as a picture"),
     "report": ("zoo.report", "one page about a run that opens without a network"),

@@ -1,6 +1,8 @@
-"""Loads a planned policy and starts its simulators; imports torch."""
+"""Loads a planned policy, or connects with its server, and starts its simulators; imports torch."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from gymnasium import spaces
@@ -16,11 +18,14 @@ from vla_policies.policy import VLAPolicy
 from zoo.cli.agent import RolloutPlan
 from zoo.distributed.process_group import check_device
 
+if TYPE_CHECKING:
+    from zoo.serving.remote_policy import RemotePolicy
+
 
 def open_rollout(
     plan: RolloutPlan, *, device: str, num_threads: int | None, seed: int, every_step: bool = False
-) -> tuple[VLAPolicy, VLAVectorEnv]:
-    """Load the policy, then start the simulators; the caller closes the environment.
+) -> tuple[VLAPolicy | RemotePolicy, VLAVectorEnv]:
+    """Load the policy, or connect with its server, then start the simulators; the caller closes the environment.
 
     A policy that cannot act as planned raises before any simulator starts. With `every_step` the environment is
     stepped by single actions, whatever the policy's chunk.
@@ -30,6 +35,11 @@ def open_rollout(
         torch.set_num_threads(num_threads)
     where = check_device(device)
     options = {**plan.env_options, **({"chunk": 1} if every_step else {})}
+    if plan.server is not None:
+        from zoo.serving.remote_policy import RemotePolicy
+
+        envs = vla_gym.make_vec(plan.env, plan.num_envs, autoreset_mode="disabled", **options)
+        return RemotePolicy(plan.server.address, plan.server.declaration), envs
     loaded: list[VLAPolicy] = []
 
     def pool_after_policy(benchmark: Benchmark, config: EnvConfig) -> Pool:

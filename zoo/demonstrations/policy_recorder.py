@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vla_gym.vector.vector_env import VLAVectorEnv
-from vla_policies import VLAPolicy
-from vla_policies.actions.noise import SlotNoise
+from vla_policies.actions.noise import Noise, SlotNoise
+from vla_policies.conventions import Conventions
+from vla_policies.types import ActionSample
 from zoo.algorithms.advantages import gae
 from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
 from zoo.evaluation.evaluator import observation_rows
@@ -22,6 +24,20 @@ from zoo.evaluation.evaluator import observation_rows
 LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
 CHUNK_STEP = "vla_zoo.chunk_step"
 """Step of its chunk that a frame is; 0 is what the policy saw when it decided."""
+
+
+class ActingPolicy(Protocol):
+    """The part of `VLAPolicy` that recording needs."""
+
+    @property
+    def conventions(self) -> Conventions:
+        """Observations and actions of the policy."""
+
+    def act(self, obs: Mapping[str, Any], deterministic: bool = False, noise: Noise = ...) -> ActionSample:
+        """Decide for B observations."""
+
+    def predict_values(self, obs: Any) -> Tensor:
+        """State values `[B, 1]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +52,12 @@ class RolloutRules:
     """Discount from one decision to the next."""
     gae_lambda: float
     """Lambda of generalised advantage estimation, over decisions."""
+    values: bool = True
+    """Whether log-probabilities, values and advantages are recorded; a policy that others serve may not tell them."""
 
 
 def roll_out(
-    envs: VLAVectorEnv, policy: VLAPolicy, attempts: Sequence[Attempt], first: int, rules: RolloutRules
+    envs: VLAVectorEnv, policy: ActingPolicy, attempts: Sequence[Attempt], first: int, rules: RolloutRules
 ) -> list[Demonstration]:
     """One episode of a policy for each attempt, at most as many as environments, all at once; in their order.
 
@@ -47,9 +65,12 @@ def roll_out(
     attempt among all: an episode's samples depend on the seed and its attempt's number alone.
     """
     actor = _PolicyActor(policy, first, rules)
+    episodes = record(envs, actor, attempts)
+    if not rules.values:
+        return episodes
     return [
         replace(episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)})
-        for env, episode in enumerate(record(envs, actor, attempts))
+        for env, episode in enumerate(episodes)
     ]
 
 
@@ -101,7 +122,7 @@ def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules
 class _PolicyActor:
     """A policy in all environments, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
 
-    def __init__(self, policy: VLAPolicy, first: int, rules: RolloutRules) -> None:
+    def __init__(self, policy: ActingPolicy, first: int, rules: RolloutRules) -> None:
         self._policy, self._first, self._rules = policy, first, rules
         self._step, self._decisions = 0, 0
         self._sample: dict[int, dict[str, np.ndarray]] = {}
@@ -117,17 +138,15 @@ class _PolicyActor:
         for env in live:
             sample = self._sample[env]
             action_A = sample["action_KA"][chunk_step]
-            extra = {
-                LOGPROB: sample["logprob_KA"][chunk_step],
-                VALUE: sample["value"],
-                CHUNK_STEP: np.int64(chunk_step),
-            }
+            extra: dict[str, Any] = {CHUNK_STEP: np.int64(chunk_step)}
+            if self._rules.values:
+                extra |= {LOGPROB: sample["logprob_KA"][chunk_step], VALUE: sample["value"]}
             choices[env] = Choice(action_A=action_A, executed_A=action_A, extra=extra)
         return choices
 
     def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
         self.final_value[env] = 0.0
-        if not terminated:
+        if self._rules.values and not terminated:
             with torch.no_grad():
                 self.final_value[env] = float(self._policy.predict_values(observation_rows(obs, [env])))
 

@@ -9,7 +9,7 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
-from zoo.evaluate import write_or_print
+from zoo.cli.measuring import write_or_print
 
 TOY = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu"]
 

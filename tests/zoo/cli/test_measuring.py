@@ -1,0 +1,74 @@
+"""An evaluation that ends early keeps what it has, and `zoo.compare --policy` plays another's start states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_gym.errors import VLAZooError
+from zoo import compare, evaluate
+from zoo.cli.measuring import partial_file
+from zoo.serving.declaration import Declaration
+
+from ..serving.conftest import Serving, declaration, echo, serving
+
+__all__ = ["declaration", "serving"]
+
+
+def test_a_server_that_ends_loses_no_finished_episode(
+    serving: Serving, declaration: Declaration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "conf.yml"
+    conf.write_text("attempts: 1")
+    decisions = 0
+
+    def some(requests: Any) -> Any:
+        nonlocal decisions
+        decisions += len(requests)
+        if decisions > 40:
+            raise RuntimeError("out of memory")
+        return echo(declaration)(requests)
+
+    file = tmp_path / "results.json"
+    with serving(some, declaration) as server:
+        argv = ["--policy", f"ws://127.0.0.1:{server.port}", "--server-conf", str(conf), "--num-envs", "1"]
+        with pytest.raises(VLAZooError, match=r"the policy failed.*finished episodes? (is|are) in .*results_partial"):
+            evaluate.run([*argv, "--eval-episodes", "20", "--device", "cpu", "-o", str(file)])
+    assert not file.exists()
+    record = json.loads((tmp_path / "results_partial.json").read_text())
+    assert 1 <= len(record["episodes"]) < 20
+    assert record["planned_episodes"] == 20
+
+
+def test_compare_plays_a_served_policy_from_the_same_start_states(
+    serving: Serving, declaration: Declaration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    with serving(echo(declaration), declaration) as server:
+        url = f"ws://127.0.0.1:{server.port}"
+        evaluate.run(["--policy", url, "--eval-episodes", "5", "--num-envs", "2", "--device", "cpu", "-o", str(before)])
+        argv = ["--before", str(before), "--policy", url, "--num-envs", "2", "--device", "cpu", "-o", str(after)]
+        assert compare.run(argv) == 0
+    played = [json.loads(file.read_text())["episodes"] for file in (before, after)]
+    assert [{**episode, "seconds": 0} for episode in played[0]] == [{**episode, "seconds": 0} for episode in played[1]]
+    assert "0 start states gained, 0 lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--before", "a.json"], "--after or --policy"),
+        (["--before", "a.json", "--after", "b.json", "--policy", "nano"], "--after or --policy"),
+        (["--before", "a.json", "--after", "b.json", "--num-envs", "2"], "--num-envs goes with --policy"),
+    ],
+)
+def test_compare_says_which_flags_go_together(argv: list[str], said: str) -> None:
+    with pytest.raises(VLAZooError, match=said):
+        compare.run(argv)
+
+
+def test_the_file_of_what_was_finished() -> None:
+    assert partial_file(Path("a/results.json")) == Path("a/results_partial.json")

@@ -1,0 +1,68 @@
+"""What `zoo.serve` serves: runs, checkpoints and families, with the environment whose conventions hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue, VLAZooError
+from zoo import serve
+from zoo.cli.service import plan_service
+from zoo.serving.service_plan import ServicePlan
+
+AGENT = "agents/ppo/MetaWorld-window-close"
+
+
+def plan(*argv: str) -> ServicePlan:
+    return plan_service(serve.parser().parse(list(argv)))
+
+
+def test_a_run_brings_its_environment() -> None:
+    served = plan("-i", AGENT)
+    assert (served.name, served.family, served.env) == (AGENT, "nano", "MetaWorld/window-close")
+    assert served.env_options["chunk"] == 8
+    assert not {"num_workers", "group_size", "reward"} & set(served.env_options)
+    assert Path(served.policy).is_dir()
+    assert plan("-i", AGENT, "--env", "metaworld/Window-Open").env == "MetaWorld/window-open"
+
+
+def test_a_checkpoint_alone_has_no_environment_unless_told(tmp_path: Path) -> None:
+    from zoo.runs.shipped_agents import local_or_shipped
+
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(local_or_shipped(AGENT).resolve() / name)
+    alone = plan("-i", str(folder))
+    assert (alone.env, alone.env_options) == (None, {})
+    told = plan("-i", str(folder), "--env", "MetaWorld/window-close")
+    assert told.env_options["chunk"] == 8
+
+
+def test_a_family_takes_the_recipe() -> None:
+    served = plan("--policy", "nano", "--env", "Toy-Reach")
+    assert (served.policy, served.family) == ("nano", "nano")
+    assert "chunk" in served.env_options
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "give either -i"),
+        (["-i", AGENT, "--policy", "nano"], "give either -i"),
+        (["-i", "logs/none"], "logs/none"),
+        (["--policy", "nanno"], "nano"),
+        (["-i", AGENT, "--unnorm-key", "x"], "unnorm_key"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(argv: list[str], said: str) -> None:
+    with pytest.raises(VLAZooError, match=said):
+        plan(*argv)
+
+
+def test_a_run_that_is_damaged_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text("env: [")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadValue, match="incomplete"):
+        plan("-i", str(tmp_path))

@@ -1,0 +1,126 @@
+"""A toy policy to serve, and a server of it in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_gym.registry import find_benchmark
+from vla_policies import VLAPolicy
+from zoo.serving.address import PROTOCOLS
+from zoo.serving.declaration import Declaration
+from zoo.serving.local_policy import LocalPolicy, open_policy
+from zoo.serving.requests import Decision, Request
+from zoo.serving.server import PolicyServer, ServerSettings
+from zoo.serving.service_plan import ServicePlan
+
+CHUNK, SIZE = 4, 16
+OPTIONS = {"chunk": CHUNK, "image_size": SIZE, "wrist_camera": False}
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of fresh weights for Toy-Reach."""
+    import vla_gym
+
+    envs = vla_gym.make_vec("Toy-Reach", 1, **OPTIONS)
+    policy = VLAPolicy(
+        envs.as_sb3().observation_space,
+        envs.as_sb3().action_space,
+        lambda _: 1e-3,
+        backbone_kwargs={"size": "tiny"},
+        action_spec=envs.benchmark.action_spec,
+    )
+    envs.close()
+    folder = tmp_path_factory.mktemp("toy") / "policy"
+    policy.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_policy(toy_folder: Path) -> LocalPolicy:
+    """That policy, opened to be served."""
+    plan = ServicePlan(name="toy", policy=str(toy_folder), family="nano", env="Toy-Reach", env_options=OPTIONS)
+    return open_policy(plan, device="cpu", deterministic=True, any_image_size=False)
+
+
+@pytest.fixture
+def declaration() -> Declaration:
+    """What a policy for LIBERO would declare: one camera, a state, chunks of 3 actions of 7 numbers."""
+    benchmark = find_benchmark("Toy-Reach")
+    return Declaration(
+        policy="stand-in",
+        env="Toy-Reach",
+        cameras=("image",),
+        image_size=8,
+        state_dim=2,
+        chunk=3,
+        action_dim=benchmark.action_dim,
+        action_spec=benchmark.action_spec,
+    )
+
+
+def observation(declaration: Declaration, seed: int = 0) -> dict[str, Any]:
+    """One observation as the declared policy reads it."""
+    rng = np.random.default_rng(seed)
+    side = declaration.image_size
+    obs: dict[str, Any] = {key: rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for key in declaration.cameras}
+    if declaration.state_dim:
+        obs["state"] = rng.uniform(-1, 1, declaration.state_dim).astype(np.float32)
+    return {**obs, "instruction": "reach red"}
+
+
+def echo(declaration: Declaration) -> Callable[[Sequence[Request]], list[Decision]]:
+    """A policy whose actions are all the mean brightness of the picture, and whose value is the batch's size."""
+
+    def decide(requests: Sequence[Request]) -> list[Decision]:
+        shape = (declaration.chunk, declaration.action_dim)
+        return [
+            Decision(
+                action_KA=np.full(shape, request.observation["image"].mean() / 255.0, dtype=np.float32),
+                logprob_KA=np.zeros(shape, dtype=np.float32),
+                value=float(len(requests)),
+            )
+            for request in requests
+        ]
+
+    return decide
+
+
+Serving = Callable[..., AbstractContextManager[PolicyServer]]
+
+
+@pytest.fixture
+def serving() -> Serving:
+    """Context manager that serves `decide` in a thread: `serving(decide, declaration, "openpi", token=...)`."""
+
+    @contextmanager
+    def serve(
+        decide: Callable[[Sequence[Request]], list[Decision]],
+        declaration: Declaration,
+        protocol: str = "openpi",
+        *,
+        port: int = 0,
+        **settings: Any,
+    ) -> Iterator[PolicyServer]:
+        session = PROTOCOLS[protocol][0]
+        server = PolicyServer(decide, declaration, session, session.NAMES, ServerSettings(port=port, **settings))
+        ready = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(server.run(on_ready=ready.set)))
+        thread.start()
+        assert ready.wait(20)
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join(40)
+            assert not thread.is_alive()
+
+    return serve

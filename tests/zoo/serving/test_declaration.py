@@ -1,0 +1,114 @@
+"""The declaration of a served policy: its JSON, and the checks of observations and environments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.registry import find_benchmark
+from zoo.serving.declaration import Declaration
+from zoo.serving.openpi import OpenpiServerSession
+
+from .conftest import observation
+
+NAMES = OpenpiServerSession.NAMES
+
+
+def test_json_round_trip(declaration: Declaration) -> None:
+    assert Declaration.from_json(declaration.to_json(), "here") == declaration
+    with pytest.raises(BadValue, match="here has format 2, this version reads 1"):
+        Declaration.from_json({**declaration.to_json(), "format": 2}, "here")
+    with pytest.raises(UnknownName, match=r"setting in here 'camera'.*cameras"):
+        Declaration.from_json({**declaration.to_json(), "camera": 1}, "here")
+
+
+def test_the_text_names_every_part(declaration: Declaration) -> None:
+    assert declaration.text(NAMES) == (
+        "{'observation/image': uint8 [8, 8, 3], 'observation/state': float32 [2], 'prompt': text} -> "
+        "'actions': float32 [3, 2] in [-1, 1]"
+    )
+    assert "[H, H, 3]" in replace(declaration, any_image_size=True).text(NAMES)
+    assert "rotation none" in declaration.conventions_text()
+    assert replace(declaration, action_spec=None).conventions_text() == "not known"
+
+
+def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
+    given = observation(declaration)
+    checked = declaration.check_observation({**given, "state": given["state"].astype(np.float64), "other": 1}, NAMES)
+    assert set(checked) == {"image", "state", "instruction"}
+    assert checked["image"] is given["image"]
+    assert checked["state"].dtype == np.float32
+    assert np.array_equal(checked["state"], given["state"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image": None}, "lacks the array 'observation/image'; expected {"),
+        ({"image": [[1, 2], [3, 4]]}, "lacks the array 'observation/image'"),
+        ({"image": np.zeros((9, 8, 3), np.uint8)}, r"must be \[8, 8, 3\], got \[9, 8, 3\]"),
+        ({"image": np.zeros((3, 8, 8), np.uint8)}, r"got \[3, 8, 8\]"),
+        ({"image": np.zeros((8, 8, 3), np.float32)}, "must be uint8, 0 .. 255, got float32"),
+        ({"state": np.zeros(3, np.float32)}, r"'observation/state' must be \[2\], got \[3\]"),
+        ({"state": np.zeros(2, np.int64)}, "must be floating point numbers, got int64"),
+        ({"state": np.array([0.0, np.inf])}, "not finite"),
+        ({"instruction": None}, "lacks the text 'prompt'"),
+        ({"instruction": ""}, "0 UTF-8 bytes"),
+        ({"instruction": "x" * 161}, "161 UTF-8 bytes"),
+        ({"instruction": "caf\u00e9"}, "allowed are printable ASCII"),
+    ],
+)
+def test_what_does_not_fit_is_named(declaration: Declaration, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadValue, match=said):
+        declaration.check_observation({**observation(declaration), **change}, NAMES)
+
+
+def test_other_square_sizes_only_where_declared(declaration: Declaration) -> None:
+    larger = {**observation(declaration), "image": np.zeros((20, 20, 3), np.uint8)}
+    resizing = replace(declaration, any_image_size=True)
+    assert resizing.check_observation(larger, NAMES)["image"].shape == (20, 20, 3)
+    assert resizing.message_bytes() > declaration.message_bytes()
+    for shape in ((20, 21, 3), (4, 4, 3), (20, 20, 4)):
+        with pytest.raises(BadValue, match="a square picture"):
+            resizing.check_observation({**larger, "image": np.zeros(shape, np.uint8)}, NAMES)
+
+
+def test_an_environment_that_does_not_fit_is_refused(declaration: Declaration) -> None:
+    toy = find_benchmark("Toy-Reach")
+    options = declaration.options()
+    assert options == {"chunk": 3, "image_size": 8, "wrist_camera": False}
+    declaration.check_environment(toy, options)
+    cases = [
+        (replace(declaration, action_dim=7), options, "action_dim=7"),
+        (replace(declaration, state_dim=5), options, "state_dim=5"),
+        (declaration, {**options, "state": False}, "state_dim=2"),
+        (declaration, {**options, "chunk": 8}, "wants chunk 3, the environment has 8"),
+        (declaration, {**options, "image_size": 64}, "wants image_size 8, the environment has 64"),
+        (replace(declaration, cameras=("image", "wrist_image")), options, "gives no wrist_image"),
+        (replace(declaration, action_spec=None), options, "does not say how the actions"),
+        (replace(declaration, action_spec=replace(toy.action_spec, frame="absolute")), options, "frame: environment"),
+    ]
+    for wrong, given, said in cases:
+        with pytest.raises(BadValue, match=said):
+            wrong.check_environment(toy, given)
+    libero = find_benchmark("Toy-Reach")
+    laid_out = replace(libero, protocol={"state": "x, then y"})
+    replace(declaration, state="x, then y").check_environment(laid_out, options)
+    with pytest.raises(BadValue, match="state is 'y, then x', that of Toy-Reach is 'x, then y'"):
+        replace(declaration, state="y, then x").check_environment(laid_out, options)
+
+
+def test_numbers_that_cannot_be(declaration: Declaration) -> None:
+    for change, said in (
+        ({"chunk": 0}, "chunk"),
+        ({"image_size": 4}, "image_size in 8"),
+        ({"cameras": ("left",)}, "cameras must be"),
+        ({"horizon": 2}, "horizon must be at least"),
+    ):
+        with pytest.raises(BadValue, match=said):
+            replace(declaration, **change)
+    assert replace(declaration, horizon=10).answer_length == 10

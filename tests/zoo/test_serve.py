@@ -1,0 +1,92 @@
+"""zoo.serve as a command: its flags, its one line, and the end by a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import VLAZooError
+from zoo import serve
+from zoo.serving.openpi import OpenpiServerSession
+
+AGENT = "agents/ppo/MetaWorld-window-close"
+
+
+def settings(*argv: str) -> object:
+    args = serve.parser().parse(["-i", AGENT, *argv])
+    return serve.server_settings(args), serve.wire_names(args)
+
+
+def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own, names = settings()  # type: ignore[misc]
+    assert (own.host, own.port, own.token, own.tls) == ("127.0.0.1", 8000, None, None)
+    assert names == OpenpiServerSession.NAMES
+    assert capsys.readouterr().out == ""
+    settings("--host", "0.0.0.0")  # noqa: S104
+    assert "--token-file FILE asks for a token" in capsys.readouterr().out
+    (tmp_path / "token").write_text("0123456789abcdef")
+    settings("--host", "0.0.0.0", "--token-file", str(tmp_path / "token"))  # noqa: S104
+    assert "unencrypted" in capsys.readouterr().out
+    _, names = settings("--protocol", "vla-eval", "--names", "image=base_camera")  # type: ignore[misc]
+    assert names["image"] == "base_camera"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--port", "70000"], "0 .. 65535"),
+        (["--protocol", "grpc"], "openpi, vla-eval"),
+        (["--names", "image"], "KEY=NAME"),
+        (["--names", "camera=x"], "observation key"),
+        (["--window", "-1"], "milliseconds"),
+        (["--tls-cert", "x"], "go together"),
+        (["--token-file", "nowhere"], "nowhere"),
+        (["--idle-timeout", "0"], "seconds up to"),
+    ],
+)
+def test_flags_that_cannot_be(argv: list[str], said: str) -> None:
+    with pytest.raises(VLAZooError, match=said):
+        settings(*argv)
+
+
+@pytest.mark.processes
+def test_it_serves_until_it_is_asked_to_end() -> None:
+    command = [sys.executable, "-m", "zoo.serve", "-i", AGENT, "--port", "0", "--device", "cpu", "--num-threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"serving {AGENT} (deterministic actions (nearest the mean)) to openpi clients on ws://")
+        assert "'observation/image': uint8 [64, 64, 3]" in line
+        assert "rotation none; gripper plus_one_closes" in line
+        port = line.split("ws://127.0.0.1:")[1].split(",")[0]
+        client = subprocess.run(
+            [sys.executable, "-c", _CLIENT, port], capture_output=True, text=True, env=os.environ, timeout=120
+        )
+        assert client.returncode == 0, client.stderr
+        assert json.loads(client.stdout) == [8, 4]
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "stopped: 1 connections, 1 answers, 1 decisions in 1 batches (mean 1.0), refused: none" in rest
+
+
+_CLIENT = """
+import json, sys
+import numpy as np
+from websockets.sync.client import connect
+from zoo.serving.wire import pack_openpi, unpack
+with connect(f"ws://127.0.0.1:{sys.argv[1]}", compression=None) as ws:
+    declared = unpack(ws.recv())["vla_zoo"]
+    side = declared["image_size"]
+    obs = {"observation/image": np.zeros((side, side, 3), np.uint8),
+           "observation/state": np.zeros(declared["state_dim"], np.float32), "prompt": "close the window"}
+    ws.send(pack_openpi(obs))
+    print(json.dumps(list(unpack(ws.recv())["actions"].shape)))
+"""

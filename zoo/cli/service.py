@@ -1,0 +1,72 @@
+"""`-i` and `--policy` of `zoo.serve` become a policy to serve; nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import BadValue
+from vla_gym.registry import find_benchmark
+from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.config.gym_packages import import_named_packages, import_packages_of
+from zoo.config.hyperparams import load_hyperparams
+from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
+from zoo.hub.download import download_run, is_remote
+from zoo.runs.folder import ARGS_FILE, CONFIG_FILE, RunFolder, holds_policy
+from zoo.runs.lookup import find_run, policy_folder
+from zoo.runs.shipped_agents import local_or_shipped
+from zoo.serving.service_plan import ServicePlan
+
+_UNUSED = (*TRAINING_ONLY, "num_workers")
+"""Options of a trained environment that do not change what a policy sees."""
+
+
+def plan_service(args: argparse.Namespace) -> ServicePlan:
+    """Resolve the policy and the environment whose conventions hold; raises `BadValue` or `UnknownName`."""
+    import_named_packages(args)
+    if (args.run is None) == (args.policy is None):
+        raise BadValue("give either -i RUN|CHECKPOINT or --policy NAME (a family or a Hub id), not both or none")
+    if args.run is None:
+        return _plan(args, args.policy, {})
+    remote = is_remote(args.run)
+    run = download_run(args.run) if remote else _run_around(args.run)
+    if run is None:
+        return _plan(args, str(local_or_shipped(args.run)), {})
+    if not remote:  # a published run imports nothing unasked
+        import_packages_of(run.path / ARGS_FILE)
+    config = run.config()
+    folder = policy_folder(str(run.path) if remote else args.run)
+    return _plan(args, str(folder), config.env_options, env=config.env)
+
+
+def _run_around(path: str) -> RunFolder | None:
+    """Return the run that a path is or lies in; None for a folder that holds a policy and no run."""
+    folder = local_or_shipped(path)
+    inside = any((parent / CONFIG_FILE).is_file() for parent in (folder, *folder.resolve().parents[:2]))
+    return None if holds_policy(folder) and not inside else find_run(path)
+
+
+def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
+    env = args.env or env
+    suite = None if env is None else suite_of(env)
+    choice = resolve_policy(policy, suite=suite, settings={"unnorm_key": args.unnorm_key})
+    options = {} if env is None else _options(env, choice, trained)
+    if env is not None:
+        find_benchmark(env, **benchmark_options(options))
+    return ServicePlan(
+        name=args.run or args.policy,
+        policy=choice.name if Path(choice.name).is_dir() else policy,
+        family=choice.family,
+        env=env,
+        env_options=options,
+        suite=suite,
+        unnorm_key=args.unnorm_key,
+    )
+
+
+def _options(env: str, choice: PolicyChoice, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the run's environment, or of a recipe where there is no run."""
+    own = trained or env_options(load_hyperparams("ppo", env, choice.family).values)
+    return {name: value for name, value in {**own, **choice.env_options}.items() if name not in _UNUSED}

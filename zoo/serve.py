@@ -1,0 +1,176 @@
+"""`python -m zoo.serve -i logs/ppo/LIBERO-Object_1`: a policy for robots and other simulators, over WebSockets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_gym.errors import BadValue
+from zoo.cli.arguments import (
+    OneLineParser,
+    add_device_arguments,
+    add_gym_packages_argument,
+    count,
+    count_or_zero,
+    number,
+    seed,
+)
+from zoo.cli.main import guarded
+from zoo.cli.service import plan_service
+
+if TYPE_CHECKING:
+    from zoo.serving.local_policy import LocalPolicy
+    from zoo.serving.server import PolicyServer, ServerSettings
+
+LOGGER = logging.getLogger(__name__)
+
+
+def parser() -> OneLineParser:
+    """The flags of `zoo.serve`."""
+    p = OneLineParser("zoo.serve", "Serve a policy over WebSockets, to openpi's or vla-eval's clients.")
+    p.add_argument("-i", "--run", metavar="RUN", help="run folder, checkpoint folder, or the Hub id of a run")
+    p.add_argument("--policy", metavar="NAME", help="family name, folder or Hub id of a published model, instead of -i")
+    p.add_argument("--env", metavar="ID", help="environment whose conventions hold (default: the run's own)")
+    p.add_argument("--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint uses")
+    p.add_argument("--protocol", metavar="{openpi,vla-eval}", default="openpi", help="what clients speak")
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
+    p.add_argument("--port", type=count_or_zero, default=8000, help="port to listen on; 0: any (default: 8000)")
+    p.add_argument("--token-file", metavar="FILE", help="clients must show the token in this file")
+    p.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM: serve wss://")
+    p.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    p.add_argument(
+        "--names",
+        nargs="+",
+        default=[],
+        metavar="KEY=NAME",
+        help="the clients' words for image, wrist_image, state, instruction, e.g. image=base_camera",
+    )
+    p.add_argument("--resize", action="store_true", help="take square pictures of any size (default: the declared one)")
+    p.add_argument("--stochastic", action="store_true", help="sample actions (default: deterministic ones)")
+    p.add_argument("--seed", type=seed, default=0, help="seed of the clients' streams of samples (default: 0)")
+    p.add_argument(
+        "--window",
+        type=number(lambda ms: 0.0 <= ms <= 1000.0, "milliseconds in 0 .. 1000"),
+        default=4.0,
+        metavar="MS",
+        help="longest wait of a request for others to share its batch (default: 4)",
+    )
+    p.add_argument("--max-batch", type=count, default=32, metavar="N", help="requests decided together (default: 32)")
+    p.add_argument("--max-clients", type=count, default=256, metavar="N", help="open connections (default: 256)")
+    p.add_argument(
+        "--idle-timeout",
+        type=number(lambda seconds: 0.0 < seconds <= 86_400.0, "seconds up to 86400"),
+        default=600.0,
+        metavar="S",
+        help="close connections that are silent for so long (default: 600)",
+    )
+    add_device_arguments(p, default="auto")
+    add_gym_packages_argument(p)
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; errors are raised, see `zoo.cli.main.guarded`. Ends with SIGINT or SIGTERM."""
+    args = parser().parse(argv)
+    plan = plan_service(args)
+    from zoo.serving.wire import require_wire_packages
+
+    require_wire_packages()
+    settings, names = server_settings(args), wire_names(args)
+
+    import torch
+
+    from zoo.distributed.process_group import check_device
+    from zoo.serving.local_policy import open_policy
+
+    if args.num_threads is not None:
+        torch.set_num_threads(args.num_threads)
+    served = open_policy(
+        plan,
+        device=check_device(args.device),
+        deterministic=not args.stochastic,
+        any_image_size=args.resize,
+    )
+    asyncio.run(serve_until_stopped(make_server(served, args.protocol, names, settings), args, served, names))
+    return 0
+
+
+def make_server(served: LocalPolicy, protocol: str, names: Mapping[str, str], settings: ServerSettings) -> PolicyServer:
+    """Return the server of a policy for clients of a protocol, who use these names."""
+    from zoo.serving.address import PROTOCOLS
+    from zoo.serving.server import PolicyServer
+
+    return PolicyServer(served.decide, served.declaration, PROTOCOLS[protocol][0], names, settings)
+
+
+async def serve_until_stopped(
+    server: PolicyServer, args: argparse.Namespace, served: LocalPolicy, names: Mapping[str, str]
+) -> None:
+    """Serve until the process is asked to end."""
+    for number_of_signal in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number_of_signal, server.stop)
+    scheme = "ws" if args.tls_cert is None else "wss"
+
+    def announce() -> None:
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        how = served.policy.action_selection_text(deterministic=not args.stochastic)
+        print(
+            f"serving {served.declaration.policy} ({how}) to {args.protocol} clients on "
+            f"{scheme}://{host}:{server.port}, expecting {served.declaration.text(names)}; "
+            f"conventions: {served.declaration.conventions_text()}",
+            flush=True,
+        )
+
+    await server.run(on_ready=announce)
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Return the settings in the flags; raises `BadValue` for what cannot be, and warns of an open door."""
+    from zoo.serving.access import is_loopback, read_token, server_tls
+    from zoo.serving.server import ServerSettings
+
+    if args.port > 65_535:
+        raise BadValue(f"--port must be in 0 .. 65535, got {args.port}")
+    token = None if args.token_file is None else read_token(Path(args.token_file))
+    tls = server_tls(args.tls_cert, args.tls_key)
+    if not is_loopback(args.host):
+        if token is None:
+            LOGGER.warning("whoever reaches %s may use this server; --token-file FILE asks for a token", args.host)
+        elif tls is None:
+            LOGGER.warning("the token crosses the network unencrypted; add --tls-cert and --tls-key, or a proxy")
+    return ServerSettings(
+        host=args.host,
+        port=args.port,
+        token=token,
+        tls=tls,
+        window=args.window / 1000.0,
+        max_batch=args.max_batch,
+        max_clients=args.max_clients,
+        idle_seconds=args.idle_timeout,
+        seed=args.seed,
+    )
+
+
+def wire_names(args: argparse.Namespace) -> dict[str, str]:
+    """Return the clients' words for our observation keys; raises `BadValue` or `UnknownName`."""
+    from vla_gym.errors import check_known
+    from zoo.serving.address import PROTOCOLS
+    from zoo.serving.protocols import renamed
+
+    check_known("protocol", args.protocol, PROTOCOLS)
+    own = {}
+    for pair in args.names:
+        key, equals, name = pair.partition("=")
+        if not equals or not name:
+            raise BadValue(f"--names wants KEY=NAME, got '{pair}'. Example: --names image=base_camera")
+        own[key] = name
+    return renamed(PROTOCOLS[args.protocol][0].NAMES, own)
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(run))

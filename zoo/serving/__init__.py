@@ -1,0 +1,1 @@
+"""Policies at network addresses: served to robots and other simulators, and evaluated where others serve them."""

@@ -1,0 +1,186 @@
+"""The declaration of a served policy: what it reads and writes, told to every client and checked by both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_gym.errors import BadValue
+from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
+from vla_gym.specs import ActionSpec, Benchmark
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_lengths
+
+METADATA_KEY = "vla_zoo"
+"""Where a server's greeting holds the declaration, and a request what only our own clients say."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What one served policy reads and writes. Pictures are square, uint8 `[H, W, 3]`, one for each camera."""
+
+    format: int = FORMAT
+    """Version of this record."""
+    policy: str
+    """Name of the policy, for reports."""
+    family: str = ""
+    """Its family; "" where the server is not ours."""
+    env: str | None = None
+    """Environment id it was trained in, where that is known."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `make_vec` that give the observations it was trained on."""
+    cameras: tuple[str, ...]
+    """Observation keys of its pictures, in order."""
+    image_size: int
+    """Side of the pictures, pixels."""
+    any_image_size: bool = False
+    """Whether pictures of another size are taken and resized by the policy's own processor."""
+    state_dim: int
+    """S, length of the proprioceptive vector; 0 = none is read."""
+    state: str = ""
+    """Layout of that vector in words; "" where it is not known."""
+    chunk: int
+    """K, actions that are played before the next decision."""
+    horizon: int | None = None
+    """Actions in an answer, where those are more than `chunk`; the rest is not played."""
+    action_dim: int
+    """A, numbers per action, in [-1, 1]."""
+    action_spec: ActionSpec | None = None
+    """Rotation, gripper, frame, units and the side the picture is seen from; None where that is not known."""
+    action: str = ""
+    """The action in words; "" where it is not known."""
+    control_hz: float | None = None
+    """Actions per second of the simulator it was trained in."""
+    deterministic: bool = True
+    """Whether actions are deterministic unless a request says otherwise."""
+    selection: Mapping[str, str] = field(default_factory=dict)
+    """How actions are selected, in words: "deterministic" and "sampled"."""
+    weights_sha256: str | None = None
+    """SHA-256 of the weights, as `zoo.evaluate` writes it."""
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "action_dim"):
+            if getattr(self, name) < 1:
+                raise BadValue(f"{name} of a served policy must be >= 1, got {getattr(self, name)}")
+        if self.state_dim < 0 or not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE:
+            raise BadValue(
+                f"a served policy has state_dim >= 0 and image_size in {SMALLEST_IMAGE} .. {LARGEST_IMAGE}, got "
+                f"{self.state_dim} and {self.image_size}"
+            )
+        if not self.cameras or any(key not in CAMERA_KEYS for key in self.cameras):
+            raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
+        if self.horizon is not None and self.horizon < self.chunk:
+            raise BadValue(f"horizon must be at least the chunk of {self.chunk}, got {self.horizon}")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Declaration:
+        """Build a declaration from what a server or a file says; raises `BadValue` naming what does not fit."""
+        if values.get("format", FORMAT) != FORMAT:
+            raise BadValue(f"{where} has format {values['format']}, this version reads {FORMAT}")
+        return from_json(cls, values, where)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON values."""
+        return to_json(self)
+
+    @property
+    def answer_length(self) -> int:
+        """Actions in one answer."""
+        return self.horizon or self.chunk
+
+    def fields(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Return shape and dtype of each array of an observation."""
+        side = self.image_size
+        arrays: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(self.cameras, ((side, side, 3), "uint8"))
+        return arrays | ({"state": ((self.state_dim,), "float32")} if self.state_dim else {})
+
+    def text(self, names: Mapping[str, str]) -> str:
+        """Return the observation and the answer in one line; `names` are the wire's words for our keys."""
+        size = "[H, H, 3]" if self.any_image_size else None
+        parts = [
+            f"{names[key]!r}: {dtype} {size if size and len(shape) == 3 else list(shape)}"
+            for key, (shape, dtype) in self.fields().items()
+        ]
+        parts.append(f"{names['instruction']!r}: text")
+        return f"{{{', '.join(parts)}}} -> 'actions': float32 [{self.chunk}, {self.action_dim}] in [-1, 1]"
+
+    def conventions_text(self) -> str:
+        """Return rotation, gripper, frame, units, picture and state layout in one line, as far as they are known."""
+        spec = {} if self.action_spec is None else to_json(self.action_spec)
+        said = [f"{name} {value}" for name, value in spec.items()]
+        said += [f"state: {self.state}"] if self.state_dim and self.state else []
+        return "; ".join([*said, *([f"{self.control_hz:g} Hz"] if self.control_hz else [])]) or "not known"
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `make_vec` for an environment this policy can act in."""
+        wanted = {"chunk": self.chunk, "image_size": self.image_size, "wrist_camera": "wrist_image" in self.cameras}
+        return {**wanted, **self.env_options}
+
+    def message_bytes(self) -> int:
+        """Return the most bytes that a client's message may have: twice its arrays, and room for the rest."""
+        side = LARGEST_IMAGE if self.any_image_size else self.image_size
+        return 2 * len(self.cameras) * side * side * 3 + 8 * self.state_dim + 65_536
+
+    # Checks -------------------------------------------------------------------------------------------
+
+    def check_observation(self, values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        """Return one observation under our keys, checked; `names` are the wire's words, used in messages.
+
+        Raises `BadValue` for a key that is missing, a wrong shape or dtype, numbers that are not finite, and an
+        instruction that is empty or too long. Keys that the policy does not read are left out.
+        """
+        checked: dict[str, Any] = {}
+        for key, (shape, dtype) in self.fields().items():
+            value = values.get(key)
+            if not isinstance(value, np.ndarray):
+                raise BadValue(f"the observation lacks the array {names[key]!r}; expected {self.text(names)}")
+            checked[key] = self._array(value, shape, dtype, names[key])
+        instruction = values.get("instruction")
+        if not isinstance(instruction, str):
+            raise BadValue(f"the observation lacks the text {names['instruction']!r}; expected {self.text(names)}")
+        check_instruction(instruction)
+        return {**checked, "instruction": instruction}
+
+    def _array(self, value: np.ndarray, shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
+        picture = dtype == "uint8"
+        right = value.shape == shape
+        if picture and self.any_image_size and value.ndim == 3:
+            high, wide, channels = value.shape
+            right = channels == 3 and high == wide and SMALLEST_IMAGE <= high <= LARGEST_IMAGE
+        if not right:
+            wanted = "a square picture [H, H, 3]" if picture and self.any_image_size else f"{list(shape)}"
+            raise BadValue(f"{name!r} must be {wanted}, got {list(value.shape)}")
+        if picture and value.dtype != np.uint8:
+            raise BadValue(f"{name!r} must be uint8, 0 .. 255, got {value.dtype}")
+        if not picture:
+            if value.dtype.kind != "f":
+                raise BadValue(f"{name!r} must be floating point numbers, got {value.dtype}")
+            if not np.isfinite(value).all():
+                raise BadValue(f"{name!r} holds numbers that are not finite")
+            value = value.astype(np.float32)
+        return value
+
+    def check_environment(self, benchmark: Benchmark, options: Mapping[str, Any]) -> None:
+        """Raise `BadValue` where an environment, made with `options`, is not one that this policy can act in."""
+        lengths = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        state_dim = benchmark.state_dim if options.get("state", True) else 0
+        check_lengths(lengths, {"state_dim": state_dim, "action_dim": benchmark.action_dim})
+        if self.action_spec is None:
+            raise BadValue(
+                f"the server does not say how the actions of {self.policy} are written; state action_spec "
+                "in --server-conf FILE, see docs/serving.md"
+            )
+        check_compatible(benchmark.action_spec, self.action_spec)
+        given = set(benchmark.cameras) if options.get("wrist_camera") else set(benchmark.cameras[:1])
+        if missing := [key for key in self.cameras if key not in given]:
+            raise BadValue(f"the served policy looks at {list(self.cameras)}; {benchmark.id} gives no {missing[0]}")
+        layout = str(benchmark.protocol.get("state", ""))
+        if self.state_dim and self.state and layout and self.state != layout:
+            raise BadValue(f"the served policy's state is '{self.state}', that of {benchmark.id} is '{layout}'")
+        for name, wanted in (("image_size", self.image_size), ("chunk", self.chunk)):
+            if options.get(name) != wanted and not (name == "image_size" and self.any_image_size):
+                raise BadValue(f"the served policy wants {name} {wanted}, the environment has {options.get(name)}")

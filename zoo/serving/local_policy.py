@@ -1,0 +1,135 @@
+"""The policy that a server serves: loaded without simulators, declared, and deciding for batches of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from vla_gym.observation import ObservationLayout
+from vla_gym.registry import find_benchmark
+from vla_gym.specs import Benchmark
+from vla_policies.actions.noise import EpisodeDecision, EpisodeNoise, Noise, RowNoise, SlotNoise
+from vla_policies.policy import VLAPolicy
+from zoo.config.run_config import benchmark_options
+from zoo.runs.evaluations import weights_sha256
+from zoo.serving.declaration import Declaration
+from zoo.serving.requests import Decision, NoiseKey, Request
+from zoo.serving.service_plan import ServicePlan
+
+
+@dataclass(frozen=True)
+class LocalPolicy:
+    """A loaded policy and its declaration."""
+
+    policy: VLAPolicy
+    declaration: Declaration
+
+    def decide(self, requests: Sequence[Request]) -> list[Decision]:
+        """Decide for all requests, in one batch where they are alike; one client's chunk does not depend on others.
+
+        That holds for the random numbers always, and for the rest as far as the device computes a row alike in
+        batches of every size: see docs/serving.md.
+        """
+        decided: dict[int, Decision] = {}
+        for alike in _alike(requests):
+            batch = [requests[index] for index in alike]
+            decided |= dict(zip(alike, self._decide_batch(batch), strict=True))
+        return [decided[index] for index in range(len(requests))]
+
+    def _decide_batch(self, batch: Sequence[Request]) -> list[Decision]:
+        arrays = [key for key in batch[0].observation if key != "instruction"]
+        obs: dict[str, Any] = {key: np.stack([request.observation[key] for request in batch]) for key in arrays}
+        obs["instruction"] = tuple(request.observation["instruction"] for request in batch)
+        noise = RowNoise([_noise(request.noise) for request in batch])
+        sample = self.policy.act(obs, batch[0].deterministic, noise)
+        action_BKA, logprob_BKA = sample.action_BKA.float().cpu().numpy(), sample.logprob_BKA.float().cpu().numpy()
+        value_B = sample.value_B.float().cpu().tolist()
+        return [
+            Decision(action_KA=action_BKA[row], logprob_KA=logprob_BKA[row], value=value_B[row])
+            for row in range(len(batch))
+        ]
+
+
+def open_policy(
+    plan: ServicePlan,
+    *,
+    device: torch.device | str,
+    deterministic: bool,
+    any_image_size: bool,
+) -> LocalPolicy:
+    """Load the policy, fitted to its environment where one is known, and declare it."""
+    benchmark = None
+    fitting: dict[str, Any] = {}
+    if plan.env is not None:
+        benchmark = find_benchmark(plan.env, **benchmark_options(plan.env_options))
+        fitting = _spaces(benchmark, plan.env_options)
+    policy = VLAPolicy.from_pretrained(
+        plan.policy, unnorm_key=plan.unnorm_key, suite=plan.suite, device=device, **fitting
+    )
+    policy.set_training_mode(False)
+    conventions = policy.conventions
+    size = conventions.image_size if benchmark is None else _image_size(benchmark, plan.env_options)
+    declaration = Declaration(
+        policy=plan.name,
+        family=plan.family,
+        env=plan.env,
+        env_options=dict(plan.env_options),
+        cameras=conventions.cameras,
+        image_size=size,
+        any_image_size=any_image_size,
+        state_dim=conventions.state_dim,
+        state="" if benchmark is None else str(benchmark.protocol.get("state", "")),
+        chunk=conventions.chunk,
+        action_dim=conventions.action_dim,
+        action_spec=conventions.action_spec or (None if benchmark is None else benchmark.action_spec),
+        action="" if benchmark is None else str(benchmark.protocol.get("action", "")),
+        control_hz=None if benchmark is None else benchmark.control_hz,
+        deterministic=deterministic,
+        selection={
+            "deterministic": policy.action_selection_text(deterministic=True),
+            "sampled": policy.action_selection_text(deterministic=False),
+        },
+        weights_sha256=weights_sha256(Path(plan.policy)),
+    )
+    return LocalPolicy(policy, declaration)
+
+
+def _image_size(benchmark: Benchmark, options: Mapping[str, Any]) -> int:
+    return int(options.get("image_size") or benchmark.default_image_size)
+
+
+def _spaces(benchmark: Benchmark, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `VLAPolicy.from_pretrained` is told of an environment, without starting it."""
+    layout = ObservationLayout(
+        cameras=benchmark.cameras if options.get("wrist_camera") else benchmark.cameras[:1],
+        image_size=_image_size(benchmark, options),
+        state_dim=benchmark.state_dim if options.get("state", True) else 0,
+    )
+    return {
+        "action_spec": benchmark.action_spec,
+        "observation_space": layout.bytes_space(),
+        "action_space": spaces.Box(-1.0, 1.0, (options.get("chunk", 1), benchmark.action_dim)),
+    }
+
+
+def _noise(key: NoiseKey) -> Noise:
+    """The random numbers that a key names, for one row."""
+    if len(key.numbers) == 4:
+        return EpisodeNoise(key.seed, [EpisodeDecision(*key.numbers)])
+    update, decision, slot = key.numbers
+    return SlotNoise(key.seed, (update, decision), np.array([slot]))
+
+
+def _alike(requests: Sequence[Request]) -> list[list[int]]:
+    """Return the requests' indices in groups that fit one batch: the same shapes, and sampled or not."""
+    groups: dict[Any, list[int]] = {}
+    for index, request in enumerate(requests):
+        shapes = tuple(value.shape for value in request.observation.values() if isinstance(value, np.ndarray))
+        groups.setdefault((request.deterministic, shapes), []).append(index)
+    return list(groups.values())

@@ -1,0 +1,197 @@
+"""vla-eval's protocol: HELLO both ways, EPISODE_START, then an ACTION for every OBSERVATION, one per simulator step.
+
+As `vla-eval` 0.8.0 speaks it (connection.py, protocol/messages.py, model_servers/serve.py, specs.py): msgpack mappings
+with type, payload, seq and timestamp, arrays under text keys, pictures as PNG by default. Benchmarks play single
+actions, so the server keeps the chunk and the position in it; EPISODE_START drops the rest of a chunk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vla_gym.errors import BadValue, ServerFailed
+from zoo.serving.declaration import METADATA_KEY, Declaration
+from zoo.serving.protocols import ClientSession, ServerSession
+from zoo.serving.requests import Decision, NoiseKey, NoiseStream, Request, make_request
+from zoo.serving.wire import as_mapping, pack_vla_eval, unpack
+
+PROTOCOL_VERSION = 1
+_SERVER_NAME = "vla-zoo"
+_TYPES = ("hello", "observation", "action", "episode_start", "episode_end", "error")
+_LIBERO_STATE = "eef position 3, axis-angle 3"
+"""How `Benchmark.protocol` begins to describe the state that vla-eval calls eef_pos3_axisangle3_gripper2."""
+
+
+class VlaEvalServerSession(ServerSession):
+    """See `ServerSession`; a decision per K observations."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "image": "agentview",
+        "wrist_image": "wrist",
+        "state": "states",
+        "instruction": "task_description",
+    }
+
+    def __init__(self, declaration: Declaration, names: Mapping[str, str], stream: NoiseStream) -> None:
+        super().__init__(declaration, names, stream)
+        self._seq = 0
+        self._chunk_KA: np.ndarray | None = None
+        self._position = 0
+        self._asked: Request | None = None
+
+    def greeting(self) -> bytes | None:
+        return None
+
+    def receive(self, data: bytes) -> Request | bytes | None:
+        kind, payload, self._seq = _read_message(data)
+        if kind == "hello":
+            return self._message("hello", self._hello())
+        if kind in ("episode_start", "episode_end"):
+            self._chunk_KA = None
+            if kind == "episode_start":
+                self.stream.begin_episode()
+            return None
+        if kind != "observation":
+            raise BadValue(f"a message of type '{kind}' is not for a policy server")
+        return self._observation(payload)
+
+    def answer(self, decision: Decision) -> bytes:
+        assert self._asked is not None
+        if self._asked.whole_chunk:
+            return self._message("action", {"actions": decision.action_KA, METADATA_KEY: decision.details()})
+        self._chunk_KA, self._position = decision.action_KA, 0
+        return self._next_action()
+
+    def refusal(self, reason: str) -> bytes | str:
+        return self._message("error", {"error": reason})
+
+    def _observation(self, payload: Mapping[str, Any]) -> Request | bytes:
+        pictures = as_mapping(payload.get("images", {}), "'images' of an observation")
+        places = {"image": pictures, "wrist_image": pictures}
+        own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}
+        if self._chunk_KA is not None:
+            self.declaration.check_observation(own, self.names)
+            return self._next_action()
+        self._asked = make_request(own, payload.get(METADATA_KEY), self.declaration, self.names, self.stream)
+        return self._asked
+
+    def _next_action(self) -> bytes:
+        assert self._chunk_KA is not None
+        payload = {"actions": self._chunk_KA[self._position], "chunk_position": self._position}
+        self._position += 1
+        if self._position == len(self._chunk_KA):
+            self._chunk_KA = None
+        return self._message("action", payload)
+
+    def _hello(self) -> dict[str, Any]:
+        cameras = self.declaration.cameras
+        return {
+            "harness_version": _SERVER_NAME,
+            "protocol_version": PROTOCOL_VERSION,
+            "model_server": f"{_SERVER_NAME} {self.declaration.policy}",
+            "capabilities": {},
+            "observation_params": {
+                **({"send_wrist_image": True} if "wrist_image" in cameras else {}),
+                **({"send_state": True} if self.declaration.state_dim else {}),
+            },
+            "action_spec": action_spec(self.declaration),
+            "observation_spec": observation_spec(self.declaration, self.names),
+            METADATA_KEY: self.declaration.to_json(),
+            "stream": {"seed": self.stream.seed, "slot": self.stream.slot},
+        }
+
+    def _message(self, kind: str, payload: Mapping[str, Any]) -> bytes:
+        return _message(kind, payload, self._seq)
+
+
+class VlaEvalClientSession(ClientSession):
+    """See `ClientSession`; of our servers it asks for whole chunks."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__(names)
+        self._seq = 0
+        self._in_episode = False
+
+    def hello(self) -> bytes | None:
+        self._in_episode = False
+        return self._send("hello", {"harness_version": _SERVER_NAME, "protocol_version": PROTOCOL_VERSION})
+
+    def read_greeting(self, data: bytes | str) -> Mapping[str, Any]:
+        metadata = self._read("hello", data)
+        self.server_is_ours = METADATA_KEY in metadata
+        return metadata
+
+    def episode(self, instruction: str) -> list[bytes]:
+        ended = [self._send("episode_end", {})] if self._in_episode else []
+        self._in_episode = True
+        return [*ended, self._send("episode_start", {"task": {"name": instruction}})]
+
+    def observation(self, obs: Mapping[str, Any], noise: NoiseKey, *, deterministic: bool) -> bytes:
+        pictures = {self.names[key]: obs[key] for key in ("image", "wrist_image") if key in obs}
+        others = {self.names[key]: obs[key] for key in ("state", "instruction") if key in obs}
+        extras = {METADATA_KEY: {"noise": noise.to_list(), "deterministic": deterministic, "chunk": True}}
+        payload = {"images": pictures, **others, **(extras if self.server_is_ours else {})}
+        return self._send("observation", payload)
+
+    def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
+        answer = self._read("action", data)
+        return {"actions": answer.get("actions", answer.get("action")), **answer.get(METADATA_KEY, {})}
+
+    def _send(self, kind: str, payload: Mapping[str, Any]) -> bytes:
+        self._seq += 1
+        return _message(kind, payload, self._seq)
+
+    def _read(self, wanted: str, data: bytes | str) -> Mapping[str, Any]:
+        try:
+            if isinstance(data, str):
+                raise BadValue("a text message")
+            kind, payload, _ = _read_message(data)
+        except BadValue as error:
+            raise ServerFailed(f"the policy server's answer cannot be read: {error}") from error
+        if kind == "error":
+            reason = " ".join(str(payload.get("error", payload)).split())
+            raise ServerFailed(f"the policy server refused: {reason[:300]}")
+        if kind != wanted:
+            raise ServerFailed(f"the policy server answered with a message of type '{kind}' instead of '{wanted}'")
+        return payload
+
+
+def action_spec(declaration: Declaration) -> dict[str, dict[str, Any]]:
+    """Return the actions in the words of vla-eval's `DimSpec`, which its runs compare with the benchmark's."""
+    spec, dims = declaration.action_spec, declaration.action_dim
+    if spec is None or spec.frame == "absolute" or spec.gripper == "none":
+        return {"actions": {"name": "actions", "dims": dims, "format": "raw"}}
+    parts: dict[str, dict[str, Any]] = {
+        "position": {"name": "position", "dims": 3, "format": "delta_xyz", "range": [-1, 1]}
+    }
+    if spec.rotation != "none":
+        parts["rotation"] = {"name": "rotation", "dims": 3, "format": spec.rotation, "range": [-3.15, 3.15]}
+    sign = "positive" if spec.gripper == "plus_one_closes" else "negative"
+    parts["gripper"] = {"name": "gripper", "dims": 1, "format": f"binary_close_{sign}", "range": [-1, 1]}
+    return parts
+
+
+def observation_spec(declaration: Declaration, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the observation in the words of vla-eval's `DimSpec`."""
+    parts = {names[key]: {"name": "image", "dims": 0, "format": "rgb_hwc_uint8"} for key in declaration.cameras}
+    if declaration.state_dim:
+        known = declaration.state.startswith(_LIBERO_STATE)
+        layout = "eef_pos3_axisangle3_gripper2" if known else "raw"
+        parts["state"] = {"name": "state", "dims": declaration.state_dim, "format": layout}
+    return {**parts, "language": {"name": "language", "dims": 0, "format": "language"}}
+
+
+def _message(kind: str, payload: Mapping[str, Any], seq: int) -> bytes:
+    return pack_vla_eval({"type": kind, "payload": dict(payload), "seq": seq, "timestamp": time.time()})
+
+
+def _read_message(data: bytes) -> tuple[str, Mapping[str, Any], int]:
+    message = as_mapping(unpack(data), "a message")
+    kind, seq = message.get("type"), message.get("seq")
+    if kind not in _TYPES or not isinstance(seq, int) or "payload" not in message:
+        raise BadValue(f"a message has type ({', '.join(_TYPES)}), payload and seq, got {sorted(message)[:6]}")
+    return kind, as_mapping(message["payload"], "payload of a message"), seq
