@@ -22,10 +22,10 @@ from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
     at_points,
-    moving_mean,
     pooled,
     read_episodes,
     read_evaluations,
+    training_curve,
 )
 from zoo.runs.folder import CONFIG_FILE, RunFolder, folder_name
 from zoo.runs.lookup import find_run
@@ -195,23 +195,34 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
 def _draw_group(
     axes: Any, runs: Sequence[RunCurves], colour: str, algo: str, *, x_axis: str, y_axis: str, window: int
 ) -> None:
-    curves = [(_x_values(run.episodes, x_axis), moving_mean(getattr(run.episodes, y_axis), window)) for run in runs]
+    curves = [
+        (
+            _x_values(run.episodes, x_axis),
+            training_curve(run.episodes, getattr(run.episodes, y_axis), window=window, num_envs=run.config.num_envs),
+        )
+        for run in runs
+    ]
     longest = max((x_E[-1] for x_E, _ in curves if len(x_E)), default=0.0)
     point_P = np.linspace(0, longest, _POINTS)
-    y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if len(x_E)]).reshape(-1, _POINTS)
+    y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if np.isfinite(y_E).any()]).reshape(
+        -1, _POINTS
+    )
     # From where every run has had an episode.
     begun_P = np.isfinite(y_RP).all(axis=0)
     point_P, y_RP = point_P[begun_P], y_RP[:, begun_P]
     label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
-    axes.plot(point_P, interquartile_mean(y_RP) if len(y_RP) else [math.nan] * len(point_P), color=colour, label=label)
+    evaluated = pooled([run.evaluations for run in runs]) if (x_axis, y_axis) == ("steps", "success") else []
+    # Where both are drawn the evaluations are the result, and training stands behind them.
+    mean_P = interquartile_mean(y_RP) if len(y_RP) else [math.nan] * len(point_P)
+    axes.plot(point_P, mean_P, color=colour, label=f"{label}, training", alpha=0.5 if evaluated else 1.0)
     if len(y_RP) > 1:
         low_P, high_P = interquartile_interval([y_RP])
         axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
-    if (x_axis, y_axis) == ("steps", "success"):
-        for point in pooled([run.evaluations for run in runs]):
-            low, high = point.rate.interval
-            bars = [[point.rate.mean - low], [high - point.rate.mean]]
-            axes.errorbar(point.steps, point.rate.mean, yerr=bars, color=colour, fmt="o", capsize=3)
+    if evaluated:
+        mean = np.array([point.rate.mean for point in evaluated])
+        bars = np.abs(np.array([point.rate.interval for point in evaluated]).T - mean)
+        steps = [point.steps for point in evaluated]
+        axes.errorbar(steps, mean, yerr=bars, color=colour, fmt="o-", capsize=3, label=f"{label}, evaluated")
 
 
 def _x_values(episodes: Episodes, x_axis: str) -> np.ndarray:

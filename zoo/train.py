@@ -40,6 +40,7 @@ def parser(
     add_new_run_arguments(
         p,
         steps="steps",
+        eval_default="0: at the end (default: also before training and on the way, within a tenth of -n)",
         save_default="0: at the end (default: the recipe's, else a quarter of -n)",
         num_envs="simulators side by side",
         params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",

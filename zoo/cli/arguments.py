@@ -227,6 +227,7 @@ def add_new_run_arguments(
     parser: argparse.ArgumentParser,
     *,
     steps: str,
+    eval_default: str,
     save_default: str,
     num_envs: str,
     params: str,
@@ -245,7 +246,7 @@ def add_new_run_arguments(
         "--eval-freq",
         type=count_or_zero,
         metavar=steps.upper(),
-        help=f"{steps} between evaluations; 0: at the end",
+        help=f"{steps} between evaluations; {eval_default}",
     )
     parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none")
     parser.add_argument(

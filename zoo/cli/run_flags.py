@@ -191,7 +191,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs=asdict(SFTConfig(**_given_sft(args, *_SFT_PLACE, *_SFT_FIXED))),
         entry=entry,
-        **given_flags(args, *_SFT_ANYTIME),
+        **{"eval_freq": 0, **given_flags(args, *_SFT_ANYTIME)},
     )
     check_arithmetic(config)
     check_benchmark_options(config)

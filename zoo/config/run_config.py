@@ -101,8 +101,9 @@ class RunConfig:
     """Torch device."""
     num_threads: int | None = None
     """Torch CPU threads; None leaves torch's own choice."""
-    eval_freq: CountOrZero = 0
-    """Simulator steps between evaluations; 0 evaluates at the end only."""
+    eval_freq: CountOrZero | None = None
+    """Simulator steps between evaluations; 0 evaluates at the end only. None: there, before training and on the
+    way as often as `zoo.training.evaluation.evaluations_before_the_end` affords."""
     eval_episodes: CountOrZero = 20
     """Episodes of each evaluation, always on the same start states; 0 evaluates never."""
     save_freq: CountOrZero = 0

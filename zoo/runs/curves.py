@@ -113,11 +113,24 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def moving_mean(value_E: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` entries up to and with each one (of fewer at the start), float64 `[E]`."""
+    """Mean of the last `window` entries up to and with each one, float64 `[E]`; nan before there are as many."""
     total_E = np.concatenate([[0.0], np.cumsum(value_E, dtype=np.float64)])
-    end_E = np.arange(1, len(value_E) + 1)
-    begin_E = np.maximum(end_E - window, 0)
-    return (total_E[end_E] - total_E[begin_E]) / (end_E - begin_E)
+    mean_E = np.full(len(value_E), np.nan)
+    mean_E[window - 1 :] = (total_E[window:] - total_E[:-window]) / window
+    return mean_E
+
+
+def training_curve(episodes: Episodes, value_E: np.ndarray, *, window: int, num_envs: int) -> np.ndarray:
+    """Moving mean of a training run's episodes, float64 `[E]`; nan where it would flatter the run.
+
+    The first episodes to end are the short ones, which are the solved ones. A mean is fair once every environment can
+    have ended its first episode: after `num_envs` x the longest episode's steps. A run with fewer than two windows of
+    episodes is averaged over half of them.
+    """
+    if not len(value_E):
+        return np.empty(0)
+    mean_E = moving_mean(value_E, min(window, max(1, len(value_E) // 2)))
+    return np.where(episodes.steps >= num_envs * episodes.length.max(), mean_E, np.nan)
 
 
 def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarray:

@@ -140,6 +140,7 @@ class EvaluationCallback(BaseCallback):
         self,
         every: int,
         *,
+        at_start: bool = False,
         acted_at: int,
         evaluate: Callable[[], list[EpisodeRecord]],
         best: BestPolicy,
@@ -147,7 +148,8 @@ class EvaluationCallback(BaseCallback):
         log: EvaluationFile | None,
         on_best: Callable[[list[EpisodeRecord]], None] | None = None,
     ) -> None:
-        """`every` 0 evaluates at the end only; `acted_at` is where the run was evaluated last, 0 for never.
+        """`every` 0 evaluates at the end only, `at_start` before the first rollout, too; a policy that has not been
+        trained is not kept as the best. `acted_at` is where the run was evaluated last, 0 for never.
 
         `evaluate` raises `Stopped` where some rank is asked to stop; a resumed run then makes up for it. Rank 0 has
         the `log`. `on_best` is called with the evaluation of each policy that is kept.
@@ -156,6 +158,7 @@ class EvaluationCallback(BaseCallback):
         self.last: list[EpisodeRecord] | None = None
         """Episodes of the latest evaluation."""
         self._every = every
+        self._at_start = at_start
         self._acted_at = acted_at
         self._evaluate = evaluate
         self._best = best
@@ -165,7 +168,10 @@ class EvaluationCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         now = self.model.num_timesteps
-        if self._every and now // self._every > self._acted_at // self._every:
+        if self._at_start:
+            self._at_start = False
+            self._act(now, trained=False)
+        elif self._every and now // self._every > self._acted_at // self._every:
             self._act(now)
 
     def _on_training_end(self) -> None:
@@ -175,13 +181,13 @@ class EvaluationCallback(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
-    def _act(self, now: int) -> None:
+    def _act(self, now: int, *, trained: bool = True) -> None:
         """Evaluate the present weights, which `now` steps have made."""
         with untouched_generators(), self.model.clock.phase("evaluation"):
             episodes = self._evaluate()
         self._acted_at = now
         self.last = episodes
-        kept = self._best.offer(self.model.policy, overall_rate(episodes).mean, now)
+        kept = trained and self._best.offer(self.model.policy, overall_rate(episodes).mean, now)
         if kept and self._on_best is not None:
             self._on_best(episodes)
         # After the policy: what this file has is not evaluated again.

@@ -14,6 +14,21 @@ from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, 
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 
+EVALUATED_SHARE = 0.1
+"""Simulator steps that evaluations before the end may add by default, as a share of those of training."""
+MOST_BEFORE_THE_END = 5
+"""Evaluations before the end by default, the one before training included."""
+
+
+def evaluations_before_the_end(config: RunConfig, tasks: Sequence[Task]) -> int:
+    """How often a run that does not say is evaluated before its end: 0 .. `MOST_BEFORE_THE_END`, before training first.
+
+    As often as `EVALUATED_SHARE` affords when every episode lasts as long as it may.
+    """
+    start_states = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
+    steps = sum(tasks[start.task_id].horizon for start in start_states)
+    return min(MOST_BEFORE_THE_END, int(EVALUATED_SHARE * config.n_timesteps / steps)) if steps else 0
+
 
 class Evaluator:
     """Evaluates a policy on the run's fixed start states; all ranks together."""
@@ -28,10 +43,12 @@ class Evaluator:
         *,
         envs: VLAVectorEnv | None = None,
         filmed_episodes: int = 9,
+        keeps_simulators: bool = True,
     ) -> None:
         """`policy` returns the policy with its present weights; `stopping` is whether this rank is asked to stop.
 
-        `envs`: this rank's simulators, autoreset DISABLED; without them the first call starts its own.
+        `envs`: this rank's simulators, autoreset DISABLED; without them the first call starts its own, or every call
+        unless it `keeps_simulators`, which take memory while the run trains.
         """
         self._config = config
         self._policy = policy
@@ -42,6 +59,7 @@ class Evaluator:
         self._envs = envs
         self._owned_envs: VLAVectorEnv | None = None
         self._filmed_episodes = filmed_episodes
+        self._keeps_simulators = keeps_simulators
         self.video = self._new_video()
         """Video of this rank's part of the latest evaluation."""
 
@@ -49,12 +67,17 @@ class Evaluator:
         """Evaluate the likeliest actions; raises `Stopped` when a rank is asked to stop. Every rank must call it."""
         self.video = self._new_video()
         policy = self._policy()
-        return of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
+        try:
+            return of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
+        finally:
+            if not self._keeps_simulators:
+                self.close()
 
     def close(self) -> None:
         """End the simulators that were started here."""
         if self._owned_envs is not None:
             self._owned_envs.close()
+            self._envs = self._owned_envs = None
 
     def _new_video(self) -> EvaluationVideo:
         return EvaluationVideo(self._instructions, max_episodes=self._filmed_episodes)

@@ -41,8 +41,12 @@ from zoo.runs.monitor import MonitorFile
 from zoo.runs.progress import Progress
 from zoo.runs.report_page import write_run_page
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
+<<<<<<< HEAD
 from zoo.training.evaluation import Evaluator
 from zoo.training.films import EPISODES, TrainingFilms
+=======
+from zoo.training.evaluation import Evaluator, evaluations_before_the_end
+>>>>>>> cb66364 (Runs are evaluated before they train and on the way; training curves begin where they are fair)
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -173,8 +177,19 @@ class RLTrainer(Trainer):
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,
+<<<<<<< HEAD
             filmed_episodes=EPISODES if self.job.films.evaluation else 0,
+=======
+            # Few evaluations far apart leave the memory to training.
+            keeps_simulators=self.config.eval_freq is not None,
+>>>>>>> cb66364 (Runs are evaluated before they train and on the way; training curves begin where they are fair)
         )
+
+    def evaluation_steps(self) -> tuple[int, bool]:
+        if self.config.eval_freq is not None:
+            return super().evaluation_steps()
+        times = evaluations_before_the_end(self.config, self.envs.benchmark.tasks)
+        return -(-self.config.n_timesteps // times) if times else 0, times > 0
 
     def screen(self) -> list[KVWriter]:
         return [ScreenTable(self.config.algo)]

@@ -137,6 +137,10 @@ class Trainer:
         """The callable that evaluates."""
         raise NotImplementedError
 
+    def evaluation_steps(self) -> tuple[int, bool]:
+        """Steps between evaluations, 0 for none before the end; and whether there is one before training."""
+        return self.config.eval_freq or 0, False
+
     def screen(self) -> list[KVWriter]:
         """Writers of the logger that print."""
         return []
@@ -247,8 +251,10 @@ class Trainer:
         log = EvaluationFile(self.run.path, keep_until=self.keep_until) if first else None
         fresh = 0 if self.keep_until is not None else self.done
         acted_at = log.timesteps[-1] if log is not None and log.timesteps else fresh
+        every, at_start = self.evaluation_steps()
         return EvaluationCallback(
-            self.config.eval_freq,
+            every,
+            at_start=at_start and self.job.resume is None,
             acted_at=self.process_group.broadcast_object(acted_at),
             evaluate=evaluate,
             best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best),

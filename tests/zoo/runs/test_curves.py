@@ -7,14 +7,43 @@ import pytest
 
 from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
-from zoo.runs.curves import at_points, moving_mean, pooled, read_episodes, read_evaluations, read_metrics
+from zoo.runs.curves import (
+    Episodes,
+    at_points,
+    moving_mean,
+    pooled,
+    read_episodes,
+    read_evaluations,
+    read_metrics,
+    training_curve,
+)
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
 
 
-def test_the_moving_mean_averages_what_there_is_so_far() -> None:
-    # The last two entries of each: 4 alone, then 4 and 0, 0 and 2, 2 and 6.
-    assert moving_mean(np.array([4.0, 0.0, 2.0, 6.0]), 2).tolist() == [4.0, 2.0, 1.0, 4.0]
+def test_the_moving_mean_begins_with_a_full_window() -> None:
+    # The last two entries of each: none, then 4 and 0, 0 and 2, 2 and 6.
+    assert moving_mean(np.array([4.0, 0.0, 2.0, 6.0]), 2)[1:].tolist() == [2.0, 1.0, 4.0]
+    assert np.isnan(moving_mean(np.array([4.0, 0.0]), 2)[0])
+    assert moving_mean(np.array([4.0, 0.0]), 1).tolist() == [4.0, 0.0]
+
+
+def test_a_training_curve_begins_when_every_environment_can_have_ended_an_episode() -> None:
+    # Two environments, episodes of at most 10 steps: those that end before step 20 are the short, solved ones.
+    success = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+    episodes = Episodes(
+        steps=np.array([4, 6, 20, 22, 30, 40]),
+        seconds=np.zeros(6),
+        success=success,
+        reward=success,
+        length=np.array([2.0, 3.0, 10.0, 10.0, 4.0, 10.0]),
+        task_id=np.zeros(6, dtype=np.int64),
+    )
+    curve = training_curve(episodes, success, window=2, num_envs=2)
+    assert np.isnan(curve[:2]).all()
+    assert curve[2:].tolist() == [0.5, 0.0, 0.5, 0.5]
+    # Of a short run, half of its episodes at a time.
+    assert training_curve(episodes, success, window=100, num_envs=2)[2:].tolist() == [2 / 3, 1 / 3, 1 / 3, 1 / 3]
 
 
 def test_a_curve_keeps_its_last_value_between_episodes() -> None:
