@@ -22,6 +22,7 @@ from zoo import evaluate, record_video
 from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.cli.main import guarded
+from zoo.config.batch_plan import benchmark_of
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
@@ -93,6 +94,39 @@ def test_a_run_leaves_every_file_of_the_contract(ppo_run: Path, capsys: pytest.C
     assert (ppo_run / "best" / "model.safetensors").is_file()
     assert len(list((ppo_run / "videos").glob("*.mp4"))) == 1
     assert not list(ppo_run.rglob("*.pkl"))
+
+
+def test_by_default_it_is_evaluated_before_it_trains_and_on_the_way(tmp_path: Path) -> None:
+    # Evaluations of 4 x 12 steps: a tenth of 1000 steps affords two before the end.
+    run, plain = (
+        train(tmp_path / name, "ppo", f"-n 1000 {flag}") for name, flag in (("a", ""), ("b", "--eval-freq 0"))
+    )
+    begin, middle, end = evaluated(run)
+    assert begin == 0
+    assert 500 <= middle < 1000 <= end
+    assert evaluated(plain) == [end]
+    # Untrained weights are not the best, whatever they reach; and training does not notice that it is looked at.
+    assert json.loads((run / "best" / "score.json").read_text())["num_timesteps"] > 0
+    last, without = (next((one / "checkpoints").glob(f"step_{end}")) / "model.safetensors" for one in (run, plain))
+    assert last.read_bytes() == without.read_bytes()
+    trained = [line for line in metrics(run) if "train/loss" in line]
+    assert trained == [line for line in metrics(plain) if "train/loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("n_timesteps", "eval_episodes", "times"), [(479, 4, 0), (480, 4, 1), (10**6, 4, 5), (10**6, 0, 0)]
+)
+def test_evaluations_before_the_end_add_at_most_a_tenth(n_timesteps: int, eval_episodes: int, times: int) -> None:
+    config = RunConfig(
+        algo="ppo",
+        env="Toy-Reach",
+        policy="nano",
+        n_timesteps=n_timesteps,
+        num_envs=4,
+        seed=0,
+        eval_episodes=eval_episodes,
+    )
+    assert evaluator.evaluations_before_the_end(config, benchmark_of(config).tasks) == times
 
 
 def test_metrics_have_the_contracts_names(ppo_run: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium import spaces
 
 from vla_gym.errors import VLAZooError
-from zoo.config.advice import NO_SIGNAL_ADVICE
+from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH, NO_SIGNAL_ADVICE
 from zoo.evaluation.statistics import wilson_interval
 
 
@@ -52,9 +52,6 @@ class UpdateHealth:
     """Largest |ratio - 1| of the first minibatch, before any step."""
 
 
-CLIP_FRACTION_HIGH = 0.5
-KL_HIGH = 0.3
-ENTROPY_LOW = 1e-3
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
 NO_SIGNAL_UPDATES_HIGH = 5

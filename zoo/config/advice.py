@@ -1,5 +1,14 @@
-"""What to do about a policy that never succeeds: told before a run, while it trains, and on its page."""
+"""Normal ranges of an update's numbers, and what to do about a policy that never succeeds.
 
+Warnings while it trains and the page of a run read them here.
+"""
+
+CLIP_FRACTION_HIGH = 0.5
+"""Share of the ratios that are clipped."""
+KL_HIGH = 0.3
+"""k3 estimate of KL(old || new) per element, nats."""
+ENTROPY_LOW = 1e-3
+"""Mean entropy per element of a choice between tokens, nats."""
 NO_SIGNAL_ADVICE = (
     "Start from a policy trained on demonstrations (zoo.collect, then zoo.sft), begin with an easier task or suite, or "
     "pay for progress (a dense reward, for instance env_kwargs task_reward: dense on Meta-World)"

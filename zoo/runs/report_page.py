@@ -3,61 +3,42 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from vla_gym.errors import BadValue
+from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
 from zoo.evaluation.statistics import Rate, rate_values
 from zoo.files import read_json
-from zoo.runs.curves import (
-    Episodes,
-    EvaluationPoint,
-    moving_mean,
-    read_episodes,
-    read_evaluations,
-    read_metrics,
-)
-from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
+from zoo.runs.curves import Episodes, read_episodes, read_evaluations, read_metrics
+from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
+from zoo.runs.report_charts import CHARTS, SFT_CHARTS, health_charts, success_chart, task_chart
 
-_WINDOW = 50
-_BINS = 20
 _MOST_VIDEO = 16 * 2**20
 """Bytes; a larger video is linked instead of enclosed."""
 
-CHARTS: tuple[tuple[str, str, tuple[float, float] | None], ...] = (
-    ("return of an episode", "env/return", None),
-    ("length of an episode (simulator steps)", "env/episode_len", None),
-    ("KL of an update", "train/actor/approx_kl", None),
-    ("clipped share", "train/actor/clip_fraction", None),
-    ("entropy (nats)", "train/actor/entropy", None),
-    ("gradient norm", "train/actor/grad_norm", None),
-    ("value explained", "train/critic/explained_variance", None),
-    ("groups kept", "rollout/groups_kept", (0.0, 1.0)),
-    ("simulator steps per second", "time/sim_steps_per_second", None),
-)
-"""Title, metric and range of the charts below the success curve; one without numbers is left out."""
-
 
 def run_page(run: RunFolder) -> str:
-    """The page as HTML text; raises `BadValue` when `run` lacks its configuration or its `monitor.csv`."""
-    config, episodes = run.config(), read_episodes(run)
+    """The page as HTML text; raises `BadValue` when `run` lacks its configuration or the files of its algorithm."""
+    config = run.config()
+    finetuned = config.algo == "sft"
+    # Fine-tuning plays no episodes but those of evaluations.
+    episodes = None if finetuned and not (run.path / MONITOR_FILE).is_file() else read_episodes(run)
     protocol, evaluation = (_record(run.path / name) for name in (PROTOCOL_FILE, EVALUATION_FILE))
-    points = read_evaluations(run)
+    points, metrics = read_evaluations(run), read_metrics(run)
     if points and evaluation and evaluation.get("num_timesteps", points[-1].steps) < points[-1].steps:
         evaluation = {}  # of the end before the run went on
+    unit = "updates" if finetuned else "simulator steps"
     headline, note = evaluation.get("success"), evaluation.get("summary", "")
     if not evaluation and points:  # of a run that has not ended, its newest
-        headline, note = rate_values(points[-1].rate), f"evaluated after {points[-1].steps} simulator steps"
+        headline, note = rate_values(points[-1].rate), f"evaluated after {points[-1].steps} {unit}"
+    before = rate_values(points[0].rate) if len(points) > 1 and points[0].steps == 0 else None
     command = run.path / COMMAND_FILE
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"percent": "{:.1%}".format, "yaml": _yaml}
@@ -65,18 +46,26 @@ def run_page(run: RunFolder) -> str:
     return template.render(
         name=run.path.name,
         config=config,
+        policy=shown_policy(config.policy),
         headline=headline,
+        before=before,
         note=note,
-        num_episodes=len(episodes.steps),
-        success_chart=_success_chart(points, episodes),
-        task_chart=_task_chart(episodes, [str(task["name"]) for task in protocol.get("tasks", ())]),
+        advice=NO_SIGNAL_ADVICE if _never_succeeded(headline, episodes) else "",
+        num_episodes=0 if episodes is None else len(episodes.steps),
+        success_chart=success_chart(points, episodes, num_envs=config.num_envs, unit=unit),
+        task_chart=task_chart(episodes, [str(task["name"]) for task in protocol.get("tasks", ())])
+        if episodes
+        else None,
         evaluated_tasks=[
             Rate(label=task["name"], successes=task["successes"], episodes=task["episodes"])
             for task in evaluation.get("tasks", ())
         ],
         video=_video(run),
-        health_charts=_health_charts(run),
-        recipe=packaged_entry(config.algo, config.entry),
+        charts=health_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
+        unit=unit,
+        duration=duration(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics)),
+        machine=protocol.get("machine", ""),
+        recipe=None if finetuned else packaged_entry(config.algo, config.entry),
         settings={**config.env_options, **config.algo_kwargs},
         command=command.read_text(encoding="utf-8") if command.is_file() else "",
         protocol=json.dumps(protocol, indent=1),
@@ -97,90 +86,29 @@ def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
     return path
 
 
-def success_per_task(episodes: Episodes, num_tasks: int, bins: int) -> np.ndarray:
-    """Share of solved training episodes by task and time, `[num_tasks, bins]`; nan where none ended.
-
-    Time is cut into `bins` equal spans of simulator steps, from 0 to the last episode's end.
-    """
-    count = np.zeros((num_tasks, bins))
-    solved = np.zeros((num_tasks, bins))
-    if len(episodes.steps):
-        bin_E = np.minimum(episodes.steps * bins // max(1, int(episodes.steps[-1])), bins - 1)
-        np.add.at(count, (episodes.task_id, bin_E), 1)
-        np.add.at(solved, (episodes.task_id, bin_E), episodes.success)
-    return np.divide(solved, count, out=np.full(count.shape, np.nan), where=count > 0)
+def shown_policy(policy: str) -> str:
+    """The policy without the folders of this machine: a family, a Hub id, `agents/...` or a path's last two parts."""
+    path = Path(policy)
+    if not path.is_absolute():
+        return policy
+    parts = path.parts[path.parts.index("agents") :] if "agents" in path.parts else path.parts[-2:]
+    return "/".join(parts)
 
 
-def _success_chart(points: Sequence[EvaluationPoint], episodes: Episodes) -> str:
-    figure = _figure(6.4, 3.0, layout="constrained")
-    axes = figure.subplots()
-    success_E = moving_mean(episodes.success, _WINDOW)
-    axes.plot(episodes.steps, success_E, label=f"training, mean of {_WINDOW}")
-    if points:
-        ends = np.array([point.rate.interval for point in points]).T
-        mean = np.array([point.rate.mean for point in points])
-        steps = [point.steps for point in points]
-        axes.errorbar(steps, mean, yerr=np.abs(ends - mean), fmt="o", capsize=3, label="evaluation")
-    axes.set(title="success over simulator steps", ylim=(-0.02, 1.02))
-    axes.legend()
-    axes.grid(alpha=0.3)
-    return _svg(figure)
+def duration(seconds: float) -> str:
+    """Seconds in words: "2 h 5 min", "3 min 20 s", "12 s"; "" for none."""
+    minutes, hours = round(seconds) // 60, round(seconds) // 3600
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {round(seconds) % 60} s" if minutes else f"{seconds:.0f} s" if seconds else ""
 
 
-def _health_charts(run: RunFolder) -> str:
-    metrics = read_metrics(run)
-    curves = []
-    for title, key, y_range in CHARTS:
-        # An evaluation has a line of its own at the step of the update before it.
-        points = {line["step"]: line[key] for line in metrics if line.get(key) is not None}
-        if points:
-            curves.append((title, points, y_range))
-    rows = -(-len(curves) // 2)
-    if not rows:
-        return ""
-    figure = _figure(9.0, 2.4 * rows)
-    panels = figure.subplots(rows, 2, squeeze=False).ravel()
-    # By hand: matplotlib's own layouts of as many panels take a second.
-    figure.subplots_adjust(0.1, 0.3 / rows / 2.4, 0.98, 1 - 0.3 / rows / 2.4, wspace=0.25, hspace=0.4)
-    for axes in panels[len(curves) :]:
-        axes.set_axis_off()
-    for axes, (title, points, y_range) in zip(panels, curves, strict=False):
-        axes.plot(list(points), list(points.values()))
-        axes.set(title=title, ylim=y_range)
-        axes.grid(alpha=0.3)
-    return _svg(figure)
-
-
-def _task_chart(episodes: Episodes, tasks: Sequence[str]) -> str:
-    if len(tasks) < 2 or not len(episodes.steps):
-        return ""
-    share = success_per_task(episodes, len(tasks), _BINS)
-    tried = ~np.isnan(share).all(axis=1)
-    figure = _figure(9.0, 0.6 + 0.2 * tried.sum(), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(share[tried], cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
-    names = [name for name, was_tried in zip(tasks, tried, strict=True) if was_tried]
-    axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.set_xticks([])
-    return _svg(figure)
-
-
-def _figure(width: float, height: float, **options: Any) -> Any:
-    from matplotlib.figure import Figure  # only the process that writes the page pays for it
-
-    return Figure(figsize=(width, height), **options)
-
-
-def _svg(figure: Any) -> Markup:
-    """The figure as an element of the page, the same for the same numbers."""
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vla-zoo"}):
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    element = text.getvalue()[text.getvalue().index("<svg") :]
-    # HTML knows both namespaces by itself.
-    return Markup(re.sub(r' xmlns(:xlink)?="[^"]*"', "", element))  # noqa: S704 - matplotlib escapes its texts
+def _never_succeeded(headline: Mapping[str, Any] | None, episodes: Episodes | None) -> bool:
+    """Whether episodes were played and none of them was solved."""
+    evaluated = headline is not None and headline["episodes"] > 0
+    trained = episodes is not None and len(episodes.steps) > 0
+    solved = (headline["successes"] if headline else 0) + (episodes.success.sum() if episodes else 0)
+    return (evaluated or trained) and not solved
 
 
 def _video(run: RunFolder) -> str:

@@ -24,7 +24,7 @@ from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
 from zoo.distributed.fsdp import fsdp_requested
-from zoo.distributed.process_group import ProcessGroup
+from zoo.distributed.process_group import ProcessGroup, check_device
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted
 from zoo.runs.folder import (
@@ -37,16 +37,13 @@ from zoo.runs.folder import (
 )
 from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
+from zoo.runs.machine import describe_machine
 from zoo.runs.monitor import MonitorFile
 from zoo.runs.progress import Progress
 from zoo.runs.report_page import write_run_page
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
-<<<<<<< HEAD
-from zoo.training.evaluation import Evaluator
-from zoo.training.films import EPISODES, TrainingFilms
-=======
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
->>>>>>> cb66364 (Runs are evaluated before they train and on the way; training curves begin where they are fair)
+from zoo.training.films import EPISODES, TrainingFilms
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -127,7 +124,10 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     if job.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
         args["gym_packages"] = asked_packages()
-    describe_run(run, config=config, args=args, command=job.command, protocol=envs.protocol())
+    device = check_device(config.device)
+    machine = describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
+    protocol = {**envs.protocol(), "machine": machine}
+    describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     return run
 
 
@@ -177,12 +177,9 @@ class RLTrainer(Trainer):
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,
-<<<<<<< HEAD
             filmed_episodes=EPISODES if self.job.films.evaluation else 0,
-=======
             # Few evaluations far apart leave the memory to training.
             keeps_simulators=self.config.eval_freq is not None,
->>>>>>> cb66364 (Runs are evaluated before they train and on the way; training curves begin where they are fair)
         )
 
     def evaluation_steps(self) -> tuple[int, bool]:

@@ -1,36 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
 from zoo.report import run
-from zoo.runs.curves import Episodes
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile
-from zoo.runs.report_page import run_page, success_per_task
+from zoo.runs.report_page import duration, run_page, shown_policy
 from zoo.train import run as train
-
-
-def test_success_per_task_counts_by_task_and_time() -> None:
-    episodes = Episodes(
-        steps=np.array([10, 40, 60, 100]),
-        seconds=np.zeros(4),
-        success=np.array([1.0, 0.0, 1.0, 1.0]),
-        reward=np.zeros(4),
-        length=np.zeros(4),
-        task_id=np.array([0, 0, 0, 1]),
-    )
-    share = success_per_task(episodes, num_tasks=3, bins=2)
-    assert share[0].tolist() == [0.5, 1.0]
-    assert np.isnan(share[1, 0])
-    assert share[1, 1] == 1.0
-    assert np.isnan(share[2]).all()
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +30,12 @@ def test_training_leaves_a_page_that_needs_no_network(finished: Path) -> None:
     assert "PPO on Toy-Reach with nano" in page
     assert "data:video/mp4;base64," in page
     assert "of 3 episodes" in page
-    assert page.count("<svg") == 3
-    assert all(text in page for text in ("reach_red", "KL of an update", "training, mean of 50"))
+    # Success, success per task, and each of eight numbers of the updates.
+    assert page.count("<svg") == 10
+    assert all(text in page for text in ("reach_red", "KL of an update", "normal: below 0.3", "GiB"))
+    assert 'name="viewport"' in page
+    assert str(finished.parent) not in page.partition("How it was made")[0]
+    assert re.search(r"Trained for \d+ s on \d+ cores of ", page)
     assert re.search(r"ent_coef</td><td>0\.123 <span class=\"muted\">\(recipe: ", page)
     assert "http://" not in page
     assert "https://" not in page
@@ -109,3 +96,57 @@ def test_bad_paths_are_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
     assert "cannot write" in capsys.readouterr().err
     with pytest.raises(BadValue, match="is no run folder"):
         run(["-i", str(tmp_path)])
+
+
+def test_a_run_that_was_evaluated_before_it_trained_shows_both(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    (copy / "evaluation.json").unlink()
+    log = EvaluationFile(copy)
+    log.add(0, [0.0] * 4, [12] * 4, [True, False, False, False])
+    log.add(300, [0.0] * 4, [12] * 4, [True, True, True, False])
+    page = run_page(RunFolder(copy))
+    assert "25.0% &rarr; 75.0%" in page
+    assert "1 of 4 episodes before" in page
+    assert "Nothing was solved" not in page
+
+
+def test_a_run_without_a_success_says_what_to_do(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1")
+    (copy / "evaluation.json").unlink()
+    EvaluationFile(copy).add(300, [0.0] * 4, [12] * 4, [False] * 4)
+    head, rows = (copy / "monitor.csv").read_text().split("\n", 1)
+    names = rows.splitlines()[0]
+    (copy / "monitor.csv").write_text(f"{head}\n{names}\n0.0,12,1.0,0,0,100\n")
+    assert "<b>Nothing was solved.</b> Start from a policy trained on demonstrations" in run_page(RunFolder(copy))
+
+
+def test_a_fine_tuned_run_has_a_page_without_training_episodes(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "logs" / "sft" / "Toy-Reach_1")
+    (copy / "monitor.csv").unlink()
+    config = dataclasses.replace(RunFolder(finished).config(), algo="sft", algo_kwargs={"batch_size": 8})
+    monkeypatch.setattr(RunFolder, "config", lambda self: config)
+    (copy / "metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 0.25}\n')
+    page = run_page(RunFolder(copy))
+    assert "SFT on Toy-Reach" in page
+    assert "<h3>loss</h3>" in page
+    assert "KL of an update" not in page
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"),
+    [
+        ("nano", "nano"),
+        ("openvla/openvla-7b", "openvla/openvla-7b"),
+        ("/home/me/vla-zoo/agents/sft/LIBERO-Object", "agents/sft/LIBERO-Object"),
+        ("/home/me/logs/sft/Toy-Reach_1/best", "Toy-Reach_1/best"),
+    ],
+)
+def test_folders_of_this_machine_are_not_shown(policy: str, shown: str) -> None:
+    assert shown_policy(policy) == shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, ""), (12.4, "12 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")])
+def test_a_duration_in_words(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
