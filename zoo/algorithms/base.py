@@ -52,6 +52,7 @@ PLAIN_REFUSES = {
     "value_level": "chunk",
     "bootstrap_time_limit": True,
     "bootstrap_termination": False,
+    "masked_minibatches": False,
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
@@ -93,6 +94,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     kl_coef: float
     kl_reference: KLReference
     micro_batch_size: int | None
+    masked_minibatches: bool
     reward_level: CreditLevel = "chunk"
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
@@ -219,6 +221,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             level=self.logprob_level,
             seed=self.noise_seed,
             device=self.device,
+            masked=self.masked_minibatches,
             off_policy=self.off_policy,
         )
 

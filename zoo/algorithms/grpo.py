@@ -93,6 +93,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         kl_coef: float = 0.0,
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
+        masked_minibatches: bool = False,
         resample_dead_groups: int = 0,
         max_barren_episodes: int = 256,
         process_group: ProcessGroup | None = None,
@@ -178,8 +179,11 @@ class GRPO(VLAOnPolicyAlgorithm):
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))
         column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
         elements_M = buffer.elements_TN(self.logprob_level)[selected_TN]
+        places = None
+        if self.masked_minibatches:
+            places = (column_TN.numel() * self.process_group.size, buffer.columns * self.process_group.size)
         buffer.element_scale_TN[selected_TN] = trajectory_scale(
-            elements_M, column_TN[selected_TN], self.process_group.all_reduce_sum
+            elements_M, column_TN[selected_TN], self.process_group.all_reduce_sum, places=places
         )
         self._log_groups(stats.groups, signal_P, zero_variance_P=~groups_with_signal(score_PG))
         executed_TN = buffer.executed_TN > 0

@@ -69,6 +69,8 @@ class PPO(VLAOnPolicyAlgorithm):
     :param kl_reference: "adapter_off", the policy without its LoRA adapter, or "copy", a frozen second copy.
     :param micro_batch_size: decisions scored at once; a minibatch's gradient is accumulated over them. None
         = whole minibatches. The result is the same, the memory is less.
+    :param masked_minibatches: cut minibatches from every place of the rollout, also from those without a loss: an
+        update then has the same number of optimiser steps always, and what is masked shrinks the gradient.
     :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
     :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
         reward; gamma and gae_lambda then count simulator steps.
@@ -127,6 +129,7 @@ class PPO(VLAOnPolicyAlgorithm):
         kl_coef: float = 0.0,
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
+        masked_minibatches: bool = False,
         critic_warmup_updates: int = 0,
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",

@@ -55,6 +55,8 @@ class ChunkRolloutData:
     """The order of a pass follows from it and the pass's number."""
     device: torch.device
     """Where minibatches go."""
+    masked: bool = False
+    """Whether minibatches are cut from masked places, too."""
     off_policy: bool = False
     """Whether decisions may be of older weights than those the update begins with."""
 
@@ -93,7 +95,7 @@ class ChunkRolloutData:
         columns = Columns(num_ranks=group.size, rank=group.rank, num_envs=self.num_envs)
         selected_TC = columns.in_env_order(group.all_gather(self.buffer.selected()))
         rng = np.random.default_rng([self.seed, epoch])
-        return minibatch_shards(selected_TC, columns, self.batch_size, rng)
+        return minibatch_shards(selected_TC, columns, self.batch_size, rng, masked=self.masked)
 
     def _micro_batches(self, shard: MinibatchShard) -> Iterator[MicroBatch]:
         indices = shard.micro_batches(self.micro_batch_size)

@@ -122,12 +122,14 @@ class UpdateMetrics:
     def actor(self) -> dict[str, float]:
         """`train/actor/*` and `train/loss`."""
         sums, count = self._sums, self._sums["elements"].sum()
+        # A minibatch may hold masked places only.
+        first = int(torch.nonzero(sums["elements"])[0]) if count else 0
         values = {
             "train/loss": float(sums["loss"].mean()),
             "train/actor/policy_loss": float(sums["policy"].mean()),
             "train/actor/policy_loss_abs": float(sums["policy_abs"].mean()),
             **{f"train/actor/{name}": float(sums[name].sum() / count) for name in _LOGGED},
-            "train/actor/ratio_first": float(sums["ratio"][0] / sums["elements"][0]),
+            "train/actor/ratio_first": float(sums["ratio"][first] / sums["elements"][first]),
             "train/actor/ratio_first_gap": self._first_gap(),
             "train/actor/skipped_steps": float(self.skipped_steps),
         }
@@ -155,12 +157,12 @@ class UpdateMetrics:
 
     def as_sb3(self) -> dict[str, float]:
         """The keys of Stable-Baselines3's PPO, computed as it does: plain means over minibatches."""
-        sums = self._sums
+        sums, elements = self._sums, self._sums["elements"].clamp(min=1)
         values = {
             "train/entropy_loss": -float(sums["entropy_bonus"].mean()),
             "train/policy_gradient_loss": float(sums["policy"].mean()),
-            "train/approx_kl": float((sums["approx_kl_k3"] / sums["elements"])[self._epoch_start :].mean()),
-            "train/clip_fraction": float((sums["outside"] / sums["elements"]).mean()),
+            "train/approx_kl": float((sums["approx_kl_k3"] / elements)[self._epoch_start :].mean()),
+            "train/clip_fraction": float((sums["outside"] / elements).mean()),
             "train/loss": float(sums["loss"][-1]),
         }
         if self._loss.vf_coef:

@@ -72,6 +72,8 @@ class OnPolicyConfig:
     """The reference policy; "adapter_off" needs an adapter that is zero when training begins."""
     micro_batch_size: Decisions | None = None
     """Decisions scored at once by one rank; None = all of its minibatch."""
+    masked_minibatches: bool = False
+    """Whether minibatches are cut from places without a loss, too, which then shrink the gradient. RLinf."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,19 +77,22 @@ def even_scale(elements_M: Tensor, total: Total = Tensor.double) -> float:
     return float(decisions / elements) if elements else 0.0
 
 
-def trajectory_scale(elements_M: Tensor, trajectory_M: Tensor, total: Total = Tensor.double) -> Tensor:
+def trajectory_scale(
+    elements_M: Tensor, trajectory_M: Tensor, total: Total = Tensor.double, *, places: tuple[int, int] | None = None
+) -> Tensor:
     """Float `[M]`: weights with which every trajectory counts the same, however long it was.
 
     Each of the B trajectories present gets weight 1/B, spread evenly over its n_b elements: an element of
     trajectory b weighs M / (B * n_b). Only trajectories among the M decisions count, so a filter does not shrink the
-    rest. `trajectory_M` holds any integers that name the trajectories; M and B are those of all ranks.
+    rest. `trajectory_M` holds any integers that name the trajectories; M and B are those of all ranks, or `places`:
+    those of all ranks with the masked ones, where a minibatch counts these, too.
     """
     if elements_M.shape != trajectory_M.shape or elements_M.ndim != 1:
         raise ValueError(f"got {tuple(elements_M.shape)} and {tuple(trajectory_M.shape)}, both must be [M]")
     names, index_M = torch.unique(trajectory_M, return_inverse=True)
     per_trajectory = torch.zeros(len(names), device=elements_M.device)
     per_trajectory.index_add_(0, index_M, elements_M.float())
-    decisions, trajectories = total(torch.tensor([len(elements_M), len(names)])).tolist()
+    decisions, trajectories = places or total(torch.tensor([len(elements_M), len(names)])).tolist()
     return decisions / (trajectories * per_trajectory[index_M])
 
 

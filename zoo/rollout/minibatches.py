@@ -22,15 +22,15 @@ class MinibatchShard:
     index_B: Tensor
     """Flat indices (row * columns + column) into this rank's buffer, int64; may be empty."""
     size: int
-    """Decisions of the minibatch on all ranks."""
+    """Decisions of the minibatch on all ranks, masked ones included."""
     most: int
-    """Decisions of it on the rank that has the most."""
+    """Decisions of it on the rank that scores the most."""
     num_ranks: int
     """W."""
 
     def micro_batches(self, most: int | None) -> list[Tensor]:
         """Indices in micro-batches of at most `most` (None: one); equally many on every rank, some maybe empty."""
-        return list(torch.tensor_split(self.index_B, 1 if most is None else -(-self.most // most)))
+        return list(torch.tensor_split(self.index_B, 1 if most is None else max(1, -(-self.most // most))))
 
     def weight(self, index_B: Tensor) -> float:
         """`MicroBatch.weight` of one of the `micro_batches`."""
@@ -78,22 +78,26 @@ def even_order(selected_TC: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def minibatch_shards(
-    selected_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator
+    selected_TC: Tensor, columns: Columns, batch_size: int, rng: np.random.Generator, *, masked: bool = False
 ) -> Iterator[MinibatchShard]:
     """One pass: minibatches of at most `batch_size` decisions; `selected_TC` is the mask of all ranks in env order.
 
     Sizes differ by at most one, so that no remainder of a few decisions takes a step as large as a full minibatch's.
+    With `masked` they are cut from all T x C places, unless none is selected: always equally many minibatches, whose
+    masked places count in `size` and are not scored.
     """
     total_columns = selected_TC.shape[1]
     own_columns = total_columns // columns.num_ranks
-    for index_B in split_evenly(even_order(selected_TC, rng), batch_size):
+    cut_from_TC = torch.ones_like(selected_TC) if masked and selected_TC.any() else selected_TC
+    for place_B in split_evenly(even_order(cut_from_TC, rng), batch_size):
+        index_B = place_B[selected_TC.flatten()[place_B]]
         row_B, column_B = index_B // total_columns, index_B % total_columns
         rank_B = columns.rank_of(column_B)
         own_B = rank_B == columns.rank
         yield MinibatchShard(
             index_B=row_B[own_B] * own_columns + columns.own_column(column_B[own_B]),
-            size=len(index_B),
-            most=int(torch.bincount(rank_B).max()),
+            size=len(place_B),
+            most=int(torch.bincount(rank_B, minlength=1).max()),
             num_ranks=columns.num_ranks,
         )
 

@@ -71,6 +71,42 @@ def test_every_executed_decision_carries_its_episodes_group_advantage():
     assert advantage_TN[:, 1].tolist() == [expected_N[1].item(), 0, 0, 0]
 
 
+def test_with_masked_minibatches_every_episode_weighs_one_of_all_episodes():
+    model = two_groups(masked_minibatches=True)
+    model.compute_returns_and_advantages(collected())
+    buffer = model.chunk_buffer
+    # RLinf's m * loss * (T / n_b): 4 decisions over 24 tokens, or over the 4 that the solved episode ran.
+    assert buffer.element_scale_TN[:, 0].tolist() == pytest.approx([4 / 24] * 4)
+    assert buffer.element_scale_TN[:, 1].tolist() == pytest.approx([4 / 4, 0, 0, 0])
+    # Over the 32 places of the rollout each kept episode weighs 1/8, and group 1 nothing.
+    weight_N = (buffer.element_scale_TN * buffer.elements_TN("token")).sum(dim=0) / 32
+    assert weight_N.tolist() == pytest.approx([1 / 8] * 4 + [0] * 4)
+    sizes = [sum(part.weight for part in minibatch) for minibatch in model.rollout_data().minibatches(0)]
+    # Four minibatches of eight places; 13 decisions are scored.
+    assert len(sizes) == 4
+    assert sum(sizes) == pytest.approx(13 / 8)
+
+
+@pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+@pytest.mark.parametrize(("masked", "steps"), [(True, 4), (False, 2)])
+def test_optimiser_steps_are_constant_with_masked_minibatches(masked: bool, steps: int):
+    model = two_groups(masked_minibatches=masked)
+    model.learn(0)  # Stable-Baselines3 sets up
+    buffer = model.chunk_buffer
+    fill = toy(masked_minibatches=masked)
+    fill.learn(1)
+    buffer.obs = {key: value[:1].repeat(4, *[1] * (value.ndim - 1)) for key, value in fill.chunk_buffer.obs.items()}
+    buffer.record = {
+        key: value[:1].repeat(4, *[1] * (value.ndim - 1)) for key, value in fill.chunk_buffer.record.items()
+    }
+    model.compute_returns_and_advantages(collected())
+    model.train()
+    taken = {int(state["step"]) for state in model.policy.optimizer.state.values()}
+    # 32 places are four minibatches of eight, the 13 decisions with a loss two.
+    assert taken == {steps}
+    assert all(np.isfinite(value) for value in model.logger.name_to_value.values())
+
+
 @pytest.mark.parametrize(("level", "elements"), [("token", 6), ("action", 3), ("chunk", 1)])
 def test_each_kept_episode_weighs_the_same_and_zero_variance_groups_nothing(level: str, elements: int):
     model = two_groups(logprob_level=level)
