@@ -7,7 +7,7 @@ Backbone            prepare, act, evaluate, value: everything an algorithm calls
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +108,8 @@ class Backbone(nn.Module, ABC):
     """Whether log-probabilities are densities of real numbers, not probabilities of tokens."""
     fits_environment: ClassVar[bool] = False
     """Whether published checkpoints take any chunk and cameras of the environment."""
+    takes_any_chunk: ClassVar[bool] = False
+    """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     source: str | None = None
     """Folder or Hub id the weights came from; None when fresh."""
     source_revision: str | None = None
@@ -144,6 +146,11 @@ class Backbone(nn.Module, ABC):
     def trained_options(cls, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
         return {}
+
+    @classmethod
+    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+        """Data sets whose action statistics a published folder has."""
+        return ()
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:

@@ -23,6 +23,7 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
     CONFIG_FILE,
     INDEX_FILE,
+    OWN_KEY,
     WEIGHTS_FILE,
     read_config,
 )
@@ -55,6 +56,20 @@ class Adapter:
     """Folder of that model."""
     config: Mapping[str, Any]
     """The model's `config.json` with the adapter's own settings and statistics over it."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint folder is, before anything is chosen in it."""
+
+    family: str
+    """Name in `registry.FAMILIES`."""
+    published: bool
+    """Whether its makers wrote it, so that how it is read is the user's to say; False = this project."""
+    data_sets: frozenset[str] = frozenset()
+    """Those whose action statistics it has."""
+    regresses: bool = False
+    """Whether it was trained to give actions by regression."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +184,24 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
         if "format_version" in config or "family" in config:
             return _own_header(folder, config, request)
         return _published_header(folder, config, request)
+
+
+def identify(folder: Path, request: Request) -> Identity:
+    """Which family reads the folder, of which data sets it has statistics; the request chooses family and base."""
+    with _damage_reported(folder):
+        adapter = _read_adapter(folder, request.base)
+        base = folder if adapter is None else adapter.base
+        config = _config_of(folder) if adapter is None else adapter.config
+        if "format_version" in config or "family" in config:
+            return Identity(family_class(str(config.get("family"))).family, published=False)
+        family = published_family(base, config, request.family, names_of(folder, base))
+        own = OWN_KEY in config or (folder / ADAPTER_SETTINGS).is_file()
+        return Identity(
+            family.family,
+            published=not own,
+            data_sets=frozenset(family.data_sets(base, config)),
+            regresses=family.trained_options(base, config).get("head") == "l1",
+        )
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:

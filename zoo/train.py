@@ -98,11 +98,15 @@ def run(argv: Sequence[str]) -> int:
     # Only now: torch takes seconds to import, a typo should not.
     quiet_torch_in_ranks()
     check_startable(plan)
+    from zoo.training.start_weights import fetch_start_weights, start_lines
+
     if args.dry_run:
-        print(dry_run_text(plan, point))
+        print(dry_run_text(plan, point, [] if point else start_lines(config)))
         for sentence in start_warnings(plan, point):
             print(f"warning: {sentence}")
         return 0
+    if point is None:
+        fetch_start_weights(config)
     return _train(args, config, point, argv)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,15 @@ ENTRIES = [(file, key) for file in FILES for key in yaml.safe_load(file.read_tex
 EVERY_ENTRY = pytest.mark.parametrize(("file", "key"), ENTRIES, ids=lambda value: getattr(value, "stem", value))
 
 
-def run_of(file: Path, key: str, folder: Path, entry: dict[str, Any] | None = None) -> RunConfig:
-    """The run that an entry gives in the first environment that uses it."""
+def run_of(file: Path, key: str, folder: Path, entry: dict[str, Any] | None = None, *more: str) -> RunConfig:
+    """The run that an entry gives in the first environment that uses it; `more` are further flags."""
     name, _, policy = key.rpartition("/")
     users = [env for env in list_envs() if key in candidate_keys(env, policy)]
     assert users, f"no environment can ever use {name}"
     alone = folder / "alone.yml"
     alone.write_text(yaml.safe_dump({key: entry or yaml.safe_load(file.read_text())[key]}))
     flags = ["--algo", file.stem, "--env", users[0], "--policy", policy, "-conf", str(alone)]
-    return resolve_new_run(parser().parse(flags))
+    return resolve_new_run(parser().parse([*flags, *more]))
 
 
 @EVERY_ENTRY
@@ -64,12 +63,12 @@ def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(file: Path
 @EVERY_ENTRY
 def test_every_entry_makes_its_algorithm(file: Path, key: str, tmp_path: Path) -> None:
     """With a small random network of the family, on an environment without a simulator."""
-    config = run_of(file, key, tmp_path)
-    options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
-    policy_kwargs = {**config.policy_kwargs, "backbone_kwargs": {**options, "size": "tiny"}}
+    tiny = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
+    config = run_of(file, key, tmp_path, None, "-params", tiny)
+    assert config.policy == key.rpartition("/")[2]
     group = config.group_size
     envs = make_vec("Toy-Reach", num_envs=max(2, group), chunk=config.chunk, group_size=group, seed=0)
-    model = make_model(replace(config, policy_kwargs=policy_kwargs), envs, torch.device("cpu"), ProcessGroup())
+    model = make_model(config, envs, torch.device("cpu"), ProcessGroup())
     for name, value in config.algo_kwargs.items():
         if not isinstance(value, dict):
             assert _plain(getattr(model, name)) == pytest.approx(_plain(value)), name

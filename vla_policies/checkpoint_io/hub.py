@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,37 @@ def fetch(hub: HubId, *, allow: Sequence[str], ignore: Sequence[str] = ()) -> Pa
     return Path(folder)
 
 
+def cached(hub: HubId) -> Path | None:
+    """Return the folder of a policy that was fetched whole; None where a file of its weights is not here."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(
+            snapshot_download(hub.repo, revision=hub.revision, allow_patterns=list(POLICY_FILES), local_files_only=True)
+        )
+        index = folder / "model.safetensors.index.json"
+        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # of which there is nothing here, or no readable index
+    whole = all((folder / name).is_file() for name in wanted) and any(folder.glob("**/*.safetensors"))
+    return folder if whole else None
+
+
+def policy_size(hub: HubId) -> int:
+    """Return the bytes of the files that `fetch` would bring for a policy; raises `BadValue` like `call`."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.utils import filter_repo_objects
+
+    def ask() -> int:
+        entries = HfApi().list_repo_tree(hub.repo, revision=hub.revision, recursive=True)
+        sizes = {entry.path: entry.size for entry in entries if isinstance(entry, RepoFile)}
+        wanted = filter_repo_objects(sizes, allow_patterns=list(POLICY_FILES), ignore_patterns=[CHECKPOINTS])
+        return sum(sizes[path] for path in wanted)
+
+    return call(ask, f"'{hub.repo}' cannot be listed")
+
+
 def call(request: Callable[[], _Result], what_failed: str) -> _Result:
     """Return `request()`, which runs without log lines; any failure becomes one `BadValue` of one line."""
     from huggingface_hub.utils import logging
@@ -99,7 +131,7 @@ def reason(error: BaseException) -> str:
             return _status_reason(int(status), cause)
     for cause in chain:
         if type(cause).__module__.startswith(("httpx", "httpcore")):
-            return f"no connection to {_endpoint()} ({_first_line(cause)})"
+            return f"no connection to {endpoint()} ({_first_line(cause)})"
     root = f" ({_first_line(chain[-1])})" if len(chain) > 1 else ""
     return _first_line(chain[0]) + root
 
@@ -123,11 +155,12 @@ def _status_reason(status: int, error: BaseException) -> str:
     if status == 403:
         return "the token may not do this (403); it needs write access to the repository"
     if status == 404:
-        return f"{_endpoint()} has no such repository or revision, or the token may not see it (404)"
-    return f"{_endpoint()} answered {status}: {_first_line(error)}"
+        return f"{endpoint()} has no such repository or revision, or the token may not see it (404)"
+    return f"{endpoint()} answered {status}: {_first_line(error)}"
 
 
-def _endpoint() -> str:
+def endpoint() -> str:
+    """Return the address of the Hub that is used, `HF_ENDPOINT` if it is set."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)

@@ -30,6 +30,8 @@ INDEX_FILE = WEIGHTS_FILE + ".index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_SETTINGS = "vla_zoo.json"
 """Beside an adapter: settings that override its base's `config.json`."""
+OWN_KEY = "vla_zoo"
+"""Key of a published layout's `config.json` under which a folder that this project wrote keeps its own settings."""
 SHARD_BYTES = 5 * 10**9
 """Largest file that `write_tensors` makes, as on the Hub."""
 _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")

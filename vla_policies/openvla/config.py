@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
 from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
@@ -17,8 +18,6 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 """Small files of the layout that are copied unread."""
-OWN_KEY = "vla_zoo"
-"""Key of `config.json` under which a folder that this project wrote keeps its own settings."""
 
 NUM_BINS = 256
 """V."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,14 @@ from vla_policies.modules.lora import (
 )
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla import checkpoint
-from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings, check_options, config_from_json
+from vla_policies.openvla.config import (
+    OWN_KEY,
+    OpenVLAConfig,
+    Settings,
+    check_options,
+    config_from_json,
+    read_official_files,
+)
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
@@ -96,6 +103,10 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def check_chunk(cls, chunk: int) -> None:
         """Raise when the family does not support chunks of this length."""
+
+    @classmethod
+    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+        return list(read_official_files(folder, config)[0]["norm_stats"])
 
     @classmethod
     def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:

@@ -75,6 +75,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         cameras=("image",), image_size=224, state_dim=0, chunk=8, action_dim=7
     )
     base_settings: ClassVar[Settings] = BASE
+    takes_any_chunk: ClassVar[bool] = True
 
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
         super().__init__(conventions, config, where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -37,6 +37,7 @@ from vla_policies.pi0.checkpoint import (
     implied_config,
     network_names,
     read_config,
+    statistics_of,
 )
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.network import Critic, Pi0Network, Prefix, join_prefixes, masked_mean, split_prefix
@@ -127,6 +128,10 @@ class Pi0Backbone(FlowBackbone):
     @classmethod
     def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool:
         return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
+
+    @classmethod
+    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+        return list(statistics_of(folder, config))
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:

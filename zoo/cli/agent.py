@@ -22,7 +22,7 @@ from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
-from zoo.config.hyperparams import load_hyperparams
+from zoo.config.hyperparams import acting_recipe
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
 from zoo.evaluation.evaluator import choose_start_states, episodes_of
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -194,7 +194,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         env=agent.env,
         policy=agent.policy.name,
         suite=suite_of(agent.env),
-        policy_kwargs=kwargs,
+        policy_kwargs=agent.policy_kwargs,
         protocol=replace(protocol, start_states=episodes, split=options.get("split")),
         env_options=options,
         num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states) * protocol.rounds),
@@ -212,6 +212,7 @@ class _Agent:
     env: str
     policy: PolicyChoice
     env_options: Mapping[str, Any]
+    policy_kwargs: Mapping[str, Any]
     output_folder: Path | None = None
     departures: Sequence[str] = ()
     server: Served | None = None
@@ -233,21 +234,33 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
         env=env,
         policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs, to_act=True),
         env_options=config.env_options,
+        policy_kwargs=kwargs,
         output_folder=None if remote or is_shipped(run.path) else run.path,
         departures=departures,
     )
 
 
-def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
+def _family_or_folder(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
     if is_server(args.policy):
         served = find_server(args, kwargs)
-        return _Agent(env=served.env, policy=served.choice, env_options=served.env_options, server=served)
+        return _Agent(env=served.env, policy=served.choice, env_options=served.env_options, policy_kwargs={}, server=served)
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
-    policy = resolve_policy(args.policy, suite=suite_of(args.env), settings=kwargs, to_act=True)
-    recipe = load_hyperparams("ppo", args.env, policy.family)
-    return _Agent(env=args.env, policy=policy, env_options=env_options(recipe.values))
+    env = args.env
+    policy = resolve_policy(
+        args.policy,
+        suite=suite_of(env),
+        settings=kwargs,
+        to_act=True,
+        start_of=lambda family: acting_recipe(env, family).get("policy", {}),
+        action_dim=find_benchmark(env).action_dim,
+    )
+    # What it learns by does not matter to a policy that only acts.
+    recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
+    asked = {name: value for name, value in given.items() if name == "chunk"}
+    values = over_recipe(recipe, policy, {**asked, "policy_kwargs": kwargs})
+    return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
 
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,21 +1,27 @@
-"""From a policy's name, folder or Hub id to the recipe that fits it; downloads nothing but a Hub id."""
+"""From a policy's name, folder or Hub id to what opens it, and to the recipe's settings that fit it.
+
+Downloads nothing but a Hub id that the user gives; a recipe's own start weights are fetched when a run starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark
+from zoo.config.hyperparams import deep_merge
 from zoo.runs.shipped_agents import local_or_shipped
 
 _LENGTHS = ("state_dim", "action_dim")
 _CHOICES = ("family", "unnorm_key", "revision")
 """Settings of a policy that choose among, or within, published checkpoints."""
 _HUB_ID = "a Hub id"
+StartOf = Callable[[str], Mapping[str, Any]]
+"""Family -> the `policy` block (`zoo.config.run_config.StartWeights`) of its recipe; {} = none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,7 @@ class PolicyChoice:
     """A policy name, resolved; nothing heavy has been loaded for it."""
 
     name: str
-    """As the policy class takes it: a family name, or a checkpoint folder."""
+    """As the policy class takes it: a family name, a checkpoint folder or a Hub id."""
     family: str
     """The family whose hyperparameters fit."""
     env_options: Mapping[str, Any]
@@ -31,29 +37,47 @@ class PolicyChoice:
     fixed: Collection[str] | None
     """The `backbone_kwargs` of a hyperparameter entry that a checkpoint fixes, so that they do not apply: all (None) in
     a checkpoint of this package, `lora` in an adapter from elsewhere."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """`policy_kwargs` of the recipe's `policy` block, below the user's."""
+    takes_any_chunk: bool = False
+    """Whether the recipe's chunk is passed on as `backbone_kwargs chunk`, where it is not `chunk`."""
+    chunk: int | None = None
+    """K that a checkpoint of any chunk takes by itself; None = not known."""
     lengths: Mapping[str, int] = field(default_factory=dict)
-    """`state_dim` and `action_dim` of the environment that this package's checkpoint was made for; empty for others."""
+    """`state_dim` and `action_dim` of the environment that a checkpoint was made for; empty where any fits."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The family's own settings: a checkpoint's, or the `backbone_kwargs` of fresh weights."""
 
 
 def resolve_policy(
-    name: str, *, suite: str | None = None, settings: Mapping[str, Any] | None = None, to_act: bool = False
+    name: str,
+    *,
+    suite: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    start_of: StartOf | None = None,
+    action_dim: int | None = None,
+    to_act: bool = False,
 ) -> PolicyChoice:
     """Resolve a family name, a checkpoint folder or a Hub id (which is downloaded).
 
-    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; with
-    `to_act` it is read as its makers trained it.
-    Raises `UnknownName` or `BadValue` for what is none of them.
+    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; below
+    them the recipe's block does (`start_of`), whose `action_dims` apply where an environment of `action_dim` numbers
+    needs them. With `to_act` it is read as its makers trained it. Raises `UnknownName` or `BadValue` for what is none
+    of them.
     """
-    from vla_policies.registry import FAMILIES, family_class
+    from vla_policies.registry import FAMILIES
 
     given = settings or {}
+    start = start_of or (lambda _: {})
     if not name.strip():
         raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
-        _check_family_choices(name, given)
-        return PolicyChoice(name=name, family=name, env_options={}, fixed=(), model=given.get("backbone_kwargs") or {})
+        block = start(name)
+        if "checkpoint" not in block or _wants_fresh(name, given):
+            _check_family_choices(name, given)
+            options = given.get("backbone_kwargs") or {}
+            return PolicyChoice(name=name, family=name, env_options={}, fixed=(), model=options)
+        return _start_choice(name, block, given, suite, action_dim, to_act=to_act)
     folder = local_or_shipped(name)
     if not folder.is_dir():
         if "/" not in name:
@@ -63,48 +87,204 @@ def resolve_policy(
         found = find_checkpoint(name, revision=given.get("revision"))
         assert found is not None, "a family was handled above"
         folder = found
-    stored = _read_config(folder)
-    lengths: Mapping[str, int] = {}
-    if "family" in stored:
-        family, fits, model = str(stored["family"]), False, stored.get("model", {})
-        reads_state = False  # an agent of this package says so in its run's options
-        cameras, chunk = stored["conventions"]["cameras"], stored["conventions"]["chunk"]
-        lengths = {key: stored["conventions"][key] for key in _LENGTHS if key in stored["conventions"]}
-        if family not in FAMILIES:
-            raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
-        _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
-    else:
-        from vla_policies.backbone import Request
-        from vla_policies.loading import as_trained, read_header
+    # A Hub id is of use to others, the path of its copy here is not.
+    said = str(folder) if local_or_shipped(name).is_dir() else name
+    return _of_folder(folder, said, given, suite, start, action_dim, to_act=to_act)
 
-        request = Request(
-            family=given.get("family"),
-            unnorm_key=given.get("unnorm_key"),
-            suite=suite,
-            options=given.get("backbone_kwargs") or {},
+
+# Start weights of a recipe --------------------------------------------------------------------------------
+
+
+def _start_choice(
+    family: str,
+    block: Mapping[str, Any],
+    given: Mapping[str, Any],
+    suite: str | None,
+    action_dim: int | None,
+    *,
+    to_act: bool,
+) -> PolicyChoice:
+    """The recipe's own checkpoint: read where it is here, else taken as the recipe says it is."""
+    from vla_policies.checkpoint_io.hub import cached, parse_hub_id
+    from vla_policies.registry import family_class
+
+    checkpoint = str(block["checkpoint"])
+    settings = _block_settings(family, block, given)
+    path, hub = Path(checkpoint).expanduser(), parse_hub_id(checkpoint)
+    if path.is_dir():
+        settings.pop("revision", None)
+        found: Path | None = path
+    elif hub is None:
+        raise BadValue(f"policy checkpoint '{checkpoint}' is neither a folder here nor a Hub id such as org/model")
+    else:
+        found = cached(replace(hub, revision=settings.get("revision") or hub.revision))
+    if found is not None:
+        return _of_folder(
+            found,
+            checkpoint,
+            deep_merge(settings, given),
+            suite,
+            lambda _: block,
+            action_dim,
+            settings,
+            to_act=to_act,
         )
-        header = read_header(folder, as_trained(folder, request) if to_act else request)
-        family, cameras, chunk = header.family, header.conventions.cameras, header.conventions.chunk
-        fits, model = family_class(family).fits_environment, header.model
-        reads_state = bool(header.conventions.state_dim)
     return PolicyChoice(
-        # A Hub id is of use to others, the path of its copy here is not.
-        name=str(folder) if local_or_shipped(name).is_dir() else name,
+        name=checkpoint,
         family=family,
-        env_options={}
-        if fits
-        else {"chunk": chunk, "wrist_camera": "wrist_image" in cameras, **({"state": True} if reads_state else {})},
-        fixed=_fixed(folder, stored),
-        lengths=lengths,
-        model=model,
+        env_options={},
+        fixed=("lora",) if "base" in block else (),
+        settings=settings,
+        takes_any_chunk=family_class(family).takes_any_chunk,
+        model=deep_merge(settings, given).get("backbone_kwargs", {}),
     )
 
 
-def _fixed(folder: Path, stored: Mapping[str, Any]) -> Collection[str] | None:
-    if stored:
-        return None if "family" in stored else ()
-    # An adapter: the package's own file says how it was trained.
-    return None if (folder / "vla_zoo.json").is_file() else ("lora",)
+def _block_settings(family: str, block: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The block as `policy_kwargs`."""
+    settings = {name: block[name] for name in ("unnorm_key", "revision", "base") if name in block}
+    options = {**block.get("options", {})}
+    return {"family": family, **settings, **({"backbone_kwargs": options} if options else {})}
+
+
+def _wants_fresh(family: str, given: Mapping[str, Any]) -> bool:
+    options = given.get("backbone_kwargs") or {}
+    if not options:
+        return False
+    from vla_policies.registry import family_class  # the class brings torch
+
+    return family_class(family).wants_fresh(options)
+
+
+# Folders --------------------------------------------------------------------------------------------------
+
+
+def _of_folder(
+    folder: Path,
+    name: str,
+    given: Mapping[str, Any],
+    suite: str | None,
+    start_of: StartOf,
+    action_dim: int | None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    to_act: bool,
+) -> PolicyChoice:
+    """What a folder is; `settings` are the recipe's, if they are known to be of this checkpoint."""
+    stored = _own_config(folder)
+    if stored is not None:
+        return _own_choice(folder, name, stored, given)
+    from vla_policies.backbone import Request
+    from vla_policies.loading import adapter_folder, as_trained, identify, read_header
+    from vla_policies.registry import family_class
+
+    identity = identify(folder, Request(family=given.get("family"), base=given.get("base")))
+    cls = family_class(identity.family)
+    if settings is None:
+        # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
+        block = start_of(identity.family) if identity.published and not identity.regresses else {}
+        settings = _fitting_block(identity.family, block, identity.data_sets, given)
+    merged = deep_merge(settings, given)
+
+    def request(options: Mapping[str, Any]) -> Request:
+        asked = Request(
+            family=merged.get("family"),
+            unnorm_key=merged.get("unnorm_key"),
+            suite=suite,
+            options=options,
+            base=merged.get("base"),
+        )
+        return as_trained(folder, asked) if to_act else asked
+
+    options = merged.get("backbone_kwargs") or {}
+    dims = options.get("action_dims")
+    if "action_dims" not in (given.get("backbone_kwargs") or {}) and action_dim is not None:
+        whole = {key: value for key, value in options.items() if key != "action_dims"}
+        numbers = read_header(folder, request(whole)).conventions.action_dim
+        dims = dims or start_of(identity.family).get("options", {}).get("action_dims")
+        options = whole if dims is None or numbers == action_dim else {**whole, "action_dims": list(dims)}
+        settings = _with_options(settings, options, given)
+    header = read_header(folder, request(options))
+    conventions = header.conventions
+    adapter = adapter_folder(folder) is not None
+    asked = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
+    if asked and conventions.state_dim:
+        asked["state"] = True
+    any_chunk = identity.published and cls.takes_any_chunk
+    return PolicyChoice(
+        name=name,
+        family=identity.family,
+        env_options=asked if any_chunk or cls.fits_environment else {"chunk": conventions.chunk, **asked},
+        # An adapter: the package's own file says how it was trained.
+        fixed=() if not adapter else ("lora",) if identity.published else None,
+        settings=settings,
+        takes_any_chunk=any_chunk,
+        chunk=conventions.chunk if any_chunk else None,
+        lengths={} if cls.fits_environment else {"action_dim": conventions.action_dim},
+        model=header.model,
+    )
+
+
+def _fitting_block(
+    family: str, block: Mapping[str, Any], data_sets: Collection[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The block's settings where the checkpoint has its data set's statistics and the user chooses no other."""
+    key = block.get("unnorm_key")
+    if key is None or key not in data_sets or given.get("unnorm_key", key) != key:
+        return {}
+    settings = _block_settings(family, block, given)
+    return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}
+
+
+def _with_options(settings: Mapping[str, Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's settings with these `backbone_kwargs`, the user's own left out."""
+    own = {key: value for key, value in options.items() if key not in (given.get("backbone_kwargs") or {})}
+    rest = {key: value for key, value in settings.items() if key != "backbone_kwargs"}
+    return {**rest, **({"backbone_kwargs": own} if own else {})}
+
+
+def _own_choice(folder: Path, name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> PolicyChoice:
+    """A folder in this package's layout."""
+    from vla_policies.registry import FAMILIES
+
+    family, conventions = str(stored["family"]), stored["conventions"]
+    if family not in FAMILIES:
+        raise unknown_name(f"policy family (in {folder / 'config.json'})", family, FAMILIES)
+    _check_choices(name, family, given, what="a folder" if local_or_shipped(name).is_dir() else _HUB_ID)
+    return PolicyChoice(
+        name=name,
+        family=family,
+        env_options={"chunk": conventions["chunk"], "wrist_camera": "wrist_image" in conventions["cameras"]},
+        fixed=None,
+        lengths={key: conventions[key] for key in _LENGTHS if key in conventions},
+        model=stored.get("model", {}),
+    )
+
+
+def _own_config(folder: Path) -> Mapping[str, Any] | None:
+    """Return `config.json`, checked, of a folder in this package's layout; None of others."""
+    file = folder / "config.json"
+    if not file.is_file() and any(folder.glob("*.safetensors")) | any(folder.glob("lora_adapter/*.safetensors")):
+        return None
+    if not file.is_file() and any(
+        (place / "adapter_config.json").is_file() for place in (folder, folder / "lora_adapter")
+    ):
+        return None
+    try:
+        stored = read_json_object(file)
+        if "family" not in stored and {"model_type", "type", "action_horizon"} & set(stored):
+            return None
+        _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadValue(
+            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions': "
+            f"{error if isinstance(error, BadValue) else shown(error)}"
+        ) from error
+    found: Mapping[str, Any] = stored
+    return found
+
+
+# Choices ----------------------------------------------------------------------------------------------------
 
 
 def _check_family_choices(name: str, given: Mapping[str, Any]) -> None:
@@ -132,46 +312,7 @@ def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: st
         raise BadValue(f"policy '{name}' is {what}, only Hub ids have revisions, got revision='{revision}'")
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    """Return `config.json` of a policy's folder, checked if it has this package's layout; {} of an adapter's."""
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        return {}
-    try:
-        stored = read_json_object(folder / "config.json")
-        if "family" in stored or not {"model_type", "type", "action_horizon"} & set(stored):
-            _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise BadValue(
-            f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions': "
-            f"{error if isinstance(error, BadValue) else shown(error)}"
-        ) from error
-    found: Mapping[str, Any] = stored
-    return found
-
-
 def suite_of(env: str) -> str | None:
     """Return the one suite of the environment's tasks; None for several."""
     suites = {task.suite for task in find_benchmark(env).tasks}
     return suites.pop() if len(suites) == 1 else None
-
-
-def over_recipe(recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's settings as they fit the policy, with the user's over them."""
-    tuned = {**recipe, **policy.env_options}
-    fresh = dict(tuned.get("policy_kwargs", {}))
-    options = fresh.pop("backbone_kwargs", {})
-    if policy.fixed is not None:
-        options = {name: value for name, value in options.items() if name not in policy.fixed}
-        fresh |= {"backbone_kwargs": options} if options else {}
-    tuned["policy_kwargs"] = fresh
-    return _merge(tuned, overrides)
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge with `above` winning; of two mappings (policy_kwargs, env_kwargs) the keys, one level deep."""
-    merged = dict(below)
-    for name, value in above.items():
-        if name in ("policy_kwargs", "env_kwargs"):
-            value = {**merged.get(name, {}), **value}
-        merged[name] = value
-    return merged

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
+from vla_policies.conventions import check_lengths
 from zoo.cli.acting import check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.cli.follow_flags import tracking_of
-from zoo.cli.policy_choice import over_recipe, resolve_policy, suite_of
+from zoo.cli.policy_choice import resolve_policy, suite_of
+from zoo.cli.recipe import over_recipe
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm
-from zoo.config.hyperparams import load_hyperparams
+from zoo.config.hyperparams import deep_merge, load_hyperparams
 from zoo.config.run_config import (
     ENV_OPTIONS,
     TRAINING_ONLY,
@@ -102,13 +104,22 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
 
 def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Return the policy, the key of its hyperparameter entry and that entry's settings, `overrides` over them."""
+    conf_file = None if args.conf_file is None else Path(args.conf_file)
+    action_dim = find_benchmark(args.env).action_dim
+
+    def start_of(family: str) -> Mapping[str, Any]:
+        recipe = load_hyperparams(algo, args.env, family, conf_file).values
+        return deep_merge(recipe.get("policy", {}), overrides.get("policy", {}))
+
     policy = resolve_policy(
         "nano" if args.policy is None else args.policy,
         suite=suite_of(args.env),
         settings=overrides.get("policy_kwargs", {}),
+        start_of=start_of,
+        action_dim=action_dim,
     )
     check_trainable(policy)
-    conf_file = None if args.conf_file is None else Path(args.conf_file)
+    check_lengths({"action_dim": policy.lengths.get("action_dim", action_dim)}, {"action_dim": action_dim})
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
     return policy.name, tuned.entry, over_recipe(tuned.values, policy, overrides)
 

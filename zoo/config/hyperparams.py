@@ -46,6 +46,14 @@ def load_hyperparams(algo: str, env_id: str, policy: str, conf_file: Path | None
     )
 
 
+def acting_recipe(env_id: str, policy: str) -> Mapping[str, Any]:
+    """Return the settings of a policy that only acts: PPO's, or GRPO's where only they name weights."""
+    own = load_hyperparams("ppo", env_id, policy).values
+    others = (packaged_entry("grpo", key) for key in candidate_keys(env_id, policy))
+    named = (other.values for other in others if other is not None and other.values.get("policy"))
+    return own if own.get("policy") else next(named, own)
+
+
 def packaged_entry(algo: str, key: str) -> Hyperparams | None:
     """Return the packaged entry of exactly that key; None when there is none (any more)."""
     where = f"hyperparams/{algo}.yml"
@@ -64,6 +72,17 @@ def candidate_keys(env_id: str, policy: str) -> list[str]:
 def read_entries(file: Path, where: str) -> dict[str, Any]:
     """Return the file's entries, unchecked; raises `BadValue` when it is missing or no mapping."""
     return read_yaml_mapping(file, "entries such as 'LIBERO/nano' to settings", where)
+
+
+def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with the keys of `above` over it, at any depth of mappings."""
+    merged = dict(below)
+    for name, value in above.items():
+        former = merged.get(name)
+        if isinstance(former, Mapping) and isinstance(value, Mapping):
+            value = deep_merge(former, value)
+        merged[name] = value
+    return merged
 
 
 def _entry(algo: str, key: str, entry: object, where: str) -> Hyperparams:

@@ -81,7 +81,9 @@ def policy_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> li
     Empty if the policy cannot be counted without its checkpoint.
     """
     options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
-    if config.policy in ("openvla", "openvla-oft") and "lora" in options:  # others are not counted
+    # A recipe names its start weights, and their family beside them.
+    family = config.policy_kwargs.get("family", config.policy)
+    if family in ("openvla", "openvla-oft") and "lora" in options:  # others are not counted
         images = 2 if config.env_options.get("wrist_camera") else 1
         return _openvla_needs(options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images)
     if config.policy in ("nano", "nano-flow"):

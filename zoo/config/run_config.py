@@ -59,6 +59,24 @@ class OptimizerOptions(TypedDict, total=False):
     betas: Annotated[tuple[float, float], Range(low=0, high=1)]
 
 
+class StartWeights(TypedDict, total=False):
+    """The checkpoint that a recipe starts from under its family's bare name, and how it is read.
+
+    `unnorm_key` and `options` also hold for another published checkpoint with statistics of that data set.
+    """
+
+    checkpoint: str
+    """Hub id, or a folder in its place; of an adapter, where it comes with its model."""
+    revision: str
+    """Commit, tag or branch of the Hub id."""
+    base: str
+    """Hub id or folder of the model that `checkpoint`, an adapter, belongs to."""
+    unnorm_key: str
+    """Data set of its action statistics."""
+    options: Mapping[str, Any]
+    """The family's settings of reading it (`backbone_kwargs`), the chunk aside, which is the recipe's."""
+
+
 class PolicyOptions(TypedDict, total=False):
     """Keyword arguments of `vla_policies.VLAPolicy` that a run may set; the class has their defaults."""
 
@@ -160,7 +178,13 @@ def sft_config(config: RunConfig) -> SFTConfig:
 def known_settings(algo: str) -> dict[str, Any]:
     """Return setting of a run with `algo` -> its annotation."""
     run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
-    return {**run, "policy_kwargs": PolicyOptions, **ENV_OPTIONS, **annotations_of(ALGORITHMS[algo])}
+    return {
+        **run,
+        "policy": StartWeights,
+        "policy_kwargs": PolicyOptions,
+        **ENV_OPTIONS,
+        **annotations_of(ALGORITHMS[algo]),
+    }
 
 
 def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -56,12 +57,15 @@ class RunPlan:
         return [*arithmetic_lines(self), *resume_lines(resume), *memory_lines(self)]
 
 
-def dry_run_text(plan: RunPlan, resume: ResumePoint | None) -> str:
-    """Return the configuration as YAML, then what it means in decisions, simulator steps, updates and memory."""
+def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:
+    """Return the configuration as YAML, then what it means in decisions, simulator steps, updates and memory.
+
+    `start` are the lines about the weights, of `zoo.training.start_weights`.
+    """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
     arithmetic, memory = arithmetic_lines(plan), memory_lines(plan)
     end = "dry run      nothing was started or written"
-    return "\n".join([config, "", *arithmetic, *resume_lines(resume), end, *memory])
+    return "\n".join([config, "", *start, *arithmetic, *resume_lines(resume), end, *memory])
 
 
 def resume_lines(resume: ResumePoint | None) -> list[str]:

@@ -54,7 +54,8 @@ def test_the_environment_follows_a_checkpoints_conventions(tmp_path: Path) -> No
     config = resolve(f"--env Toy-Reach --policy {tmp_path}")
     assert config.env_options == {"chunk": 2, "wrist_camera": True}
     assert config.policy_kwargs == {}
-    assert resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3").chunk == 3
+    with pytest.raises(BadValue, match="decides 2 actions at once, got chunk=3"):
+        resolve(f"--env Toy-Reach --policy {tmp_path} -params chunk:3")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def published(tmp_path: Path) -> Path:
 
 def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(published: Path) -> None:
     config = resolve(f"--env LIBERO-Spatial --policy {published}")
-    assert config.entry == "LIBERO/openvla-oft"
+    assert config.entry == "LIBERO-Spatial/openvla-oft"
     assert config.env_options["chunk"] == 8
     assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
 
@@ -101,7 +102,7 @@ def test_an_adapter_folder_keeps_its_own_size(published: Path, tmp_path_factory:
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(published)}
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
     config = resolve(f"--env LIBERO-Spatial --policy {folder}")
-    assert config.entry == "LIBERO/openvla-oft"
+    assert config.entry == "LIBERO-Spatial/openvla-oft"
     assert config.policy_kwargs["backbone_kwargs"] == {"recompute": True}
     chosen = ["-params", "policy_kwargs:{unnorm_key: libero_10_no_noops}"]
     command = ["--env", "ManiSkill-Plate25", "--policy", str(folder), *chosen]

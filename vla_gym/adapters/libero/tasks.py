@@ -83,6 +83,11 @@ PROTOCOLS = {
         settle_steps=15,
         settle_gripper=0.0,
     ),
+    "rlinf-pi": _protocol(
+        (240, 240, 320, 512, 480),
+        "RLinf a3816b59 pi0 and pi0.5 recipes (max_episode_steps); LIBERO-90, without a recipe, as its environment",
+        settle_steps=15,
+    ),
     "lerobot": _protocol((280, 280, 300, 400, 520), "lerobot 0.4.4 envs/libero.py"),
     "libero": _protocol(
         (600,) * 5,

@@ -1,0 +1,56 @@
+"""A recipe's settings as they fit a policy, with the user's over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_gym.errors import BadValue
+from zoo.cli.policy_choice import PolicyChoice
+from zoo.config.hyperparams import deep_merge
+
+_NESTED = ("policy", "policy_kwargs", "env_kwargs")
+"""Settings of which the user's keys stand beside the recipe's."""
+
+
+def over_recipe(recipe: Mapping[str, Any], policy: PolicyChoice, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's settings as they fit the policy, with the user's over them.
+
+    Raises `BadValue` for a chunk that the user gives and the checkpoint does not have.
+    """
+    tuned = {**recipe, **policy.env_options}
+    fresh = dict(tuned.get("policy_kwargs", {}))
+    options = fresh.pop("backbone_kwargs", {})
+    if policy.fixed is not None:
+        options = {name: value for name, value in options.items() if name not in policy.fixed}
+        fresh |= {"backbone_kwargs": options} if options else {}
+    tuned["policy_kwargs"] = deep_merge(fresh, policy.settings)
+    merged = merge(tuned, overrides)
+    merged.pop("policy", None)
+    own = policy.env_options.get("chunk")
+    if own is not None and merged["chunk"] != own:
+        raise BadValue(
+            f"policy '{policy.name}' decides {own} actions at once, got chunk={merged['chunk']}; leave chunk out"
+        )
+    return _with_chunk(merged, overrides, policy.chunk) if policy.takes_any_chunk else merged
+
+
+def _with_chunk(values: dict[str, Any], overrides: Mapping[str, Any], usual: int | None) -> dict[str, Any]:
+    """One chunk for environment and network: the user's, else the recipe's; `usual` is the checkpoint's."""
+    kwargs = dict(values["policy_kwargs"])
+    options = dict(kwargs.get("backbone_kwargs", {}))
+    asked = options.get("chunk")
+    if asked is not None and "chunk" in overrides and overrides["chunk"] != asked:
+        raise BadValue(f"chunk={overrides['chunk']} and backbone_kwargs chunk: {asked} disagree; leave one out")
+    chunk = values.get("chunk", 1) if asked is None or "chunk" in overrides else asked
+    if asked is None and chunk == usual:
+        return {**values, "chunk": chunk}
+    return {**values, "chunk": chunk, "policy_kwargs": {**kwargs, "backbone_kwargs": {**options, "chunk": chunk}}}
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge with `above` winning; of mappings in `policy`, `policy_kwargs` and `env_kwargs` the keys, at any depth."""
+    merged = dict(below)
+    for name, value in above.items():
+        merged[name] = deep_merge(merged.get(name, {}), value) if name in _NESTED else value
+    return merged
