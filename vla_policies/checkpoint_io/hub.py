@@ -63,7 +63,13 @@ def cached(hub: HubId) -> Path | None:
 
     try:
         folder = Path(
-            snapshot_download(hub.repo, revision=hub.revision, allow_patterns=list(POLICY_FILES), local_files_only=True)
+            snapshot_download(
+                hub.repo,
+                revision=hub.revision,
+                allow_patterns=list(POLICY_FILES),
+                ignore_patterns=[CHECKPOINTS],
+                local_files_only=True,
+            )
         )
         index = folder / "model.safetensors.index.json"
         wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()

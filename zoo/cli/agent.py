@@ -240,11 +240,17 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
     )
 
 
-def _family_or_folder(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> _Agent:
+def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
     if is_server(args.policy):
         served = find_server(args, kwargs)
-        return _Agent(env=served.env, policy=served.choice, env_options=served.env_options, policy_kwargs={}, server=served)
+        return _Agent(
+            env=served.env,
+            policy=served.choice,
+            env_options=served.env_options,
+            policy_kwargs=kwargs,
+            server=served,
+        )
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
     env = args.env
@@ -258,8 +264,7 @@ def _family_or_folder(args: argparse.Namespace, given: Mapping[str, Any], kwargs
     )
     # What it learns by does not matter to a policy that only acts.
     recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
-    asked = {name: value for name, value in given.items() if name == "chunk"}
-    values = over_recipe(recipe, policy, {**asked, "policy_kwargs": kwargs})
+    values = over_recipe(recipe, policy, {"policy_kwargs": kwargs})
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
 
 

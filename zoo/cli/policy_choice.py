@@ -122,7 +122,7 @@ def _start_choice(
         return _of_folder(
             found,
             checkpoint,
-            deep_merge(settings, given),
+            given,
             suite,
             lambda _: block,
             action_dim,
@@ -178,7 +178,8 @@ def _of_folder(
     from vla_policies.loading import adapter_folder, as_trained, identify, read_header
     from vla_policies.registry import family_class
 
-    identity = identify(folder, Request(family=given.get("family"), base=given.get("base")))
+    named = deep_merge(settings or {}, given)
+    identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
     cls = family_class(identity.family)
     if settings is None:
         # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.

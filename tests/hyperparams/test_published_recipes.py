@@ -1,0 +1,157 @@
+"""Published recipes against their source files, and against folders of their start weights' keys and layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import mock_checkpoints
+from zoo.cli.run_flags import resolve_new_run
+from zoo.config.run_config import RunConfig
+from zoo.train import parser
+from zoo.training.start_weights import start_lines, start_parts
+
+
+def run_of(recipe: str, *params: str) -> RunConfig:
+    """The run of "ppo LIBERO-Long pi0" under the family's bare name."""
+    algo, env, policy = recipe.split()
+    flags = ["--algo", algo, "--env", env, "--policy", policy, "--seed", "0"]
+    return resolve_new_run(parser().parse([*flags, *(["-params", *params] if params else [])]))
+
+
+def value(config: RunConfig, name: str) -> Any:
+    """A setting by its name, a part of the policy's or of its network's among them."""
+    kwargs = config.policy_kwargs
+    for place in (config.algo_kwargs, config.env_options, kwargs, kwargs.get("backbone_kwargs", {})):
+        if name in place:
+            return place[name]
+    return getattr(config, name)
+
+
+# Settings of RLinf's own files at a3816b59.
+ROWS = {
+    "ppo ManiSkill-Plate25 pi05": {"logprob_level": "chunk", "n_epochs": 5, "prompt_state": "none"},
+    "grpo LIBERO-Spatial pi05": {"n_epochs": 1, "num_steps": 3, "noise_level": 0.5},
+    "grpo LIBERO-Object pi05": {"n_epochs": 1, "num_steps": 5, "noise_level": 0.3},
+    "grpo LIBERO-Goal pi05": {"n_epochs": 1, "num_steps": 5, "noise_level": 0.3},
+    "grpo LIBERO-Long pi05": {"n_epochs": 4, "num_steps": 4, "noise_level": 0.5, "max_grad_norm": 1.0},
+    "grpo LIBERO-Long pi0": {"max_grad_norm": 2.0, "n_epochs": 2, "chunk": 10},
+    "ppo LIBERO-Long openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
+    "grpo LIBERO-130 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
+    "grpo LIBERO-90 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
+    "grpo LIBERO-Spatial openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
+    "ppo LIBERO-Spatial pi0": {"delta_dims": 6, "horizon": 50},
+    "ppo LIBERO-Long pi05": {"prompt_state": "none", "horizon": 10, "max_grad_norm": 1.0, "n_epochs": 4},
+    "ppo MetaWorld-MT50 pi05": {"prompt_state": "none", "horizon": 5},
+    "ppo ManiSkill-Plate25 openvla-oft": {"chunk": 8, "unnorm_key": "bridge_orig"},
+    "grpo ManiSkill-Plate25 openvla-oft": {"chunk": 8, "unnorm_key": "bridge_orig"},
+    "grpo MetaWorld-MT50 openvla-oft": {"chunk": 1, "unnorm_key": "meta_world_strict", "action_dims": [0, 1, 2, 6]},
+}
+
+
+@pytest.mark.parametrize("recipe", ROWS)
+def test_settings_are_those_of_the_published_files(recipe: str) -> None:
+    config = run_of(recipe)
+    assert {name: value(config, name) for name in ROWS[recipe]} == ROWS[recipe]
+
+
+HORIZONS = {"LIBERO-Spatial": 240, "LIBERO-Object": 240, "LIBERO-Goal": 320, "LIBERO-Long": 480}
+
+
+@pytest.mark.parametrize("suite", HORIZONS)
+@pytest.mark.parametrize("policy", ["pi0", "pi05"])
+def test_the_sixteen_liberos_of_pi0_are_of_their_published_size(suite: str, policy: str) -> None:
+    chunk = 10 if suite == "LIBERO-Long" else 5
+    for algo in ("ppo", "grpo"):
+        config = run_of(f"{algo} {suite} {policy}")
+        assert config.entry == f"{suite}/{policy}"
+        assert (config.num_envs, config.chunk) == (64, chunk)
+        assert (config.algo_kwargs["batch_size"], config.algo_kwargs["micro_batch_size"]) == (2048, 128)
+        decisions = HORIZONS[suite] // chunk
+        if algo == "ppo":
+            assert config.algo_kwargs["n_steps"] == 8 * decisions
+        else:
+            assert (config.algo_kwargs["rollouts_per_update"], config.group_size) == (8, 8)
+        assert config.env_options["protocol"] == "rlinf-pi"
+        assert config.n_timesteps == 1000 * 64 * 8 * HORIZONS[suite]
+
+
+@pytest.mark.parametrize("suite", ["LIBERO-Spatial", "LIBERO-Object", "LIBERO-Goal", "LIBERO-Long"])
+def test_checkpoints_of_libero_grpo_are_25_iterations_apart(suite: str) -> None:
+    assert run_of(f"grpo {suite} openvla-oft").save_freq == 25 * 64 * 16 * 512
+    assert run_of("grpo LIBERO-130 openvla-oft").save_freq == 25 * 64 * 64 * 512
+
+
+# Hub ids as RLinf's documentation gives them for each recipe.
+STARTS = {
+    "ppo ManiSkill-Plate25 openvla": "gen-robot/openvla-7b-rlvla-warmup",
+    "ppo ManiSkill-Plate25 openvla-oft": "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Lora",
+    "grpo LIBERO-90 openvla-oft": "RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base-Lora",
+    "grpo LIBERO-130 openvla-oft": "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora",
+    "ppo MetaWorld-MT50 pi0": "RLinf/RLinf-Pi0-MetaWorld-SFT",
+    "ppo MetaWorld-MT50 pi05": "RLinf/RLinf-Pi05-MetaWorld-SFT",
+    "grpo MetaWorld-MT50 openvla-oft": "RLinf/RLinf-OpenVLAOFT-MetaWorld-SFT",
+}
+MORE_STARTS = {
+    "grpo ManiSkill-Plate25 openvla": "gen-robot/openvla-7b-rlvla-warmup",
+    "grpo ManiSkill-Plate25 openvla-oft": "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Lora",
+    "ppo ManiSkill-Plate25 pi0": "RLinf/RLinf-Pi0-ManiSkill-25Main-SFT",
+    "ppo ManiSkill-Plate25 pi05": "RLinf/RLinf-Pi05-ManiSkill-25Main-SFT",
+    "grpo LIBERO-Spatial openvla-oft": "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1",
+    "grpo LIBERO-Object openvla-oft": "Haozhan72/Openvla-oft-SFT-libero-object-traj1",
+    "grpo LIBERO-Goal openvla-oft": "Haozhan72/Openvla-oft-SFT-libero-goal-traj1",
+    "grpo LIBERO-Long openvla-oft": "Haozhan72/Openvla-oft-SFT-libero10-traj1",
+    "ppo LIBERO-130 openvla-oft": "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora",
+    "ppo LIBERO-Spatial pi0": "RLinf/RLinf-Pi0-LIBERO-Spatial-Object-Goal-SFT",
+    "grpo LIBERO-Long pi0": "RLinf/RLinf-Pi0-LIBERO-Long-SFT",
+    "ppo LIBERO-Goal pi05": "RLinf/RLinf-Pi05-LIBERO-SFT",
+}
+
+
+@pytest.mark.parametrize("recipe", {**STARTS, **MORE_STARTS})
+def test_a_bare_family_name_means_the_recipes_start_weights(recipe: str) -> None:
+    config = run_of(recipe)
+    named = {**STARTS, **MORE_STARTS}[recipe]
+    assert config.policy == named
+    assert start_parts(config.policy, config.policy_kwargs)[0].name == named
+
+
+def test_ml45_starts_from_nothing_that_has_seen_its_test_tasks() -> None:
+    assert run_of("ppo MetaWorld-ML45 pi0").policy == "pi0"
+
+
+def start_folder(recipe: str, root: Path) -> dict[str, str]:
+    """A folder (and an adapter's model) with the real keys, names, shapes and layout of the recipe's start weights."""
+    _, env, policy = recipe.split()
+    if policy in ("pi0", "pi05"):
+        data_set = run_of(recipe).policy_kwargs["unnorm_key"]
+        dims = {"MetaWorld-MT50": (4, 4), "ManiSkill-Plate25": (8, 7)}.get(env, (8, 7))
+        made = mock_checkpoints.rlinf_pi0(root, data_set, pi05=policy == "pi05", dims=dims[0], actions=dims[1])
+        return {"checkpoint": str(made)}
+    if recipe == "ppo ManiSkill-Plate25 openvla-oft":
+        # The model's own fine-tune was on LIBERO; BridgeData's statistics come from OpenVLA-7B.
+        base = mock_checkpoints.openvla(root / "base", ["libero_10_no_noops"], in_config=["bridge_orig"])
+        adapter = mock_checkpoints.openvla_adapter(root / "lora", base="/mnt/public/model/Openvla-oft-SFT")
+        return {"checkpoint": str(adapter), "base": str(base)}
+    key = run_of(recipe).policy_kwargs["unnorm_key"]
+    return {"checkpoint": str(mock_checkpoints.openvla(root, [key], in_config=["fractal20220817_data"]))}
+
+
+@pytest.mark.parametrize("recipe", [*STARTS, "ppo LIBERO-Long pi0", "ppo LIBERO-Long pi05"])
+def test_each_recipe_fits_a_folder_of_its_start_weights_layout(recipe: str, tmp_path: Path) -> None:
+    """The dry run builds the policy on the meta device from the folder's header."""
+    place = start_folder(recipe, tmp_path / "start")
+    config = run_of(recipe, "policy:{" + ", ".join(f"{name}: {path}" for name, path in place.items()) + "}")
+    *parts, fits = start_lines(config)
+    assert fits.startswith("fits         yes"), fits
+    assert place["checkpoint"] in parts[0]
+    whole = run_of(recipe)
+    assert config.chunk == whole.chunk
+    assert config.algo_kwargs == whole.algo_kwargs
+    reading = ("stop_token", "camera_resize", "center_crop", "delta_dims", "prompt_state", "horizon", "action_dims")
+    options, wanted = (run.policy_kwargs.get("backbone_kwargs", {}) for run in (config, whole))
+    assert {name: options.get(name) for name in reading} == {name: wanted.get(name) for name in reading}
+    if "recompute" in wanted:
+        assert options["recompute"] == wanted["recompute"]

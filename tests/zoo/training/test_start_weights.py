@@ -1,0 +1,101 @@
+"""Start weights: named, sized by the Hub's own listing, fetched when a run starts, and checked by their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from tests import mock_checkpoints
+from tests.zoo.loopback_hub import LoopbackHub, Repo
+from vla_gym.errors import BadValue
+from zoo.cli.run_flags import resolve_new_run
+from zoo.config.run_config import RunConfig
+from zoo.train import parser
+from zoo.training.start_weights import fetch_start_weights, start_lines
+
+KEY = "libero_130_no_noops_trajall"
+HUB_ID = "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora"
+RUN = ["--algo", "grpo", "--env", "LIBERO-130", "--policy", "openvla-oft", "--seed", "0"]
+
+
+def config_of(*params: str, run: list[str] = RUN) -> RunConfig:
+    return resolve_new_run(parser().parse([*run, *(["-params", *params] if params else [])]))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    """A Hub with a small OpenVLA-OFT under the published id, and an empty cache."""
+    server = LoopbackHub()
+    folder = mock_checkpoints.openvla(tmp_path / "repository", [KEY], size="tiny")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"checkpoints/old.safetensors": b"x" * 99}
+    server.repos[HUB_ID] = Repo(private=False, commits={"a" * 40: files}, main="a" * 40)
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_dry_run_lists_what_it_would_fetch_and_fetches_nothing(hub: LoopbackHub) -> None:
+    start, fits = start_lines(config_of())
+    size = sum(len(data) for name, data in hub.repos[HUB_ID].files.items() if "/" not in name)
+    assert start == f"start        {HUB_ID}: not cached, a download from {hub.url} {size / 1e9:,.3g} GB"
+    assert fits == "fits         not known before the weights are here"
+    assert all("/resolve/" not in request for request in hub.requests)
+
+
+def test_what_was_fetched_is_here_and_checked(hub: LoopbackHub) -> None:
+    fetch_start_weights(config_of())
+    assert any("/resolve/" in request for request in hub.requests)
+    assert not any("checkpoints" in request for request in hub.requests)
+    hub.requests.clear()
+    start, fits = start_lines(config_of())
+    assert f"{HUB_ID}: here, in " in start
+    assert fits.startswith("fits         yes, by the tensors' names and shapes")
+    assert not any("/resolve/" in request for request in hub.requests)
+
+
+def test_offline_the_size_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert start_lines(config_of())[0].endswith(f"{HUB_ID}: not cached, a download of a size not known offline")
+
+
+def test_a_local_folder_stands_in_place_of_the_id(tmp_path: Path) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "sft", [KEY])
+    config = config_of(f"policy:{{checkpoint: {folder}}}")
+    assert (config.policy, config.policy_kwargs["unnorm_key"]) == (str(folder), KEY)
+    assert config.policy_kwargs["backbone_kwargs"]["stop_token"] is False
+    assert start_lines(config)[1].startswith("fits         yes")
+
+
+def test_weights_that_do_not_fit_the_recipe_are_refused_by_the_dry_run(tmp_path: Path) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "sft", [KEY])
+    (shard,) = (path for path in folder.glob("model-*") if "00001" in path.name)
+    shapes = {**mock_checkpoints.openvla_shapes()}
+    names = list(shapes)[0::3]
+    mock_checkpoints.write_sparse(shard, {name: shapes[name] for name in names[1:]})
+    with pytest.raises(BadValue, match=r"does not fit its config\.json: missing"):
+        start_lines(config_of(f"policy:{{checkpoint: {folder}}}"))
+    with pytest.raises(BadValue, match="neither a folder here nor a Hub id"):
+        config_of("policy:{checkpoint: ./nowhere}")
+
+
+def test_a_horizon_below_the_chunk_is_refused(tmp_path: Path) -> None:
+    folder = mock_checkpoints.rlinf_pi0(tmp_path / "sft", "physical-intelligence/libero")
+    run = ["--env", "LIBERO-Spatial", "--policy", "pi0", "--seed", "0"]
+    with pytest.raises(BadValue, match="predicts 4 actions"):
+        start_lines(config_of(f"policy:{{checkpoint: {folder}, options: {{horizon: 4}}}}", run=run))
+
+
+def test_fresh_weights_say_so() -> None:
+    assert start_lines(config_of(run=["--env", "Toy-Reach", "--seed", "0"])) == ["start        fresh weights of nano"]
+    fresh = config_of("policy_kwargs:{backbone_kwargs: {size: tiny}}")
+    assert (fresh.policy, start_lines(fresh)) == ("openvla-oft", ["start        fresh weights of openvla-oft"])
