@@ -20,6 +20,7 @@ from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.cli.recipe import over_recipe
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import acting_recipe
