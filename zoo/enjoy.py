@@ -11,8 +11,10 @@ from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.grid import caption
 from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, evaluate
+from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo, Window, open_window
 from zoo.runs.folder import WATCHED_VIDEO, video_file
@@ -31,8 +33,10 @@ def parser() -> OneLineParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="write an mp4, window or not (default without a display: videos/ in the run folder, else enjoy.mp4)",
+        help="write an mp4, window or not (default without a display: videos/ in the run folder, else "
+        "enjoy-POLICY-ENV.mp4 here)",
     )
+    add_video_size_argument(p)
     return p
 
 
@@ -42,8 +46,10 @@ def run(argv: Sequence[str]) -> int:
     args.run = chosen_run(args)
     args.num_envs = args.num_envs or 1
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    if args.output and not args.no_render:
-        check_destination(Path(args.output), suffix=".mp4")
+    default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere=film_name(plan, "enjoy"))
+    output = Path(args.output) if args.output else default
+    if not args.no_render:
+        check_destination(output, suffix=".mp4")
 
     from zoo.cli.open_agent import open_rollout
 
@@ -53,20 +59,23 @@ def run(argv: Sequence[str]) -> int:
     tasks = envs.benchmark.tasks
     sentences = [tasks[start.task_id].instruction for start in plan.episodes]
     window = None if args.no_render else open_window(title, fps=fps)
-    video = None
-    if not args.no_render and (args.output or not window):
-        default = video_file(plan.output_folder, plan.named(WATCHED_VIDEO), elsewhere="enjoy")
-        video = Path(args.output) if args.output else default
+    video = None if args.no_render or (window and not args.output) else output
     show = _Show(sentences, window, recorded=video is not None)
+    log = ActionLog(envs)
+
+    def on_frame(frame: Frame) -> None:
+        log.see(frame)
+        show.add(frame)
+
     try:
         episodes = evaluate(
             policy,
-            envs,
+            log,
             plan.start_states,
             deterministic=not plan.protocol.sample,
             rounds=plan.protocol.rounds,
             seed=args.seed,
-            on_frame=show.add,
+            on_frame=on_frame,
             on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
         )
     finally:
@@ -77,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
     low, high = rate.interval
     print(f"{rate.successes} of {rate.episodes} episodes solved, 95 % interval [{low:.0%}, {high:.0%}]")
     if video:
-        show.recorder.write(video, fps=fps)
+        finished_film(plan, show.recorder, log, args.video_size).write(video, fps=fps)
         print(f"{'' if window else 'no window can be shown here; '}the episodes as a video: {video}")
     return 0
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
-from zoo.evaluation.evaluator import evaluate
+from zoo.evaluation.evaluator import Frame, evaluate
+from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
 from zoo.evaluation.video import EvaluationVideo
 from zoo.runs.folder import RECORDED_VIDEO, video_file
@@ -21,7 +23,13 @@ def parser() -> OneLineParser:
     add_policy_arguments(p)
     add_run_arguments(p)
     add_length_arguments(p, episodes=9)
-    p.add_argument("-o", "--output", metavar="FILE", help="mp4 (default: videos/ in the run folder, else video.mp4)")
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="mp4 (default: videos/ in the run folder, else video-POLICY-ENV.mp4 here)",
+    )
+    add_video_size_argument(p)
     return p
 
 
@@ -30,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.episodes, n_timesteps=args.n_timesteps)
-    default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere="video")
+    default = video_file(plan.output_folder, plan.named(RECORDED_VIDEO), elsewhere=film_name(plan, "video"))
     output = check_destination(Path(args.output) if args.output else default, suffix=".mp4")
 
     from zoo.cli.open_agent import open_rollout
@@ -41,22 +49,28 @@ def run(argv: Sequence[str]) -> int:
     recorder = EvaluationVideo(
         [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
     )
+    log = ActionLog(envs)
+
+    def on_frame(frame: Frame) -> None:
+        log.see(frame)
+        recorder.add_frame(frame)
+
     try:
         episodes = evaluate(
             policy,
-            envs,
+            log,
             plan.start_states,
             deterministic=not plan.protocol.sample,
             rounds=plan.protocol.rounds,
             seed=args.seed,
-            on_frame=recorder.add_frame,
+            on_frame=on_frame,
         )
         fps = float(envs.metadata["render_fps"])
     finally:
         envs.close()
     rate = overall_rate(episodes)
     print(f"{rate.successes} of {rate.episodes} episodes solved")
-    recorder.write(output, fps=fps)
+    finished_film(plan, recorder, log, args.video_size).write(output, fps=fps)
     print(f"{output}: {fps:g} frames (decisions) per second")
     return 0
 

@@ -69,7 +69,7 @@ def test_without_a_display_the_episodes_become_a_video(
     assert all(line.endswith("steps") and "solved" in line for line in told)
     assert " of 3 episodes solved, 95 % interval [" in summary
     assert filmed.startswith("no window can be shown here")
-    assert (tmp_path / "enjoy.mp4").stat().st_size > 1000
+    assert (tmp_path / "enjoy-nano-Toy-Reach.mp4").stat().st_size > 1000
 
 
 def test_a_window_shows_every_slot_and_nothing_is_written(

@@ -17,6 +17,10 @@ from vla_gym.system.writable_paths import check_destination
 
 _CAPTION_HEIGHT = 44
 _SMALLEST_TILE = 192
+_LARGEST_PLAIN_TILE = 256
+"""Side up to which captions are of the size above; they grow with larger tiles."""
+_HOLD_SECONDS = 2.0
+"""How long a film shows its outcome before a player closes or loops."""
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
 
 
@@ -69,8 +73,7 @@ class VideoGrid:
 
     def _encode(self, path: Path, fps: float) -> None:
         length = max(len(frames) for frames in self._frames.values())
-        # A player shows the outcome for a moment before it closes or loops.
-        hold = max(1, round(fps))
+        hold = max(1, round(_HOLD_SECONDS * fps))
         height, width = self._grid(0).shape[:2]
         writer = imageio_ffmpeg.write_frames(
             str(path), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=2
@@ -106,15 +109,17 @@ def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -
     The bar is green once solved, red when the episode ended unsolved, grey before.
     """
     side = max(_SMALLEST_TILE, image.shape[0])
+    scale = max(1.0, side / _LARGEST_PLAIN_TILE)
+    bar = round(scale * _CAPTION_HEIGHT)
     picture = Image.fromarray(image).resize((side, side), Image.Resampling.NEAREST)
-    tile = Image.new("RGB", (side, side + _CAPTION_HEIGHT), _GREEN if success else _RED if over else _GREY)
-    tile.paste(picture, (0, _CAPTION_HEIGHT))
+    tile = Image.new("RGB", (side, side + bar), _GREEN if success else _RED if over else _GREY)
+    tile.paste(picture, (0, bar))
     draw = ImageDraw.Draw(tile)
-    font = ImageFont.load_default(size=11)
-    for line, text in enumerate(_wrap(instruction, draw, font, side - 6)):
-        draw.text((3, 2 + 13 * line), text, fill="white", font=font)
-    state = "solved" if success else "not solved" if over else "..."
-    draw.text((3, 28), state, fill="white", font=font)
+    font = ImageFont.load_default(size=round(11 * scale))
+    for line, text in enumerate(_wrap(instruction, draw, font, side - round(6 * scale))):
+        draw.text((3 * scale, (2 + 13 * line) * scale), text, fill="white", font=font)
+    state = "solved" if success else "not solved" if over else "under way"
+    draw.text((3 * scale, 28 * scale), state, fill="white", font=font)
     return np.asarray(tile)
 
 

@@ -15,17 +15,18 @@ from zoo.evaluation.evaluator import Frame
 
 
 class EvaluationVideo(VideoGrid):
-    """Grid of the first `max_episodes` episodes; give its `add_frame` to `zoo.evaluation.evaluator.evaluate`."""
+    """Grid of up to `max_episodes` episodes, spread evenly over all; give its `add_frame` to `evaluate`."""
 
     def __init__(self, instructions: Sequence[str], *, max_episodes: int = 9) -> None:
         """`instructions[i]` belongs to episode i."""
         super().__init__()
         self._sentences = instructions
-        self._max_episodes = max_episodes
+        count = min(max_episodes, len(instructions))
+        self._chosen = frozenset(index * len(instructions) // count for index in range(count))
 
     def add_frame(self, frame: Frame) -> None:
-        """Append the frame to its episode's tile, if that is among the first `max_episodes`."""
-        if frame.episode < self._max_episodes:
+        """Append the frame to its episode's tile, if it has one."""
+        if frame.episode in self._chosen:
             if frame.first:
                 self.begin(frame.episode, self._sentences[frame.episode])
             self.add(frame.episode, frame.image, solved=frame.success)

@@ -42,8 +42,8 @@ def test_a_film_holds_every_frame_and_then_the_outcome(tmp_path: Path) -> None:
     grid.add(1, picture(), solved=True)
     frames, report = read(grid.write(tmp_path / "videos" / "film.mp4", fps=5))
     assert b"5 fps" in report
-    # Two tiles of 192 x (192 + caption) side by side; three steps and a second of standing still.
-    assert frames.shape == (8, 236, 384, 3)
+    # Two tiles of 192 x (192 + caption) side by side; three steps and two seconds of standing still.
+    assert frames.shape == (13, 236, 384, 3)
     left = [int(frame[150, 100].mean()) for frame in frames[:3]]
     assert left == pytest.approx([0, 100, 200], abs=8)
 
@@ -58,7 +58,7 @@ def test_a_tile_that_begins_again_forgets_and_a_dropped_one_is_gone(tmp_path: Pa
     grid.drop(1)
     assert len(grid) == 1
     frames, _ = read(grid.write(tmp_path / "film.mp4", fps=1))
-    assert frames.shape == (2, 236, 192, 3)
+    assert frames.shape == (3, 236, 192, 3)
     assert int(frames[0, 150, 100].mean()) == pytest.approx(50, abs=8)
 
 

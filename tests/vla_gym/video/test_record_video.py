@@ -46,7 +46,7 @@ def test_each_episode_is_filmed_from_its_start_to_its_end(make: Make, mode: str,
     assert filmed.written
     frames, report = read(tmp_path / "film.mp4")
     assert b"2 fps" in report  # 10 simulator steps a second, 5 a decision
-    assert len(frames) == 4 + 2
+    assert len(frames) == 4 + 4
     filmed.close()
 
 

@@ -17,11 +17,16 @@ def frame(episode: int, *, success: bool = False, level: int = 0, first: bool = 
     return Frame(env=0, episode=episode, image=image, success=success, first=first)
 
 
-def test_only_the_first_episodes_are_kept(tmp_path: Path) -> None:
-    recorder = EvaluationVideo(["a", "b"], max_episodes=1)
-    recorder.add_frame(frame(1, first=True))
+def test_episodes_that_are_spread_over_all_are_kept(tmp_path: Path) -> None:
+    recorder = EvaluationVideo(["a"] * 10, max_episodes=3)
+    for episode in (1, 2, 4, 5, 7, 8, 9):
+        recorder.add_frame(frame(episode, first=True))
     with pytest.raises(ValueError, match="no frame"):
         recorder.write(tmp_path / "film.mp4", fps=5)
+    for episode in (0, 3, 6):
+        recorder.add_frame(frame(episode, first=True))
+    assert len(recorder) == 3
+    assert len(EvaluationVideo([], max_episodes=3)) == 0
 
 
 def test_an_episode_is_told_what_its_cell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +43,8 @@ def test_an_episode_is_told_what_its_cell_is_told(tmp_path: Path, monkeypatch: p
     recorder.add_frame(frame(0, success=True))
     recorder.add_frame(frame(1, first=True))
     recorder.write(tmp_path / "film.mp4", fps=1)
-    # The sheet's size is measured on the first frame, then two steps and one of standing still.
-    assert told == [("a", False, False), ("b", False, True)] * 2 + [("a", True, True), ("b", False, True)] * 2
+    # The sheet's size is measured on the first frame, then two steps and two of standing still.
+    assert told == [("a", False, False), ("b", False, True)] * 2 + [("a", True, True), ("b", False, True)] * 3
 
 
 class Root:
