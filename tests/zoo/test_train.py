@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,28 @@ def test_evaluations_before_the_end_add_at_most_a_tenth(n_timesteps: int, eval_e
         eval_episodes=eval_episodes,
     )
     assert evaluator.evaluations_before_the_end(config, benchmark_of(config).tasks) == times
+
+
+def test_a_run_tells_tasks_that_its_policy_knows_from_new_ones(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    protocol = json.loads((ppo_run / "protocol.json").read_text())
+    # As if it had been trained on the first task alone.
+    known = shutil.copytree(ppo_run, tmp_path / "known")
+    (known / "protocol.json").write_text(json.dumps(protocol | {"tasks": protocol["tasks"][:1]}))
+    flags = f"-n 64 --policy {known / 'best'} --eval-tasks Toy-Reach/2 Toy-Reach/0"
+    run = train(tmp_path, "ppo", flags)
+    assert yaml.safe_load((run / "config.yml").read_text())["eval_tasks"] == ["Toy-Reach/2", "Toy-Reach/0"]
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert [episode["task_id"] for episode in evaluation["episodes"]] == [0, 0, 2, 2]
+    labels = [f"tasks that {known / 'best'} was trained on", "tasks that are new to it"]
+    assert [(group["name"], group["episodes"]) for group in evaluation["groups"]] == [(labels[0], 2), (labels[1], 2)]
+    printed = capsys.readouterr().out
+    assert f"{known / 'best'} was trained on 1 of these tasks:" in printed
+    assert all(f"\n{label}:\n" in printed for label in labels)
+    last = printed.splitlines()[-2:]
+    assert [line.split()[0] for line in last] == ["video", "report"]
+    assert "of 4 episodes solved)" in last[0]
 
 
 def test_metrics_have_the_contracts_names(ppo_run: Path) -> None:

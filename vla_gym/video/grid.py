@@ -36,6 +36,11 @@ class VideoGrid:
         """Number of tiles."""
         return len(self._frames)
 
+    @property
+    def num_solved(self) -> int:
+        """Number of tiles whose episode is solved by its last frame."""
+        return sum(solved[-1] for solved in self._solved.values() if solved)
+
     def begin(self, tile: int, instruction: str) -> None:
         """Start a tile, or start it again without its earlier frames."""
         self._instructions[tile] = instruction

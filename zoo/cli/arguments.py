@@ -250,6 +250,13 @@ def add_new_run_arguments(
     )
     parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none")
     parser.add_argument(
+        "--eval-tasks",
+        nargs="+",
+        metavar="ID",
+        help="evaluate on those tasks of --env that these environments have, e.g. LIBERO-Object LIBERO-Goal "
+        "(default: on all of them)",
+    )
+    parser.add_argument(
         "--save-freq",
         type=count_or_zero,
         metavar=steps.upper(),

@@ -6,14 +6,16 @@ Downloads nothing but a Hub id that the user gives; a recipe's own start weights
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object
 from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
+from zoo.runs.lookup import find_run
 from zoo.runs.shipped_agents import local_or_shipped
 
 _LENGTHS = ("state_dim", "action_dim")
@@ -255,11 +257,26 @@ def _own_choice(folder: Path, name: str, stored: Mapping[str, Any], given: Mappi
     return PolicyChoice(
         name=name,
         family=family,
-        env_options={"chunk": conventions["chunk"], "wrist_camera": "wrist_image" in conventions["cameras"]},
+        env_options={
+            "chunk": conventions["chunk"],
+            "wrist_camera": "wrist_image" in conventions["cameras"],
+            **_rendered(folder),
+        },
         fixed=None,
         lengths={key: conventions[key] for key in _LENGTHS if key in conventions},
         model=stored.get("model", {}),
     )
+
+
+def _rendered(folder: Path) -> dict[str, int]:
+    """Return the `image_size` at which the run that the folder lies in rendered; {} where it says none.
+
+    A picture rendered larger and made smaller is not the one that the policy has learned to read.
+    """
+    with suppress(VLAZooError):  # a folder of no run
+        options = find_run(str(folder)).config().env_options
+        return {name: options[name] for name in ("image_size",) if name in options}
+    return {}
 
 
 def _own_config(folder: Path) -> Mapping[str, Any] | None:

@@ -37,13 +37,14 @@ from zoo.config.run_config import (
 )
 from zoo.config.settings import defaults_of
 from zoo.config.tracking import check_tracking
+from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
 from zoo.runs.folder import RunFolder, holds_policy, longer
 from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_point, find_run
 from zoo.runs.monitor import lacks_evaluation
 
 DEFAULT_UPDATES = 1000
-_NEW_RUN_ONLY = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes")
+_NEW_RUN_ONLY = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes", "eval_tasks")
 """Flags that no run takes when it goes on: they would make it another run."""
 _TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
 """Flags of `zoo.train` that stand above the setting of the same name."""
@@ -96,7 +97,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         values={**values, **given_flags(args, *_TRAIN_SETTINGS)},
         seed=_seed(args),
         entry=entry,
-        **given_flags(args, "device", "num_threads", *_SPREAD),
+        **given_flags(args, "device", "num_threads", "eval_tasks", *_SPREAD),
     )
     check_benchmark_options(config)
     return config
@@ -175,11 +176,12 @@ def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them raises here."""
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     with_instructions(benchmark, config.env_options.get("instructions", {}))
-    grid = sum(task.num_trials for task in benchmark.tasks)
+    evaluated = tasks_of(config.eval_tasks, benchmark.tasks)
+    grid = sum(benchmark.tasks[task_id].num_trials for task_id in evaluated)
     if config.eval_episodes > grid:
         raise BadValue(
-            f"eval_episodes={config.eval_episodes} is more than the {grid} start states of {config.env}; "
-            f"at most --eval-episodes {grid}"
+            f"eval_episodes={config.eval_episodes} is more than the {grid} start states of "
+            f"{', '.join(config.eval_tasks) or config.env}; at most --eval-episodes {grid}"
         )
 
 
@@ -202,7 +204,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs=asdict(SFTConfig(**_given_sft(args, *_SFT_PLACE, *_SFT_FIXED))),
         entry=entry,
-        **{"eval_freq": 0, **given_flags(args, *_SFT_ANYTIME)},
+        **{"eval_freq": 0, **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
     )
     check_arithmetic(config)
     check_benchmark_options(config)

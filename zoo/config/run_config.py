@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -124,6 +124,8 @@ class RunConfig:
     way as often as `zoo.training.evaluation.evaluations_before_the_end` affords."""
     eval_episodes: CountOrZero = 20
     """Episodes of each evaluation, always on the same start states; 0 evaluates never."""
+    eval_tasks: Sequence[str] = field(default_factory=list)
+    """Environment ids whose tasks, as far as `env` has them, are evaluated; none stands for all tasks of `env`."""
     save_freq: CountOrZero = 0
     """Simulator steps between checkpoints; 0 saves at the end only."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
@@ -273,7 +275,7 @@ def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
     return config
 
 
-_SINCE_FIRST_VERSION: tuple[str, ...] = ()
+_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks",)
 """Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
 """Names of torch devices that runs know."""

@@ -115,8 +115,8 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
             return None
         (option,) = (option for option in options if option is not types.NoneType)
         annotation, limits = _without_range(option)
-    if annotation == Texts:
-        return _texts(value, where)
+    if annotation in (Texts, Sequence[str]):
+        return _texts(annotation, value, where)
     origin = get_origin(annotation) or annotation
     if origin is bool:
         if isinstance(value, bool):
@@ -142,12 +142,14 @@ def _without_range(annotation: Any) -> tuple[Any, Range]:
     return get_args(annotation) if get_origin(annotation) is Annotated else (annotation, Range())
 
 
-def _texts(value: object, where: str) -> str | list[str]:
-    if isinstance(value, str):
+def _texts(annotation: Any, value: object, where: str) -> str | list[str]:
+    """`Texts`: one or several; a sequence: none, too."""
+    one = annotation == Texts
+    if one and isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
+    if isinstance(value, list | tuple) and (value or not one) and all(isinstance(text, str) for text in value):
         return list(value)
-    raise BadValue(f"{where} must be text or a list of texts, got {shown(value)}")
+    raise BadValue(f"{where} must be {'text or ' if one else ''}a list of texts, got {shown(value)}")
 
 
 def _word(choices: tuple[str, ...], value: object, where: str) -> str:

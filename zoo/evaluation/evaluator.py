@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vla_gym.errors import BadValue
+from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState, Task
 
 
@@ -124,6 +125,23 @@ def choose_start_states(tasks: Sequence[Task], episodes: int | None) -> list[Sta
                 take[task_id] += 1
                 left -= 1
     return [StartState(task_id=i, trial_id=k) for i, count in enumerate(take) for k in range(count)]
+
+
+def tasks_of(env_ids: Sequence[str], tasks: Sequence[Task]) -> list[int]:
+    """Return the indices of those `tasks` that the environments have, in their order; without environments all of them.
+
+    Raises `BadValue` for an environment that has none, and what `find_benchmark` raises for an id.
+    """
+    if not env_ids:
+        return list(range(len(tasks)))
+    wanted = set()
+    for env_id in env_ids:
+        names = {(task.suite, task.name) for task in find_benchmark(env_id).tasks}
+        found = {task_id for task_id, task in enumerate(tasks) if (task.suite, task.name) in names}
+        if not found:
+            raise BadValue(f"--eval-tasks {env_id}: the environment that is trained has none of its tasks")
+        wanted |= found
+    return sorted(wanted)
 
 
 def evaluate(

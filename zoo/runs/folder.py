@@ -180,20 +180,23 @@ def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) 
 
 
 def closing_lines(
-    run_path: Path, video: Path | None, *, events: Path, n_timesteps: int, done: int, num_starts: int
+    run_path: Path, video: Path | None, *, filmed: str, events: Path, n_timesteps: int, done: int, num_starts: int
 ) -> str:
-    """Return the places of a finished run's files, TensorBoard's `events` too, and the next commands."""
+    """Return a finished run's next commands, with the folder of TensorBoard's `events`, then what there is to look at.
+
+    `filmed` says what `video` shows.
+    """
     run = quoted(run_path)
-    lines = [f"run folder  {run_path}"]
-    if video is not None:
-        lines.append(f"video       {video}")
-    lines.append(f"report      {run_path / REPORT_FILE}")
-    lines += [
+    lines = [
+        f"run folder  {run_path}",
         "next:",
         f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
         f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
         f"  tensorboard --logdir {quoted(events)}   (curves)",
     ]
+    if video is not None:
+        lines.append(f"video       {video}   ({filmed})")
+    lines.append(f"report      {run_path / REPORT_FILE}   (open it in a browser)")
     return "\n".join(lines)
 
 

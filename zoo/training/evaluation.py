@@ -10,7 +10,7 @@ from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.specs import StartState, Task
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup, own_block
-from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate, tasks_of
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 
@@ -25,7 +25,7 @@ def evaluations_before_the_end(config: RunConfig, tasks: Sequence[Task]) -> int:
 
     As often as `EVALUATED_SHARE` affords when every episode lasts as long as it may.
     """
-    start_states = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
+    start_states = evaluated_start_states(config, tasks)
     steps = sum(tasks[start.task_id].horizon for start in start_states)
     return min(MOST_BEFORE_THE_END, int(EVALUATED_SHARE * config.n_timesteps / steps)) if steps else 0
 
@@ -101,9 +101,18 @@ class Evaluator:
         return evaluate(policy, self._envs, self._start_states, on_frame=on_frame)
 
 
+def evaluated_start_states(config: RunConfig, tasks: Sequence[Task]) -> list[StartState]:
+    """The start states of the run's evaluations; none where it is not evaluated."""
+    if not config.eval_episodes:
+        return []
+    evaluated = tasks_of(config.eval_tasks, tasks)
+    chosen = choose_start_states([tasks[task_id] for task_id in evaluated], config.eval_episodes)
+    return [StartState(task_id=evaluated[start.task_id], trial_id=start.trial_id) for start in chosen]
+
+
 def own_start_states(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
-    """The start states that this rank evaluates; none where the run is not evaluated."""
-    start_states = choose_start_states(tasks, config.eval_episodes) if config.eval_episodes else []
+    """Those of them that this rank evaluates."""
+    start_states = evaluated_start_states(config, tasks)
     return start_states[own_block(len(start_states), process_group)]
 
 

@@ -15,6 +15,7 @@ from zoo.config.memory_plan import need_lines, needs
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
+from zoo.runs.trained_tasks import trained_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class RunPlan:
 
     def lines(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
-        return [*arithmetic_lines(self), *resume_lines(resume), *memory_lines(self)]
+        return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume), *memory_lines(self)]
 
 
 def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:
@@ -63,7 +64,7 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
     `start` are the lines about the weights, of `zoo.training.start_weights`.
     """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
-    arithmetic, memory = arithmetic_lines(plan), memory_lines(plan)
+    arithmetic, memory = [*arithmetic_lines(plan), *knowledge_lines(plan.config)], memory_lines(plan)
     end = "dry run      nothing was started or written"
     return "\n".join([config, "", *start, *arithmetic, *resume_lines(resume), end, *memory])
 
@@ -74,6 +75,12 @@ def resume_lines(resume: ResumePoint | None) -> list[str]:
         return []
     where = "in place" if resume.in_place else "in a new run folder"
     return [f"resumes      from {resume.checkpoint} at {resume.step} simulator steps, {where}"]
+
+
+def knowledge_lines(config: RunConfig) -> list[str]:
+    """Return the tasks of the run that its policy was trained on before, where those are some of them."""
+    trained = trained_tasks(config.policy)
+    return [] if trained is None else trained.lines(benchmark_of(config).tasks)
 
 
 def check_startable(plan: RunPlan) -> None:

@@ -216,17 +216,19 @@ class RLTrainer(Trainer):
         if steps > self.done:
             seen = len(self.model.tasks_seen)
             _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
-        video = None
+        video, filmed = None, ""
         if evaluator is not None and episodes is not None:
             _logger.info(self.table(episodes))
             self.write_evaluation(episodes)
             if self.job.films.evaluation:
                 fps = float(self.envs.metadata["render_fps"])
                 video = evaluator.video.write(self.videos / f"step_{steps}.mp4", fps=fps)
+                filmed = f"{evaluator.video.num_solved} of {len(evaluator.video)} episodes solved"
         write_run_page(self.run)
         lines = closing_lines(
             self.run.path,
             video,
+            filmed=filmed,
             events=self.events,
             n_timesteps=self.config.n_timesteps,
             done=steps,

@@ -21,6 +21,7 @@ from zoo.config.tracking import Tracking
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
 from zoo.runs.loggers import JsonLines, TensorBoard
@@ -28,6 +29,7 @@ from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile
 from zoo.runs.progress import Progress
 from zoo.runs.trackers import start_trackers
+from zoo.runs.trained_tasks import trained_tasks
 from zoo.training.callbacks import (
     BestPolicy,
     CheckpointCallback,
@@ -273,6 +275,7 @@ class Trainer:
             env_id=self.config.env,
             protocol=self.envs.protocol(),
             num_timesteps=self.model.num_timesteps,
+            groups=[rate_values(rate) for rate in rates_by_group(episodes, self._groups(episodes))],
             **facts,
             deterministic=True,
             summary=self._protocol_line(episodes),
@@ -281,7 +284,15 @@ class Trainer:
 
     def table(self, episodes: Sequence[EpisodeRecord]) -> str:
         """The table of an evaluation."""
-        return evaluation_table(episodes, self.envs.benchmark.tasks, self._protocol_line(episodes))
+        tasks, line = self.envs.benchmark.tasks, self._protocol_line(episodes)
+        return evaluation_table(episodes, tasks, line, self._groups(episodes))
+
+    def _groups(self, episodes: Sequence[EpisodeRecord]) -> dict[str, list[int]]:
+        """Tasks that the run's first policy was trained on before, and others, where both were evaluated."""
+        trained = trained_tasks(self.config.policy)
+        groups = {} if trained is None else trained.groups(self.envs.benchmark.tasks)
+        both = all(any(episode.task_id in tasks for episode in episodes) for tasks in groups.values())
+        return groups if both else {}
 
     def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
         benchmark = self.envs.benchmark

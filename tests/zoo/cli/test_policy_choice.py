@@ -8,11 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.zoo.cli.test_run_flags import resolve
 from vla_gym.errors import BadValue, UnknownName
 from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.run_flags import resolve_new_run
+from zoo.config.run_config import RunConfig, to_plain
 from zoo.train import parser
 
 
@@ -111,3 +113,16 @@ def test_an_adapter_folder_keeps_its_own_size(published: Path, tmp_path_factory:
     # The package's own adapter says all of that itself.
     (folder / "vla_zoo.json").write_text("{}")
     assert "backbone_kwargs" not in resolve(f"--env LIBERO-Spatial --policy {folder}").policy_kwargs
+
+
+def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> None:
+    write_policy(tmp_path, "nano")
+    flags = f"--env Toy-Reach --policy {tmp_path}"
+    recipes_own = resolve(flags).env_options.get("image_size")
+    (tmp_path / "args.yml").write_text("{}")
+    settings = {"algo": "sft", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0}
+    given = to_plain(RunConfig(**settings, env_options={"image_size": 48, "num_workers": 1}))
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(given))
+    assert recipes_own != 48
+    assert resolve(flags).env_options["image_size"] == 48
+    assert resolve(f"{flags} -params image_size:24").env_options["image_size"] == 24

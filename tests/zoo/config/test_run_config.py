@@ -117,7 +117,12 @@ def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exc
         from_plain({**WHOLE, **values}, "config.yml")
 
 
-@pytest.mark.parametrize("name", WHOLE)
+def test_a_record_of_the_first_version_evaluated_all_tasks() -> None:
+    first = {key: value for key, value in WHOLE.items() if key != "eval_tasks"}
+    assert from_plain(first, "config.yml") == from_plain({**WHOLE, "eval_tasks": []}, "config.yml")
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE.keys() - {"eval_tasks"}))
 def test_a_record_without_a_field_is_no_run_with_its_default(name: str) -> None:
     values = {key: value for key, value in WHOLE.items() if key != name}
     with pytest.raises(BadValue, match=f"config.yml lacks {name}, which every run writes"):

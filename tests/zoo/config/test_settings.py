@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from vla_gym.errors import UnknownName
+from vla_gym.errors import BadValue, UnknownName
 from zoo.config.run_config import PolicyOptions, check_settings, known_settings
-from zoo.config.settings import ALIASES, annotations_of
+from zoo.config.settings import ALIASES, annotations_of, check_value
+
+
+def test_a_list_of_texts_may_be_empty() -> None:
+    assert check_value(Sequence[str], [], "tasks") == []
+    assert check_value(Sequence[str], ("a", "b"), "tasks") == ["a", "b"]
+    for wrong in ("a", ["a", 3]):
+        with pytest.raises(BadValue, match="tasks must be a list of texts, got"):
+            check_value(Sequence[str], wrong, "tasks")
 
 
 def test_a_pair_is_two_numbers() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
+from vla_gym.registry import find_benchmark
 from vla_gym.specs import StartState, Task
-from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate
+from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate, tasks_of
 
 
 def task(name: str, *, trials: int = 3, suite: str = "suite") -> Task:
@@ -211,3 +212,13 @@ def test_an_episode_s_noise_does_not_depend_on_its_neighbours() -> None:
 def test_an_episode_that_is_run_again_draws_the_same_numbers() -> None:
     first, again = numbers(2)[1], numbers(2, lost=True)[1]
     assert again == [*first, *first]
+
+
+def test_the_tasks_of_some_environments_are_chosen_in_the_benchmark_s_order() -> None:
+    tasks = find_benchmark("Toy-Reach").tasks
+    assert tasks_of([], tasks) == [0, 1, 2]
+    assert tasks_of(["Toy-Reach/2", "Toy-Reach/0"], tasks) == [0, 2]
+    with pytest.raises(BadValue, match="none of its tasks"):
+        tasks_of(["Toy-Reach/0", "MetaWorld/reach"], tasks)
+    with pytest.raises(UnknownName, match="Did you mean"):
+        tasks_of(["Toy-Rech"], tasks)

@@ -127,12 +127,23 @@ def test_a_video_belongs_to_its_run(folder: Path | None, file: str) -> None:
 @pytest.mark.parametrize(("asked", "done", "advised"), [(1000, 1010, 2020), (64, 1852, 3704), (1000, 600, 2000)])
 def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, advised: int) -> None:
     run = Path("logs/run")
-    lines = closing_lines(run, None, events=run, n_timesteps=asked, done=done, num_starts=1)
+    lines = closing_lines(run, None, filmed="", events=run, n_timesteps=asked, done=done, num_starts=1)
     assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
 
 
 def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
-    text = closing_lines(Path("my logs/run"), None, events=Path("my events/run"), n_timesteps=1, done=1, num_starts=1)
+    run, events = Path("my logs/run"), Path("my events/run")
+    text = closing_lines(run, None, filmed="", events=events, n_timesteps=1, done=1, num_starts=1)
     assert "  python -m zoo.evaluate -i 'my logs/run' -P" in text
     assert "  python -m zoo.train -i 'my logs/run' -n 2" in text
     assert "  tensorboard --logdir 'my events/run'   (curves)" in text
+
+
+def test_the_last_lines_are_what_there_is_to_look_at() -> None:
+    run = Path("logs/run")
+    film, note = run / "videos" / "step_8.mp4", "2 of 3 episodes solved"
+    *_, video, page = closing_lines(
+        run, film, filmed=note, events=run, n_timesteps=8, done=8, num_starts=1
+    ).splitlines()
+    assert video == "video       logs/run/videos/step_8.mp4   (2 of 3 episodes solved)"
+    assert page == "report      logs/run/report.html   (open it in a browser)"
