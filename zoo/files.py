@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
+import platform
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vla_gym import reading
 from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
 
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|replaced)-(?:(?P<host>[\w-]+)-)?(?P<pid>\d{1,10})")
+"""Names of what is being written, and of what is being replaced, by which process of which machine."""
+_HOST = re.sub(r"[^\w]", "_", platform.node()) or "here"
+
+
+def _temporary(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{_HOST}-{os.getpid()}")
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, which replaces `path` at the end unless the body raises."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Context manager that yields a temporary path, which replaces `path` at the end unless the body raises.
+
+    An `OSError` of the body (a full disk) names `path`.
+    """
+    partial = _temporary(path, "partial")
     try:
-        yield partial
-        partial.replace(path)
+        with _naming(path):
+            yield partial
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Context manager that names `path` in errors of the system that name no file, and in those of safetensors."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    except Exception as error:
+        # Libraries not written in Python say it in words: "No space left on device (os error 28)".
+        if said := re.search(r"\(os error (\d{1,4})\)", str(error)):
+            raise OSError(int(said[1]), os.strerror(int(said[1])), str(path)) from error
         raise
 
 
@@ -33,25 +65,76 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder beside `folder`, then put it there in one step, on the disk."""
+    """Let `write` fill a temporary folder beside `folder`, then put it there in one step, on the disk.
+
+    Whatever kills the process leaves `folder` as it was or as it is to be: where the system cannot exchange two
+    folders in one step, `recover_folders` puts the former one back.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    replaced = folder.parent / f".{folder.name}.replaced-{os.getpid()}"
+    recover_folders(folder.parent)
+    partial, replaced = _temporary(folder, "partial"), _temporary(folder, "replaced")
     for leftover in (partial, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
     try:
-        write(partial)
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-        _sync(folder.parent)
+        with _naming(folder):
+            partial.mkdir()
+            write(partial)
+            for file in partial.iterdir():
+                _sync(file)
+            _sync(partial)
+            _put(partial, folder, replaced)
+            _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _put(partial: Path, folder: Path, replaced: Path) -> None:
+    """Rename `partial` to `folder`; what was there is `partial`, or `replaced`, afterwards."""
+    if not folder.exists():
+        partial.rename(folder)
+    elif not _exchange(partial, folder):
+        folder.rename(replaced)
+        partial.rename(folder)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, as Linux can on most file systems; return whether it was done."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    at_cwd, exchange = -100, 2
+    return rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0
+
+
+def recover_folders(parent: Path) -> None:
+    """Put back what a process that was killed had set aside in `parent`, and remove what it had half written.
+
+    Only of processes of this machine that are gone; nothing happens where `parent` cannot be written.
+    """
+    with suppress(OSError):
+        for entry in sorted(parent.iterdir()):
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found is None or (found["host"] or _HOST) != _HOST or _runs(int(found["pid"])):
+                continue
+            with suppress(OSError):
+                if found["kind"] == "replaced" and not (parent / found["name"]).exists():
+                    entry.rename(parent / found["name"])
+                elif entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass  # another user's
+    return True
 
 
 def _sync(path: Path) -> None:
@@ -63,6 +146,12 @@ def _sync(path: Path) -> None:
 
 
 _MEND = "Restore it, or move it away to do without what it holds"
+
+
+def file_sha256(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal; 0.6 s of CPU for a GB where it was measured."""
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def damaged(file: Path, reason: object) -> BadValue:

@@ -30,6 +30,7 @@ from zoo.config.gym_packages import import_gym_packages
 from zoo.config.run_config import LARGEST_SEED, RunConfig, to_plain
 from zoo.config.search_space import SPACES, Space, Span, described, drawn_values, read_space
 from zoo.config.settings import yaml_line
+from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
 from zoo.train import parser as train_parser
 from zoo.training.run_plan import RunPlan, check_startable
@@ -249,14 +250,17 @@ def _write_best(search: Search, study: Study) -> None:
     completed = _completed(study)
     if not completed:
         raise BadValue(f"no trial of {search.folder / STUDY_FILE} was completed; repeat the command")
-    with (search.folder / TRIALS_FILE).open("w", encoding="utf-8", newline="") as file:
+    with (
+        atomic_file(search.folder / TRIALS_FILE) as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["trial", "success", *search.space])
         rows.writerows(
             [trial.number, trial.value, *(trial.params[name] for name in search.space)] for trial in completed
         )
     best, drawn = search.folder / BEST_FILE, drawn_values(study.best_params, search.space)
-    best.write_text(yaml.safe_dump(drawn, sort_keys=False), encoding="utf-8")
+    write_text(best, yaml.safe_dump(drawn, sort_keys=False))
     argv = search.argv(search.seeds[0], search.log_folder, drawn)
     print(f"best of {len(completed)} trials: {study.best_value:.1%} success, settings in {best}")
     print(f"next:\n  python -m zoo.train {shlex.join(argv)}")

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.registry import canonical_id
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
+from zoo.files import atomic_file
 from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
@@ -187,9 +188,11 @@ def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, ou
         axes.grid(alpha=0.3)
         axes.legend()
     try:
-        figure.savefig(output)
+        with atomic_file(output) as partial:
+            figure.savefig(partial, format=output.suffix.removeprefix(".") or "png")
     except (OSError, ValueError) as error:
-        raise BadValue(f"cannot write '{output}': {error}") from error
+        reason = os_reason(error) if isinstance(error, OSError) else error
+        raise BadValue(f"cannot write '{output}': {reason}") from error
 
 
 def _draw_group(

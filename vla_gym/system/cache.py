@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
@@ -47,24 +48,49 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or absent, also when the process is killed."""
+    """Write a file that is either whole or absent, also when the process is killed or the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
+_SEAL = b"\n#"
+"""Between a record and the hash of its bytes, on a line of its own; JSON has no such line."""
+
+
+def write_json(file: Path, values: Any) -> None:
+    """Write a JSON file with the hash of its content, whole or not at all."""
+    content = json.dumps(values).encode()
+    write_atomic(file, content + _SEAL + content_hash(content).encode())
+
+
 def read_json(file: Path) -> Any:
-    """Return the content of a cached JSON file, lists as tuples; raise `FileNotFoundError` where it is cut short."""
+    """Return the content of a cached JSON file, lists as tuples; raise `FileNotFoundError` where it is damaged.
+
+    Files of version 0.1 have no hash of their content.
+    """
+    content, seal, wanted = file.read_bytes().rpartition(_SEAL)
+    if not seal:
+        content = wanted
+    elif content_hash(content).encode() != wanted:
+        raise FileNotFoundError(f"cached file {file} is damaged: its content is not what was written")
     try:
-        return _tuples(json.loads(file.read_bytes()))
-    except ValueError as error:
+        return _tuples(json.loads(content))
+    except (ValueError, RecursionError) as error:
         raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
+
+
+def content_hash(data: bytes | memoryview) -> str:
+    """Return the hash by which cached content is known, 40 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
 def _tuples(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.specs import Benchmark, StartState, Task
 from vla_gym.vector.start_states import Schedule
 from vla_gym.workers.messages import actions_from_text, actions_to_text
@@ -146,10 +146,13 @@ def replay_commands(
         if entry is None:
             table.retire(env)
             continue
+        task_id = check_integer(f"task_id of slot {env}", entry["task_id"], 0, len(benchmark.tasks) - 1)
+        last = benchmark.tasks[task_id].num_trials - 1
+        trial_id = check_integer(f"trial_id of slot {env}", entry["trial_id"], 0, last)
         commands.append(
             Command(
                 slot=env,
-                start=StartState(task_id=entry["task_id"], trial_id=entry["trial_id"]),
+                start=StartState(task_id=task_id, trial_id=trial_id),
                 kind="replay",
                 action_TA=actions_from_text(entry["actions"], benchmark.action_dim),
             )

@@ -97,11 +97,25 @@ def shapes_of(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file."""
+    """All tensors of one file; raises `BadValue` for one that is not finite, with which every decision is nonsense."""
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
+    check_finite(path, tensors)
+    return tensors
+
+
+def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise `BadValue` where a tensor of a file holds NaN or infinity.
+
+    Each is summed once, without a copy: a sum is finite unless a part is not (or the parts are beyond 1e30).
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.device.type != "meta":
+            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+            if not torch.isfinite(tensor.sum(dtype=wide)) and not torch.isfinite(tensor).all():
+                raise BadValue(f"'{path}' is damaged: its tensor '{name}' holds numbers that are not finite")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -121,6 +135,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         raise BadValue(f"'{path}' cannot be read as tensors: {first_line}") from error
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadValue(f"'{path}' must hold a mapping of names to tensors, got {type(state).__name__}")
+    check_finite(path, state)
     return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
+from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors
 from vla_policies.types import Evaluation
 from zoo.config.algorithm_configs import KLReference
 from zoo.runs.folder import REFERENCE_FILE
@@ -84,7 +85,9 @@ class FrozenCopy(Reference):
         path = folder / REFERENCE_FILE
         if not path.is_file():
             raise BadValue(f"checkpoint '{folder}' lacks {REFERENCE_FILE}, which kl_reference='copy' needs")
-        self._policy.load_state_dict(load_file(path))
+        tensors = read_safetensors(path)
+        check_tensors(path, tensors, self._policy.state_dict())
+        self._policy.load_state_dict(tensors)
 
 
 def check_reference(policy: Any, kind: str) -> None:

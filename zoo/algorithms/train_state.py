@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
+from vla_policies.checkpoint_io.json_records import from_json
+from zoo.config.settings import LARGEST_COUNT
 from zoo.distributed.process_group import ProcessGroup
 
 
@@ -49,8 +51,19 @@ class Counters:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Counters:
-        """Return the counters of a checkpoint."""
-        return cls(**{name: values[key] for name, key in _FILE_NAMES.items() if key in values})
+        """Return the counters of a checkpoint; raises `BadValue` where one is missing or can be no such count.
+
+        Nothing else that stands there has any effect.
+        """
+        if not isinstance(values, Mapping):
+            raise BadValue(f"counters must be a mapping, got {shown(values)}")
+        known = {name: values[key] for name, key in _FILE_NAMES.items() if key in values}
+        counters = from_json(cls, known, "counters")
+        for name in known:
+            number = getattr(counters, name)
+            if number is not None and not 0 <= number <= LARGEST_COUNT:
+                raise BadValue(f"{_FILE_NAMES[name]} of counters must be in 0 .. {LARGEST_COUNT}, got {shown(number)}")
+        return counters
 
 
 _FILE_NAMES = {

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_policies.checkpoint_io.hub import call, parse_hub_id
-from zoo.files import quoted, read_json
+from zoo.files import file_sha256, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
 from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, is_of_weights, weights_sha256
@@ -34,6 +34,7 @@ from zoo.runs.folder import (
 )
 from zoo.runs.lookup import policy_folder
 from zoo.runs.monitor import lacks_evaluation
+from zoo.runs.seal import HASHES, sealed
 
 _TRAINING_ONLY = (*TRAINING_TENSORS, STATE_FILE)
 _OF_ONE_RUN = (*RUN_RECORDS, REPLAY, ADAPTER_CONFIG_FILE, POLICY_CONFIG_FILE)
@@ -206,6 +207,8 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
         if state in files:
             noted = read_json(files[state])
             noted["files"][ADAPTER_CONFIG_FILE] = changed.stat().st_size
+            if HASHES in noted:
+                noted = sealed(noted, {ADAPTER_CONFIG_FILE: file_sha256(changed)})
             files[state] = scratch / f"{number}.{STATE_FILE}"
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
 

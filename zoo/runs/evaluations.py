@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.evaluation.statistics import Rate, rate_values
-from zoo.files import read_json
+from zoo.files import file_sha256, read_json
 from zoo.runs.folder import (
     EVALUATION_FILE,
     EVALUATIONS_FILE,
@@ -35,8 +35,7 @@ def weights_sha256(folder: Path) -> str | None:
     files = sorted(file for file in folder.glob("*.safetensors") if file.name not in TRAINING_TENSORS)
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as data:
-            digest.update(f"{hashlib.file_digest(data, 'sha256').hexdigest()}  {file.name}\n".encode())
+        digest.update(f"{file_sha256(file)}  {file.name}\n".encode())
     return digest.hexdigest() if files else None
 
 

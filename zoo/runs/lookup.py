@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vla_gym.errors import BadValue
 from zoo.config.gym_packages import import_packages_of
-from zoo.files import quoted
+from zoo.files import quoted, recover_folders
 from zoo.runs.folder import (
     ARGS_FILE,
     CONFIG_FILE,
@@ -50,7 +50,10 @@ def find_run(path: str) -> RunFolder:
     for folder in (wanted, *wanted.resolve().parents[:2]):
         missing = [name for name in (CONFIG_FILE, ARGS_FILE) if not (folder / name).is_file()]
         if not missing:
-            return RunFolder(folder)
+            run = RunFolder(folder)
+            for parent in (run.path, run.checkpoints):
+                recover_folders(parent)
+            return run
         if len(missing) == 1 and incomplete is None:
             incomplete = f"run folder '{folder}' is incomplete: it has no {missing[0]}"
     raise BadValue(

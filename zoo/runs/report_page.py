@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, os_reason
 from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
 from zoo.evaluation.statistics import Rate, rate_values
-from zoo.files import read_json
+from zoo.files import read_json, write_text
 from zoo.runs.curves import Episodes, read_episodes, read_evaluations, read_metrics
 from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
 from zoo.runs.report_charts import CHARTS, SFT_CHARTS, health_charts, success_chart, task_chart
@@ -80,9 +80,9 @@ def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
     path = run.path / REPORT_FILE if output is None else output
     page = run_page(run)
     try:
-        path.write_text(page, encoding="utf-8")
+        write_text(path, page)
     except OSError as error:
-        raise BadValue(f"cannot write '{path}': {error.strerror}") from error
+        raise BadValue(f"cannot write '{path}': {os_reason(error)}") from error
     return path
 
 

@@ -227,7 +227,8 @@ _SAME_CTRL_C_SECONDS = 3.0
 
 
 class StopSignals:
-    """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), and on Ctrl-C.
+    """While entered, calls `act` when a cluster asks for the machine (SIGTERM, SIGUSR1), when the terminal
+    is gone (SIGHUP, unless it is ignored), and on Ctrl-C.
 
     A second Ctrl-C, some seconds later (launchers pass the first one on), interrupts whatever happens. The former
     handlers come back after.
@@ -235,7 +236,9 @@ class StopSignals:
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
-        self._signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        self._signals = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+            self._signals.append(signal.SIGHUP)
         self._former: dict[int, Any] = {}
         self._first_ctrl_c = 0.0
         self.by_ctrl_c = False

@@ -6,7 +6,7 @@
         rollout.safetensors              last observation
         reference.safetensors            with kl_reference: copy, the policy before its first update
         training_state.json              counters, random generators, environment, parameter groups;
-                                         written last, with the size of every other file
+                                         written last, with size and SHA-256 of every other file
 
 A checkpoint holds the last update boundary (`zoo.algorithms.train_state`): taken in the middle of a rollout, it
 goes back to that rollout's start, whose weights are still the present ones. It appears under its name in one step
@@ -28,12 +28,13 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, shown
-from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, load_weights
+from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
 from zoo.distributed.process_group import ProcessGroup
-from zoo.files import damaged, read_json, write_folder
+from zoo.files import content_of, damaged, file_sha256, read_json, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
+from zoo.runs.seal import check_seal, sealed
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FORMAT_VERSION = 1
@@ -114,13 +115,16 @@ def write_checkpoint(
 
 
 def _write_state(folder: Path, algorithm: str, facts: Mapping[str, Any]) -> None:
-    """Write `STATE_FILE`, after all else: the algorithm's name, `facts`, and the size of every other file."""
+    """Write `STATE_FILE`, after all else: the algorithm's name, `facts`, size and hash of every other file, and the
+    hash of all that it says itself."""
+    files = sorted(folder.iterdir())
     state = {
         "format_version": FORMAT_VERSION,
         "algorithm": algorithm,
         **facts,
-        "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+        "files": {file.name: file.stat().st_size for file in files},
     }
+    state = sealed(state, {file.name: file_sha256(file) for file in files})
     (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
 
@@ -172,7 +176,7 @@ def is_complete(folder: Path) -> bool:
         files = read_json(folder / STATE_FILE)["files"]
     except (ValueError, KeyError, TypeError):
         return False
-    return all(_size(folder / name) == size for name, size in files.items())
+    return isinstance(files, dict) and all(_size(folder / name) == size for name, size in files.items())
 
 
 def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
@@ -192,22 +196,44 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     if algorithm.kl_coef:
         algorithm.reference.load(folder)
     load_moments(algorithm.policy.optimizer, folder, saved)
-    whole = TrainState(
-        counters=Counters.from_json(saved["counters"]),
-        episodes=tuple(saved["episodes"]),
-        successes=tuple(saved["successes"]),
-        rng=saved["rng"],
-        env=saved["env"],
-        arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
-    )
+    num_envs = algorithm.n_envs * algorithm.process_group.size
     own = slice(algorithm.first_env, algorithm.first_env + algorithm.n_envs)
-    algorithm.restore_state(whole.scatter(own, algorithm.n_envs * algorithm.process_group.size))
+    with content_of(folder / STATE_FILE):
+        whole = TrainState(
+            counters=Counters.from_json(saved["counters"]),
+            episodes=tuple({name: float(value) for name, value in one.items()} for one in saved["episodes"]),
+            successes=tuple(float(success) for success in saved["successes"]),
+            rng=saved["rng"],
+            env=saved["env"],
+            arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
+        )
+        scattered = whole.scatter(own, num_envs)
+        if whole.env is not None:
+            _check_arrays(whole.arrays, algorithm.observation_space, num_envs, folder / ROLLOUT_FILE)
+        algorithm.restore_state(scattered)
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], space: Any, num_envs: int, path: Path) -> None:
+    """Raise `BadValue` unless the arrays are observations in `space`, and starts of episodes, of so many
+    environments."""
+    spaces = {f"obs/{key}": part for key, part in space.spaces.items()} if hasattr(space, "spaces") else {"obs": space}
+    wanted = {name: (num_envs, *part.shape) for name, part in spaces.items()} | {"episode_starts": (num_envs,)}
+    got = {name: array.shape for name, array in arrays.items()}
+    for name in sorted({*wanted, *got}):
+        if got.get(name) != wanted.get(name):
+            raise damaged(path, f"'{name}' has shape {got.get(name)}, this run's has {wanted.get(name)}")
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise damaged(path, f"'{name}' holds numbers that are not finite")
 
 
 def load_moments(optimizer: torch.optim.Optimizer, folder: Path, state: Mapping[str, Any]) -> None:
     """Restore `optimizer` from a checkpoint's `OPTIMIZER_FILE`; `state`: of `read_state`."""
     path = folder / OPTIMIZER_FILE
-    load_optimizer(optimizer, _load_tensors(path, load_file), state["param_groups"], path)
+    with content_of(path):
+        tensors = _load_tensors(path, load_file)
+        check_finite(path, tensors)
+        load_optimizer(optimizer, tensors, state["param_groups"], path)
 
 
 def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
@@ -221,6 +247,8 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     if not isinstance(state["files"], dict):
         raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} does not say which files there are")
     for name, size in state["files"].items():
+        if Path(name).name != name:
+            raise BadValue(f"checkpoint '{folder}' is damaged: {STATE_FILE} names {shown(name)}, which is outside it")
         if not (folder / name).is_file():
             raise BadValue(f"checkpoint '{folder}' is damaged: it lacks {name}")
         if _size(folder / name) != size:
@@ -231,6 +259,7 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
     for key, value in expected.items():
         if state[key] != value:
             raise BadValue(f"checkpoint '{folder}' has {key}={shown(state[key])}, this run has {shown(value)}")
+    check_seal(folder, state)
     return state
 
 

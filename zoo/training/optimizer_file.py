@@ -62,6 +62,9 @@ def load_optimizer(
     masters: dict[int, Tensor] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition(".")
+        shape = parameters[int(number)].shape
+        if tensor.ndim and tensor.shape != shape:
+            raise BadValue(f"'{where}' has '{key}' of shape {tuple(tensor.shape)}, its parameter has {tuple(shape)}")
         if name == MASTER:
             masters[int(number)] = tensor
         else:

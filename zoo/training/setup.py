@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -127,7 +128,12 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     device = check_device(config.device)
     machine = describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
     protocol = {**envs.protocol(), "machine": machine}
-    describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
+    try:
+        describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
+    except BaseException:
+        if job.resume is None or not job.resume.in_place:
+            shutil.rmtree(run.path, ignore_errors=True)  # half described, as on a full disk, it is no run
+        raise
     return run
 
 

@@ -85,7 +85,7 @@ def whole(demos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(folder)
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_stopped_run_goes_on_bit_for_bit(
     which: signal.Signals,
     demos: Path,

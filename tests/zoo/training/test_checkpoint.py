@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
@@ -25,7 +26,9 @@ from vla_policies import VLAPolicy
 from zoo import GRPO, PPO
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.schedules import build_schedule
+from zoo.files import file_sha256
 from zoo.runs.folder import STATE_FILE
+from zoo.runs.seal import sealed
 from zoo.training.checkpoint import (
     best_success,
     find_latest_checkpoint,
@@ -241,6 +244,77 @@ def test_a_state_that_was_tampered_with_is_refused(saved: Path, key: str | None,
             state[key] = value
     path.write_text(json.dumps(state))
     with pytest.raises(BadValue, match=f"is damaged: .*{says}"):
+        load_checkpoint(build("ppo"), saved)
+
+
+def damage(state: dict[str, Any], keys: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """`state` with one value in it replaced, its hashes right for what it holds."""
+    changed = json.loads(json.dumps(state))
+    place = changed
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    return sealed(changed, {})
+
+
+def test_whatever_a_state_says_is_checked(saved: Path):
+    path = saved / STATE_FILE
+    state = json.loads(path.read_text())
+    for keys, value in (
+        (("rng", "python", "words", 2), None),
+        (("rng", "numpy", "keys"), "x"),
+        (("rng", "torch"), ""),
+        (("rng",), []),
+        (("counters", "num_timesteps"), -1),
+        (("counters", "num_timesteps"), "many"),
+        (("counters", "num_timesteps"), 10**30),
+        (("counters",), {}),
+        (("counters",), [1]),
+        (("param_groups",), None),
+        (("param_groups", 0, "params"), [99]),
+        (("param_groups", 0), 3),
+        (("episodes",), {"a": 1}),
+        (("successes",), ["x"]),
+        (("env", "slots"), None),
+        (("env", "slots", 0), 7),
+        (("env", "slots", 0, "task_id"), 99),
+        (("env", "slots", 0, "trial_id"), -1),
+        (("env", "slots", 0, "actions"), "!"),
+        (("env", "seed"), "x"),
+        (("env", "episodes"), ["x"]),
+        (("env",), 3),
+        (("files", "../../x"), 3),
+    ):
+        path.write_text(json.dumps(damage(state, keys, value)))
+        with pytest.raises(BadValue):
+            load_checkpoint(build("ppo"), saved)
+
+
+def test_settings_are_no_counters(saved: Path):
+    path, model = saved / STATE_FILE, build("ppo")
+    state = json.loads(path.read_text())
+    state["counters"] |= {"gamma": 0.0, "n_epochs": 0, "noise_seed_": 1}
+    path.write_text(json.dumps(sealed(state, {})))
+    load_checkpoint(model, saved)
+    assert (model.gamma, model.n_epochs) == (0.99, 2)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rollout.safetensors"])
+@pytest.mark.parametrize("kind", ["nan", "names", "shapes"])
+def test_tensors_that_cannot_be_the_runs_are_refused(saved: Path, name: str, kind: str):
+    tensors = load_file(saved / name)
+    key = max(key for key, value in tensors.items() if value.is_floating_point() and value.ndim)
+    if kind == "nan":
+        tensors[key].view(-1)[0] = float("nan")
+    elif kind == "names":
+        tensors["999.another"] = tensors.pop(key)
+    else:
+        tensors[key] = tensors[key][:0].clone()
+    save_file(tensors, saved / name)
+    state = json.loads((saved / STATE_FILE).read_text())
+    state["files"][name] = (saved / name).stat().st_size
+    (saved / STATE_FILE).write_text(json.dumps(sealed(state, {name: file_sha256(saved / name)})))
+    with pytest.raises(BadValue):
         load_checkpoint(build("ppo"), saved)
 
 

@@ -9,7 +9,6 @@ the reset, and, as plain numbers, the arm's indices, the goal and the ranges tha
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -38,13 +37,15 @@ from vla_gym.adapters.libero.upstream import (
 )
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.errors import BadValue
-from vla_gym.system.cache import cache_dir, locked, read_json, write_atomic
+from vla_gym.system.cache import cache_dir, locked, read_json, write_json
 from vla_gym.system.child import end_with_parent, run_child
 
 FORMAT = 2
 """Raise with any change of the stored files: older folders are then not found."""
 SCENE, REGIONS = "task.json", "start_regions.json"
 """Files of a task's folder."""
+_DAMAGED = (FileNotFoundError, LookupError, TypeError, ValueError)
+"""What files with the wrong content raise."""
 Content = TypeVar("Content")
 logger = logging.getLogger(__name__)
 
@@ -108,16 +109,16 @@ def start_states(suite: str, task: str) -> np.ndarray:
 
 
 def _from_cache(file: str, suite: str, task: str, read: Callable[[Path], Content]) -> Content:
-    """`read(folder)` of the task; its `file` is compiled anew where something is gone or cut short."""
+    """`read(folder)` of the task; its `file` is compiled anew where something is gone or damaged."""
     folder = _folder_with(file, suite, task)
     try:
         return read(folder)
-    except FileNotFoundError as error:
+    except _DAMAGED as error:
         logger.info("%s/%s: %s", suite, task, error)
     with locked(folder.with_suffix(".lock")):
         try:
             return read(folder)  # another worker has mended it meanwhile
-        except FileNotFoundError:
+        except _DAMAGED:
             (folder / file).unlink(missing_ok=True)
     return read(_folder_with(file, suite, task))
 
@@ -160,7 +161,7 @@ def compile_to(suite: str, task: str, folder: Path) -> None:
         regions = {"refused": str(error)}
     if not (folder / SCENE).is_file():
         _write_scene(domain, suite, task, folder)
-    write_atomic(folder / REGIONS, json.dumps(regions).encode())
+    write_json(folder / REGIONS, regions)
 
 
 def _write_scene(domain: Any, suite: str, task: str, folder: Path) -> None:
@@ -182,7 +183,7 @@ def _write_scene(domain: Any, suite: str, task: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         draft = Path(temporary) / "draft"
         model_store.save(model, draft, _blobs())
-        write_atomic(draft / SCENE, json.dumps(record).encode())
+        write_json(draft / SCENE, record)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(draft, folder)
 

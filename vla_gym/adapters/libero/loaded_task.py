@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
 from vla_gym.adapters.mujoco.camera import Camera, NoCamera, forget_textures
 from vla_gym.adapters.mujoco.task_cache import TaskCache
 
+logger = logging.getLogger(__name__)
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 COLLISION_GROUP = 0
 """Geom group robosuite hides from pictures."""
@@ -78,10 +80,21 @@ class LoadedTask:
 
     def __init__(self, suite: str, name: str, image_size: int, cameras: tuple[str, ...]) -> None:
         self._task = suite, name
-        self.compiled: CompiledTask = compiled_task(suite, name)
-        self.model = self.compiled.model
         self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
         self.first_pictures: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
+        try:
+            self._open(image_size, cameras)
+        except FileNotFoundError as error:  # pixels that are damaged; without their file the task is compiled anew
+            logger.info("%s/%s: %s", suite, name, error)
+            self._open(image_size, cameras)
+        forget_textures(self.model)
+        self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
+        fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
+        self.fingerprint = self.compiled.key.encode() + fixed
+
+    def _open(self, image_size: int, cameras: tuple[str, ...]) -> None:
+        self.compiled: CompiledTask = compiled_task(*self._task)
+        self.model = self.compiled.model
         self.camera: Camera | NoCamera = NoCamera()
         if cameras:
             self.camera = Camera(
@@ -91,10 +104,6 @@ class LoadedTask:
                 hidden_groups=(COLLISION_GROUP,),
                 textures=self.compiled.textures,
             )
-        forget_textures(self.model)
-        self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
-        fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
-        self.fingerprint = self.compiled.key.encode() + fixed
 
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""

@@ -185,7 +185,7 @@ def compiled_model(task: str, xml: str) -> mujoco.MjModel:
     folder = root / f"{version('metaworld')}-mujoco{version('mujoco')}" / task
     try:
         return model_store.load(folder, root / "pieces")
-    except FileNotFoundError:
+    except FileNotFoundError:  # also of what is damaged
         check_writable(root)
         model = mujoco.MjModel.from_xml_path(xml)
         model_store.save(model, folder, root / "pieces")

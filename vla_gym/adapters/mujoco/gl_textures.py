@@ -14,7 +14,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.mujoco.model_store import read_exactly, texture_pixels
+from vla_gym.adapters.mujoco.model_store import read_piece, texture_pixels
 
 Key = tuple[Path, int, int, int]
 """File of the pixels, type, width, height."""
@@ -41,13 +41,13 @@ class SharedTextures:
             files: texture id -> file of its pixels.
 
         Raises:
-            FileNotFoundError: if a file is gone or cut short.
+            FileNotFoundError: if a file is gone or damaged.
         """
         keys = {tex: self._key(model, tex, file) for tex, file in files.items()}
         known = [tex for tex, key in keys.items() if key in self._shared]
         for tex in keys.keys() - set(known):
             pixels = texture_pixels(model, tex)
-            pixels[:] = np.frombuffer(read_exactly(files[tex], pixels.size), dtype=np.uint8)
+            pixels[:] = np.frombuffer(read_piece(files[tex], pixels.size), dtype=np.uint8)
         width, height = model.tex_width.copy(), model.tex_height.copy()
         model.tex_width[known] = model.tex_height[known] = 1  # a placeholder costs nothing to upload
         resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)

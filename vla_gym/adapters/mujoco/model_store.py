@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from vla_gym.system.cache import read_json, write_atomic
+from vla_gym.system.cache import content_hash, read_json, write_atomic, write_json
 
 MIN_BLOB = 1 << 14
 """Pieces smaller than this (bytes) stay in the model's own file."""
@@ -99,15 +98,15 @@ def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     for start, stop, texture in _large_pieces(model, data):
         rest += data[end:start]
         run = data[start:stop]
-        blob = hashlib.blake2b(run, digest_size=20).hexdigest() if run.count(0) < len(run) else ""
+        blob = content_hash(run) if run.count(0) < len(run) else ""
         pieces.append(Piece(start, stop, blob, texture))
         if blob:
             _write_once(pieces[-1].file(blobs), run)
         end = stop
     rest += data[end:]
     write_atomic(folder / "model.rest", bytes(rest))
-    layout = {"size": len(data), "pieces": [[p.start, p.stop, p.blob, p.texture] for p in pieces]}
-    write_atomic(folder / "model.json", json.dumps(layout).encode())
+    filed = [[piece.start, piece.stop, piece.blob, piece.texture] for piece in pieces]
+    write_json(folder / "model.json", {"size": len(data), "pieces": filed, "rest": content_hash(bytes(rest))})
     with _image(folder, blobs, pieces) as path:
         if Path(path).read_bytes() != data:
             raise RuntimeError(f"the compiled model in {folder} does not read back as it was written")
@@ -117,10 +116,17 @@ def load(folder: Path, blobs: Path) -> mujoco.MjModel:
     """Read a model written by `save`.
 
     Raises:
-        FileNotFoundError: if a file is gone or cut short; the caller compiles the model anew.
+        FileNotFoundError: if a file is gone or damaged; the caller compiles the model anew.
     """
-    with _image(folder, blobs, _layout(folder)[1]) as path:
-        return mujoco.MjModel.from_binary_path(path)
+    return _model(folder, blobs, _layout(folder).pieces)
+
+
+def _model(folder: Path, blobs: Path, needed: list[Piece]) -> mujoco.MjModel:
+    try:
+        with _image(folder, blobs, needed) as path:
+            return mujoco.MjModel.from_binary_path(path)
+    except (ValueError, RuntimeError, mujoco.FatalError) as error:
+        raise FileNotFoundError(f"the compiled model in {folder} is damaged: {error}") from error
 
 
 def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int, Path]]:
@@ -131,9 +137,8 @@ def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int,
     Raises:
         FileNotFoundError: as `load`.
     """
-    _, pieces = _layout(folder)
-    with _image(folder, blobs, [piece for piece in pieces if piece.texture < 0]) as path:
-        model = mujoco.MjModel.from_binary_path(path)
+    pieces = _layout(folder).pieces
+    model = _model(folder, blobs, [piece for piece in pieces if piece.texture < 0])
     painted = {piece.texture: piece for piece in pieces if piece.texture >= 0 and piece.blob}
     for piece in painted.values():
         if not _has_size(piece.file(blobs), piece.stop - piece.start):
@@ -141,19 +146,34 @@ def load_unpainted(folder: Path, blobs: Path) -> tuple[mujoco.MjModel, dict[int,
     return model, {texture: piece.file(blobs) for texture, piece in painted.items()}
 
 
-def _layout(folder: Path) -> tuple[int, list[Piece]]:
-    """Bytes of the model's image, and the pieces filed on their own."""
+@dataclass(frozen=True)
+class _Layout:
+    """A model's image on disk."""
+
+    size: int
+    """Its bytes."""
+    pieces: list[Piece]
+    """Those with files of their own."""
+    rest: str | None
+    """Hash of the others; None in files of version 0.1."""
+
+
+def _layout(folder: Path) -> _Layout:
     layout = read_json(folder / "model.json")
-    return layout["size"], [Piece(*fields) for fields in layout["pieces"]]
+    try:
+        return _Layout(layout["size"], [Piece(*fields) for fields in layout["pieces"]], layout.get("rest"))
+    except (AttributeError, LookupError, TypeError) as error:
+        raise FileNotFoundError(f"cached file {folder / 'model.json'} is damaged: {error!r}") from error
 
 
 @contextmanager
 def _image(folder: Path, blobs: Path, needed: list[Piece]) -> Iterator[str]:
     """Context manager with the path of the image in memory; pieces not `needed` stay holes, which read as zeros."""
-    size, pieces = _layout(folder)
+    layout = _layout(folder)
+    pieces = layout.pieces
     filed = sum(piece.stop - piece.start for piece in pieces)
-    rest = memoryview(read_exactly(folder / "model.rest", size - filed))
-    with _memory_file(size) as (handle, path):
+    rest = memoryview(read_exactly(folder / "model.rest", layout.size - filed, layout.rest))
+    with _memory_file(layout.size) as (handle, path):
         taken = end = 0
         for piece in pieces:
             between = piece.start - end
@@ -162,7 +182,7 @@ def _image(folder: Path, blobs: Path, needed: list[Piece]) -> Iterator[str]:
         os.pwrite(handle, rest[taken:], end)
         for piece in needed:
             if piece.blob:
-                os.pwrite(handle, read_exactly(piece.file(blobs), piece.stop - piece.start), piece.start)
+                os.pwrite(handle, read_piece(piece.file(blobs), piece.stop - piece.start), piece.start)
         yield path
 
 
@@ -182,15 +202,31 @@ def _memory_file(size: int) -> Iterator[tuple[int, str]]:
         yield stream.fileno(), stream.name
 
 
-def read_exactly(file: Path, count: int) -> bytes:
-    """Return the `count` bytes of a file.
+def read_piece(file: Path, count: int) -> bytes:
+    """Return the `count` bytes of a piece, whose file bears their hash as its name.
 
     Raises:
-        FileNotFoundError: if it is gone or shorter, as after an interrupted copy of the cache.
+        FileNotFoundError: if it is gone or damaged; a damaged one is removed, so that it is written anew.
+    """
+    try:
+        return read_exactly(file, count, file.name)
+    except FileNotFoundError:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+        raise
+
+
+def read_exactly(file: Path, count: int, digest: str | None) -> bytes:
+    """Return the `count` bytes of a file, which have the `digest`, if one is known.
+
+    Raises:
+        FileNotFoundError: if it is gone, shorter (as after an interrupted copy of the cache) or holds something else.
     """
     data = file.read_bytes()
     if len(data) != count:
         raise FileNotFoundError(f"cached piece {file} of a compiled model is cut short: {len(data)} of {count} bytes")
+    if digest is not None and content_hash(data) != digest:
+        raise FileNotFoundError(f"cached piece {file} of a compiled model is damaged: it is not what was written")
     return data
 
 

@@ -14,6 +14,7 @@ import mujoco
 
 from vla_gym.adapters.libero import compile as libero_compile
 from vla_gym.adapters.mujoco import model_store
+from vla_gym.system.cache import read_json
 
 XML = """<mujoco>
   <asset>
@@ -39,7 +40,7 @@ def test_a_sampler_without_counterpart_leaves_the_published_start_states(
     monkeypatch.setattr(libero_compile, "make_domain", lambda bddl: None)
     monkeypatch.setattr(libero_compile, "read_start_regions", refuse)
     libero_compile.compile_to("libero_90", "cup", folder)
-    assert "odd sampler" in json.loads((folder / libero_compile.REGIONS).read_text())["refused"]
+    assert "odd sampler" in read_json(folder / libero_compile.REGIONS)["refused"]
     monkeypatch.setattr(libero_compile, "_folder_with", lambda file, suite, task: folder)
     with pytest.raises(BadValue, match=r"odd sampler of cup_1 .* libero_90/cup .*sampled_starts: 0"):
         libero_compile.start_regions("libero_90", "cup")

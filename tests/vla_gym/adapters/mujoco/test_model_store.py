@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,31 @@ def test_a_damaged_file_is_not_there_until_the_model_is_saved_again(
     model_store.save(model, scene, pieces)
     assert file.read_bytes() == whole
     np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.rest", "piece"])
+@pytest.mark.parametrize("damage", ["zeros", "one bit"])
+def test_bytes_that_are_not_what_was_written_are_not_taken(name: str, damage: str, tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    scene, pieces = tmp_path / "scene", tmp_path / "pieces"
+    model_store.save(model, scene, pieces)
+    _, files = model_store.load_unpainted(scene, pieces)
+    file = files[0] if name == "piece" else scene / name
+    whole = file.read_bytes()
+    half = len(whole) // 2
+    flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+    file.write_bytes(bytes(len(whole)) if damage == "zeros" else flipped)
+    with pytest.raises(FileNotFoundError, match=str(file)):
+        model_store.load(scene, pieces)
+    model_store.save(model, scene, pieces)
+    assert file.read_bytes() == whole
+    np.testing.assert_array_equal(model_store.load(scene, pieces).tex_data, model.tex_data)
+
+
+def test_models_of_version_0_1_are_read_without_hashes(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(SCENE)
+    model_store.save(model, tmp_path, tmp_path / "pieces")
+    layout = json.loads((tmp_path / "model.json").read_text().partition("\n")[0])
+    del layout["rest"]
+    (tmp_path / "model.json").write_text(json.dumps(layout))
+    np.testing.assert_array_equal(model_store.load(tmp_path, tmp_path / "pieces").tex_data, model.tex_data)
