@@ -61,10 +61,17 @@ def run(argv: Sequence[str]) -> int:
     import_named_packages(args)
     source = _source(args)
 
+    from zoo.demonstrations.lerobot_format import locked
+
+    check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
+    with locked(Path(args.output)):
+        return _collect(args, source)
+
+
+def _collect(args: argparse.Namespace, source: Source) -> int:
     from zoo.demonstrations.lerobot_writer import LeRobotWriter
     from zoo.demonstrations.recorder import all_attempts
 
-    check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)

@@ -16,6 +16,8 @@ from vla_gym.workers.pool import Command, PendingCommands, Pool, describe_episod
 
 MAX_LOSSES = 3
 """Episodes that one sub-environment may lose in a row; so many are no accident."""
+_LARGEST_REWARD = 1e15
+"""Its square, and a million such, are far inside float32's range, which ends at 3.4e38."""
 ALL = slice(None)
 """Every sub-environment."""
 
@@ -71,6 +73,7 @@ class CommandRunner:
             else:
                 assert command.action_TA is not None
                 executed = len(report.step_rewards)
+                self._check_rewards(command.slot, report.step_rewards)
                 self.table.record(command.slot, report, command.action_TA[:executed].copy())
                 decision.enter(command.slot, report)
         self._check_losses()
@@ -87,6 +90,9 @@ class CommandRunner:
     def observe(self, part: slice = ALL) -> dict[str, Any]:
         """Fresh arrays of the last observation of a part, and its instructions."""
         arrays = {key: value[part].copy() for key, value in self.pool.memory.observation.items()}
+        for key, value_n in arrays.items():
+            if value_n.dtype.kind == "f" and not np.isfinite(value_n).all():
+                self._check_observation(key, value_n, part)
         return {**arrays, "instruction": self.table.instructions()[part]}
 
     def infos(self, decision: Decision, part: slice = ALL, mask_n: np.ndarray | None = None) -> dict[str, Any]:
@@ -106,6 +112,25 @@ class CommandRunner:
         if mask_n is None:
             mask_n = np.ones(len(chosen["idle"]), dtype=np.bool_)
         return masked(chosen, mask_n) | episode_info(decision.episodes[part])
+
+    def _check_rewards(self, env: int, rewards: Sequence[float]) -> None:
+        """Raise `WorkerFailed` for a reward that no float32 holds: every sum it enters would be as useless."""
+        for step, reward in enumerate(rewards):
+            if not abs(reward) < _LARGEST_REWARD:
+                raise WorkerFailed(
+                    f"the simulator's reward is {reward} in step {step} of a decision [{self.where(env)}]; every "
+                    f"reward must be finite, below {_LARGEST_REWARD:g}"
+                )
+
+    def _check_observation(self, key: str, value_n: np.ndarray, part: slice) -> None:
+        """Raise `WorkerFailed` where an environment that runs observes what is not finite."""
+        for env, value in zip(range(len(self.table.idle))[part], value_n, strict=True):
+            if not (self.table.idle[env] or self.table.lost[env] or np.isfinite(value).all()):
+                index = np.argwhere(~np.isfinite(value))[0].tolist()
+                raise WorkerFailed(
+                    f"the simulator's observation '{key}'{index} is {value[tuple(index)]} [{self.where(env)}]; every "
+                    "number must be finite"
+                )
 
     def _next_start(self, env: int) -> StartState | None:
         if self.schedule.kind == "grid" and self.table.lost[env]:

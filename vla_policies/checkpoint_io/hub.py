@@ -126,7 +126,17 @@ def _progress_bars_on_terminals_only() -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The cause of a failed Hub request, and what helps, on one line."""
+    """The cause of a failed Hub request, and what helps, on one line, without secrets."""
+    return without_secrets(_reason(error))
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without passwords and queries of addresses in it, and without tokens of the Hub."""
+    text = re.sub(r"(https?://)(?:[^/\s@'\"]*@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?", r"\1\2", text)
+    return re.sub(r"\bhf_\w{8,}", "hf_...", text)
+
+
+def _reason(error: BaseException) -> str:
     chain = _chain(error)
     for cause in chain:
         if type(cause).__name__ == "OfflineModeIsEnabled":

@@ -24,7 +24,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import read_json_object
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
@@ -191,8 +191,32 @@ def check_adapter(module: nn.Module, folder: Path) -> None:
 
 def _attach_as(module: nn.Module, folder: Path) -> None:
     values = read_adapter_config(folder)
+    for name in ("target_modules", "exclude_modules"):
+        _check_pattern(values.get(name), f"{name} of '{folder / ADAPTER_CONFIG}'")
     known = LoraConfig.__dataclass_fields__
     _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
+
+
+_MOST_REPEATS = 3
+"""Unbounded repeats in a pattern of module names; time grows as the length of a name to this power."""
+
+
+def _check_pattern(pattern: object, where: str) -> None:
+    """Raise `BadValue` for a pattern of names that may take for ever, as repeats of repeats do."""
+    if pattern is None or (isinstance(pattern, list) and all(isinstance(name, str) for name in pattern)):
+        return
+    if not isinstance(pattern, str):
+        raise BadValue(f"{where} must be a pattern or a list of names, got {shown(pattern)}")
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)  # escapes and classes of characters
+    if len(pattern) > 2000 or re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _MOST_REPEATS:
+        raise BadValue(
+            f"{where} may take for ever to match: {shown(pattern)}; it may repeat single characters only, at most "
+            f"{_MOST_REPEATS} times. List the names of the modules instead"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise BadValue(f"{where} is no pattern: {error}") from error
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:

@@ -165,6 +165,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                     if not go_on:
                         break
             learner.sync_weights()
+        if learner.accelerator.scaler is None:  # a loss scaler begins too high and comes down
+            metrics.check_learnt(self._updates_done + 1)
         self._updates_done += 1
         self.log_update(loss, metrics)
 

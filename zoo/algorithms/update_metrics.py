@@ -15,6 +15,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from vla_gym.errors import BadValue
 from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -103,6 +104,14 @@ class UpdateMetrics:
             self._grad_norms.append(grad_norm)
         else:
             self.skipped_steps += 1
+
+    def check_learnt(self, update: int) -> None:
+        """Raise `BadValue` where no step of the update could be taken, because no gradient was finite."""
+        if self.skipped_steps and not self._grad_norms:
+            raise BadValue(
+                f"update {update} learnt nothing: the gradient was finite in none of its {self.skipped_steps} steps, "
+                "from the first on. Lower learning_rate, or train in float32; the weights are those before the update"
+            )
 
     @property
     def empty(self) -> bool:

@@ -9,17 +9,22 @@ The format is written and read here without the package, whose own requirements 
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, MissingDependency
-from vla_gym.reading import read_json_object
+from vla_gym.errors import BadValue, MissingDependency, VLAZooError, shown
+from vla_gym.reading import inside, read_json_object
 from vla_gym.system.extras import install_command
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
@@ -52,6 +57,82 @@ class DatasetInfo:
     """Pattern of the tables' names, see `DATA_PATH`."""
     video_path: str | None = None
     """Pattern of the videos' names, see `VIDEO_PATH`; None where pictures are in the tables."""
+
+
+MOST_PIXELS = 2048 * 2048
+"""Of one picture; cameras of robots have a quarter of it at most."""
+MOST_BYTES = 4 * 2**30
+"""Of the pictures of one camera in one episode, or of one table, uncompressed."""
+MOST_ROWS = 5 * 10**7
+"""Of one table; RT-X as a whole has 10^8 frames in thousands of files."""
+_FIELD = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?\d{1,2}d?)?\}")
+
+
+def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
+    """Return the file that a pattern of `info.json` names, inside `root`; raises `BadValue` for any other.
+
+    A pattern may hold the fields and widths of `DATA_PATH` and `VIDEO_PATH`, and no other format specification.
+    """
+    for name, value in fields.items():
+        if name != "video_key" and not (isinstance(value, int) and 0 <= value <= 10**9):
+            raise BadValue(f"{name} of '{where}' must be an integer >= 0, got {shown(value)}")
+    if not set(_FIELD.sub("", pattern)).isdisjoint("{}"):
+        raise BadValue(f"'{where}' has the pattern {shown(pattern)}; it must be like {DATA_PATH}")
+    return inside(root, pattern.format(**fields), where)
+
+
+def read_table(path: Path) -> Any:
+    """Return a parquet file as a pyarrow table; raises `BadValue` for one that would fill the memory."""
+    _, pq = parquet()
+    facts = pq.read_metadata(path)
+    size = sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
+    if facts.num_rows > MOST_ROWS or size > MOST_BYTES:
+        raise BadValue(
+            f"'{path}' has {facts.num_rows} rows of {size} bytes in all; at most {MOST_ROWS} and {MOST_BYTES} are read"
+        )
+    return pq.read_table(path)
+
+
+@contextmanager
+def opening(root: Path) -> Iterator[None]:
+    """Context manager that turns errors of a dataset's files into `BadValue` naming the folder."""
+    pa, _ = parquet()
+    try:
+        yield
+    except VLAZooError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+            raise
+        cause = shorten(f"{type(error).__name__}: {error}", 200)
+        raise BadValue(
+            f"'{root}' cannot be read as a LeRobotDataset {VERSION}: a file is missing, incomplete (a Git LFS "
+            f"pointer?) or holds something else ({cause})"
+        ) from error
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Context manager in which this process alone writes the dataset; `BadValue` where another does.
+
+    The lock is the system's, on the folder, and ends with the process; a folder that stays empty is removed.
+    """
+    made = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadValue(f"another process collects into '{root}'; wait until it ends, or name another -o") from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def camera_key(camera: str) -> str:

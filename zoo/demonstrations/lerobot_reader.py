@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue
+from vla_gym.reading import inside
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
@@ -34,10 +33,10 @@ def read_dataset(root: Path, episodes: int | None = None) -> list[Demonstration]
         raise BadValue(f"'{root}' holds {info.total_episodes} episodes, asked for {wanted}")
     cameras = cameras_of(info, root)
     out: list[Demonstration] = []
-    with _opening(root):
+    with lr.opening(root):
         sentences, videos = _sentences(root), Videos(root, info)
         for rows in _episode_files(root):
-            tables: dict[str, Any] = {}
+            tables: dict[Path, Any] = {}
             for row in rows:
                 out.append(_episode(root, info, row, cameras, sentences, tables, videos))
                 if len(out) == wanted:
@@ -59,26 +58,10 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     return info
 
 
-@contextmanager
-def _opening(root: Path) -> Iterator[None]:
-    """Context manager that turns errors of a dataset's files into `BadValue` naming the folder."""
-    pa, _ = lr.parquet()
-    try:
-        yield
-    except VLAZooError:
-        raise
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
-        cause = shorten(f"{type(error).__name__}: {error}", 200)
-        raise BadValue(
-            f"'{root}' cannot be read as a LeRobotDataset {lr.VERSION}: a file is missing, incomplete (a Git LFS "
-            f"pointer?) or holds something else ({cause})"
-        ) from error
-
-
 def _sentences(root: Path) -> dict[int, str]:
     """Map indices to instructions, which are the one column of texts, whatever its name."""
-    pa, pq = lr.parquet()
-    table = pq.read_table(root / lr.TASKS_PATH)
+    pa, _ = lr.parquet()
+    table = lr.read_table(root / lr.TASKS_PATH)
     texts = [
         column.name
         for column in table.schema
@@ -90,9 +73,8 @@ def _sentences(root: Path) -> dict[int, str]:
 
 
 def _episode_files(root: Path) -> Iterator[list[dict[str, Any]]]:
-    _, pq = lr.parquet()
     for path in sorted((root / "meta/episodes").glob("*/*.parquet")):
-        yield pq.read_table(path).to_pylist()
+        yield lr.read_table(inside(root, path.relative_to(root).as_posix(), root)).to_pylist()
 
 
 def _episode(
@@ -101,14 +83,14 @@ def _episode(
     row: Mapping[str, Any],
     cameras: Mapping[str, str],
     sentences: Mapping[int, str],
-    tables: dict[str, Any],
+    tables: dict[Path, Any],
     videos: Videos,
 ) -> Demonstration:
-    name = info.data_path.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
-    if name not in tables:
-        _, pq = lr.parquet()
-        tables[name] = pq.read_table(root / name)
-    table = tables[name]
+    place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+    path = lr.file_of(root, info.data_path, root / lr.INFO_PATH, **place)
+    if path not in tables:
+        tables[path] = lr.read_table(path)
+    table = tables[path]
     number_T = table.column("episode_index").to_numpy()
     steps = table.take(np.flatnonzero(number_T == row["episode_index"]))
     where = f"episode {row['episode_index']} of '{root}'"

@@ -14,7 +14,8 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
+from vla_gym.reading import inside
 from zoo.demonstrations import lerobot_format as lr
 
 PICTURES = ("video", "image")
@@ -40,18 +41,31 @@ def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:
     frames = []
     for entry in steps.column(key).to_pylist():
         data = entry.get("bytes") if isinstance(entry, Mapping) else None
-        path = root / str(entry.get("path")) if isinstance(entry, Mapping) else root
+        named = isinstance(entry, Mapping) and entry.get("path") is not None
+        path = inside(root, str(entry["path"]), root) if data is None and named else root
         if data is None and not path.is_file():
             raise BadValue(f"'{key}' of '{root}' holds neither a picture nor the name of a file of the dataset")
         try:
-            with Image.open(io.BytesIO(data) if data is not None else path) as picture:
+            with Image.open(io.BytesIO(data) if data is not None else path, formats=("PNG", "JPEG")) as picture:
+                _check_size(picture.width, picture.height, len(steps), root)
                 frames.append(np.asarray(picture.convert("RGB")))
-        except OSError as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if isinstance(error, BadValue):
+                raise
             raise BadValue(f"a picture of '{key}' of '{root}' cannot be read: {error}") from error
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
         raise BadValue(f"'{key}' of '{root}' has pictures of several sizes: {sorted(sizes)}")
     return np.stack(frames)
+
+
+def _check_size(width: int, height: int, count: int, where: Path) -> None:
+    """Raise `BadValue` for a picture, or so many of them, that would fill the memory."""
+    if width * height > lr.MOST_PIXELS or width * height * 3 * count > lr.MOST_BYTES:
+        raise BadValue(
+            f"'{where}' has {count} pictures of {width} x {height} in an episode; a picture may have {lr.MOST_PIXELS} "
+            f"pixels, all of them {lr.MOST_BYTES} bytes"
+        )
 
 
 class Videos:
@@ -66,11 +80,16 @@ class Videos:
         """Frames of camera `key` in the episode that `row` of the episodes' table describes."""
         if self._info.video_path is None:
             raise BadValue(f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)")
-        path = self._root / self._info.video_path.format(
+        path = lr.file_of(
+            self._root,
+            self._info.video_path,
+            self._root / lr.INFO_PATH,
             video_key=key,
             chunk_index=row[f"videos/{key}/chunk_index"],
             file_index=row[f"videos/{key}/file_index"],
         )
+        if not 0 <= row["length"] <= lr.MOST_ROWS:
+            raise BadValue(f"an episode of '{self._root}' has {shown(row['length'])} frames")
         first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
         video = self._open.get(key)
         if video is None or video.path != path or video.position > first:
@@ -93,7 +112,11 @@ class Video:
     def read(self, first: int, count: int) -> np.ndarray:
         """Frames `first .. first + count`, as far as there are any, uint8 `[T, H, W, 3]`."""
         skipped = sum(1 for _ in islice(self._frames, max(0, first - self.position)))
-        found = list(islice(self._frames, count))
+        found: list[np.ndarray] = []
+        for frame in islice(self._frames, count):
+            if not found:
+                _check_size(frame.shape[1], frame.shape[0], count, self.path)
+            found.append(frame)
         self.position += skipped + len(found)
         return np.stack(found) if found else np.empty((0, 0, 0, 3), np.uint8)
 
@@ -103,7 +126,8 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
     if not path.is_file():
         raise BadValue(f"the dataset lacks '{path}'")
     # `imageio_ffmpeg.read_frames` would leave its pipes open.
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path), "-fps_mode", "passthrough"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
+    command += ["-i", str(path), "-fps_mode", "passthrough"]
     with (
         tempfile.TemporaryFile() as log,
         # A PPM says its own size, which `info.json` may have wrong.

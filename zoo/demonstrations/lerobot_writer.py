@@ -9,7 +9,7 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import read_json_object
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.recorder import Demonstration
@@ -40,9 +40,8 @@ class LeRobotWriter:
         }
         if (root / PROGRESS_PATH).is_file():
             begun = read_json_object(root / PROGRESS_PATH)
-            if begun["episodes"]:
-                self._done = begun
-                self._check_settings()
+            with lr.opening(root):
+                self._go_on(begun)
         elif root.exists() and not root.is_dir():
             raise BadValue(f"'{root}' is a file; name a new folder with -o")
         elif root.exists() and any(root.iterdir()):
@@ -69,10 +68,22 @@ class LeRobotWriter:
         Nothing is written before the first episode: a folder without any is no dataset.
         """
         if episodes:
-            self._write_files(episodes)
+            with lr.opening(self.root):
+                self._write_files(episodes)
         self._done["tried"] = tried
         if self.episodes:
             lr.write_json(self.root / PROGRESS_PATH, self._done)
+
+    def _go_on(self, begun: dict[str, Any]) -> None:
+        if begun.keys() != self._done.keys():
+            raise BadValue(f"'{self.root / PROGRESS_PATH}' must say {', '.join(self._done)}; name a new folder with -o")
+        for name in ("tried", "episodes", "frames", "files"):
+            check_integer(f"{name} of '{self.root / PROGRESS_PATH}'", begun[name], 0, 10**12)
+        if begun["episodes"]:
+            self._done = begun
+            self._check_settings()
+            for name in (lr.DATA_PATH.format(**lr.place(number)) for number in range(begun["files"])):
+                lr.parquet()[1].read_metadata(self.root / name)  # before simulators start
 
     def _check_settings(self) -> None:
         stored = self._done["settings"]
@@ -183,13 +194,12 @@ class LeRobotWriter:
         lr.write_table(self.root / lr.TASKS_PATH, table.replace_schema_metadata({b"pandas": _PANDAS_INDEX}))
 
     def _write_stats(self) -> None:
-        _, pq = lr.parquet()
         stats: dict[str, Any] = {
             lr.camera_key(camera): lr.image_stats({key: np.array(value) for key, value in moments.items()}, self.frames)
             for camera, moments in self._done["cameras"].items()
         }
         files = [lr.DATA_PATH.format(**lr.place(number)) for number in range(int(self._done["files"]))]
-        tables = [pq.read_table(self.root / name) for name in files]
+        tables = [lr.read_table(self.root / name) for name in files]
         for name in (lr.STATE, lr.ACTION):
             if name in tables[0].column_names:
                 columns = [column_TD(table, name, f"'{self.root}'") for table in tables]

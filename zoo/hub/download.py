@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import inside
 from vla_policies.checkpoint_io.hub import POLICY_FILES, RUN_FILES, fetch, parse_hub_id
 from zoo.config.gym_packages import unarmed
 from zoo.runs.folder import (
@@ -86,8 +87,9 @@ def is_remote(path: str) -> bool:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The folder's files, hidden ones left out, sorted."""
-    return sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    """The folder's files, hidden ones left out, sorted; raises `BadValue` for a link that leads out of it."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    return [inside(folder, file.name, folder) for file in files]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from vla_gym.reading import parse_json, read_text
+from vla_gym.errors import BadValue
+from vla_gym.reading import MOST_BYTES, parse_json, read_text
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import atomic_file, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
@@ -75,12 +76,25 @@ def monitor_lines(path: Path) -> list[str]:
 def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an `EvaluationFile`; raises `BadValue` where they cannot be read."""
     try:
+        with path.open("rb") as opened:
+            size = sum(member.file_size for member in ZipFile(opened).infolist())
+        if size > MOST_BYTES:
+            raise damaged(path, f"it unpacks to {size} bytes, at most {MOST_BYTES} are read")
         with path.open("rb") as opened, np.load(opened) as file:
             arrays = {name: file[name] for name in _ARRAYS}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+    except BadValue:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, RuntimeError, BadZipFile) as error:
         raise damaged(path, f"it cannot be read as evaluations, arrays {', '.join(_ARRAYS)}") from error
     if len({len(array) if array.ndim else -1 for array in arrays.values()}) > 1:
         raise damaged(path, "its arrays are of different numbers of evaluations")
+    wide = [arrays[name] for name in _ARRAYS if name != "timesteps"]
+    if (
+        arrays["timesteps"].ndim != 1
+        or any(array.ndim != 2 or not array.shape[1] for array in wide)
+        or any(array.dtype.kind not in "biuf" for array in arrays.values())
+    ):
+        raise damaged(path, "its arrays must be numbers, [evaluations] and [evaluations, episodes]")
     return arrays
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,11 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from scripted_simulator import scripted_benchmark
 
+import vla_gym
 from vla_gym import BadValue, VLAVectorEnv
-from vla_gym.errors import UnknownName
+from vla_gym.adapters.toy import ToyReach
+from vla_gym.errors import UnknownName, WorkerFailed
+from vla_gym.simulator import SimStep
 
 Make = Callable[..., VLAVectorEnv]
 ACTION = np.zeros((3, 5, 2), dtype=np.float32)
@@ -312,3 +317,31 @@ def test_gymnasium_wrappers_understand_the_mode(make: Make) -> None:
         envs.step(ACTION)
     assert list(envs.return_queue) == [1.0, 1.0, 1.0, 1.0]  # slot 0 twice, slots 1 and 2
     assert list(envs.length_queue) == [1, 2, 1, 3]  # in decisions
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_reward_that_is_not_finite_is_named_where_it_begins(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ToyReach.step
+
+    def odd(self: ToyReach, action_A: np.ndarray) -> SimStep:
+        return dataclasses.replace(step(self, action_A), reward=reward)
+
+    monkeypatch.setattr(ToyReach, "step", odd)
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=2, num_workers=0, on_worker_error="restart")
+    envs.reset(seed=0)
+    with pytest.raises(WorkerFailed, match=r"reward is .* in step 0 of a decision \[Toy-Reach, slot 0, task \d"):
+        envs.step(np.zeros((2, 2, 2), np.float32))
+    envs.close()
+
+
+def test_an_observation_that_is_not_finite_is_named_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    observe = ToyReach.observe
+
+    def odd(self: ToyReach) -> dict[str, np.ndarray]:
+        return {**observe(self), "state": np.array([0.0, np.nan], np.float32)}
+
+    monkeypatch.setattr(ToyReach, "observe", odd)
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, num_workers=0)
+    with pytest.raises(WorkerFailed, match=r"observation 'state'\[1\] is nan \[Toy-Reach, slot 0, task \d"):
+        envs.reset(seed=0)
+    envs.close()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.checkpoint_io.hub import HubId, call, parse_hub_id, reason
+from vla_policies.checkpoint_io.hub import HubId, call, parse_hub_id, reason, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,18 @@ def test_a_failed_request_is_one_bad_value() -> None:
     with pytest.raises(BadValue, match=r"^'org/name' could not be read: the token may not do this \(403\)"):
         call(request, "'org/name' could not be read")
     assert call(lambda: 3, "nothing") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("no connection to https://hub.example/a?token=s3cret (x)", "no connection to https://hub.example/a (x)"),
+        ("https://me:s3cret@hub.example/a answered 500", "https://hub.example/a answered 500"),
+        ("for url 'https://h/x?k=s3cret#s3cret'", "for url 'https://h/x'"),
+        ("token hf_s3cretS3cret refused", "token hf_... refused"),
+        ("'org/name' at revision 'v1'", "'org/name' at revision 'v1'"),
+    ],
+)
+def test_secrets_are_not_shown(text: str, clean: str) -> None:
+    assert without_secrets(text) == clean
+    assert reason(OSError(text)) == clean

@@ -306,3 +306,61 @@ def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
     lr.write_json(tmp_path / lr.INFO_PATH, {"codebase_version": "v2.1"})
     with pytest.raises(BadValue, match=r"v2\.1, only v3\.0"):
         read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("../../{chunk_index}.parquet", "which is no path inside"),
+        ("/etc/passwd", "which is no path inside"),
+        ("data/{chunk_index:99999999999d}.parquet", "it must be like data/"),
+        ("data/{chunk_index.__class__}.parquet", "it must be like data/"),
+        ("data/{0}.parquet", "it must be like data/"),
+        ("data/{nothing}.parquet", "it must be like data/"),
+        ("out/file", "which links to a place outside"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["data_path", "video_path"])
+def test_a_pattern_names_files_of_the_dataset_alone(kind: str, pattern: str, says: str, tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(2)], tried=1)
+    (root / "out").symlink_to(tmp_path)
+    (tmp_path / "file").touch()
+    info = json.loads((root / lr.INFO_PATH).read_text())
+    (root / lr.INFO_PATH).write_text(json.dumps({**info, kind: pattern}))
+    with pytest.raises(BadValue, match=says):
+        read_dataset(root)
+
+
+def test_pictures_too_large_for_memory_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(4)], tried=1)
+    for limit, says in (("MOST_PIXELS", "cannot be read as video|pixels"), ("MOST_BYTES", "4 pictures of 16 x 16")):
+        with monkeypatch.context() as smaller:
+            smaller.setattr(lr, limit, 16 * 16 - 1 if limit == "MOST_PIXELS" else 16 * 16 * 3 * 4 - 1)
+            smaller.setattr(lr, "read_table", lr.parquet()[1].read_table)
+            with pytest.raises(BadValue, match=says):
+                read_dataset(tmp_path / "d")
+    with monkeypatch.context() as smaller:
+        smaller.setattr(lr, "MOST_ROWS", 0)
+        with pytest.raises(BadValue, match="has 1 rows of"):
+            read_dataset(tmp_path / "d")
+
+
+def test_one_process_collects_into_a_folder(tmp_path: Path) -> None:
+    with lr.locked(tmp_path / "a" / "d"):
+        with pytest.raises(BadValue, match="another process collects into"), lr.locked(tmp_path / "a" / "d"):
+            pass
+        (tmp_path / "a" / "d" / "x").touch()
+    assert (tmp_path / "a" / "d" / "x").is_file()
+    with lr.locked(tmp_path / "b" / "d"):
+        pass
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", ["data/chunk-000/file-000.parquet", "meta/vla_zoo.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"PAR1 half", b'{"episodes": "x"}'])
+def test_a_damaged_dataset_is_not_gone_on_with(name: str, content: bytes, tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    (tmp_path / "d" / name).write_bytes(content)
+    with pytest.raises(BadValue, match=f"{tmp_path}/d"):
+        LeRobotWriter(tmp_path / "d", SETTINGS, fps=20)
