@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object
 
 POLICY_FILES = ("*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
 """Files that the download of a policy may bring: no code, and of torch's own files only those read with
@@ -72,7 +72,7 @@ def cached(hub: HubId) -> Path | None:
             )
         )
         index = folder / "model.safetensors.index.json"
-        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+        wanted = set(read_json_object(index)["weight_map"].values()) if index.is_file() else set()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # of which there is nothing here, or no readable index
     whole = all((folder / name).is_file() for name in wanted) and any(folder.glob("**/*.safetensors"))

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.errors import BadValue, VLAZooError, os_reason
 from zoo.cli.agent import RolloutPlan
 from zoo.evaluation.evaluator import EpisodeRecord, evaluate
 from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
+from zoo.files import write_text
 from zoo.runs.evaluations import weights_sha256
 from zoo.runs.progress import Progress
 
@@ -110,8 +111,8 @@ def write_or_print(path: Path, text: str) -> None:
     """Write the file, its folders too; raises `BadValue` where that fails, but prints `text`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_text(path, text + "\n")
     except OSError as error:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-        raise BadValue(f"cannot write '{path}': {error.strerror}; what belongs there was printed instead") from error
+        raise BadValue(f"cannot write '{path}': {os_reason(error)}; what belongs there was printed instead") from error
