@@ -118,19 +118,19 @@ def kept_episodes(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) 
 
 
 def _print_result(args: argparse.Namespace, source: Source, writer: Any, num_attempts: int) -> None:
-    others = "--noise (e.g. --noise 0.2)" if args.expert else "--stochastic"
+    again = None if source.varied_by is None else f"{source.varied_by} makes each try another"
     if not writer.episodes:
         raise BadValue(
-            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; {others} "
-            "makes each try another, --keep-failures keeps what was not solved, too"
+            f"none of the {writer.tried} start states that were tried was solved, and nothing was written; "
+            f"{'' if again is None else f'{again}, '}--keep-failures keeps what was not solved, too"
         )
     print(
         f"{writer.episodes} episodes, {writer.frames} frames, from {writer.tried} start states tried -> {args.output}"
     )
     if writer.episodes < args.episodes:
         print(
-            f"all {num_attempts} start states were tried: {writer.episodes} of {args.episodes} episodes. "
-            f"More need {others}, which makes each try another"
+            f"all {num_attempts} start states were tried: {writer.episodes} of {args.episodes} episodes"
+            + ("" if again is None else f". More need other tries: {again}")
         )
     else:
         packages = packages_flag(args.gym_packages)

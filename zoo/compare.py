@@ -64,7 +64,9 @@ def run(argv: Sequence[str]) -> int:
     before = [read_record(Path(file)) for file in args.before]
     after = [read_record(Path(file)) for file in args.after] if args.after else [play(args, before)]
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
-        raise BadValue("some of the files are of deterministic actions and some of sampled ones (--stochastic)")
+        raise BadValue(
+            "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
+        )
     outcomes = [first_rounds(outcomes_of(records), args.rounds) for records in (before, after)]
     print(comparison_table(compare(*outcomes)))
     tasks, names = compare_tasks(*outcomes), task_names(before)

@@ -74,6 +74,28 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("runs"), "ppo", "-n 300 --eval-freq 100 --save-freq 100")
 
 
+def test_evaluations_elsewhere_sampled_and_in_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = "--eval-env Toy-Reach/1 --eval-split test --eval-temperature 0.5 --eval-rounds 2"
+    run = train(tmp_path, "ppo", f"-n 100 --eval-freq 50 {where}")
+    said = capsys.readouterr().out
+    assert "Toy-Reach/1, 8 episodes = 2 rounds of 4 of 50 start states on 1 of 1 tasks" in said
+    assert "actions sampled at temperature 0.5" in said
+    record = json.loads((run / "evaluation.json").read_text())
+    assert (record["env"], record["rounds"], record["deterministic"]) == ("Toy-Reach/1", 2, False)
+    assert record["protocol"]["split"] == "test"
+    assert [task["name"] for task in record["tasks"]] == ["reach_green"]
+    assert [episode["round"] for episode in record["episodes"]] == [0, 1] * 4
+    protocol = json.loads((run / "protocol.json").read_text())
+    assert protocol["split"] == "train"
+    assert protocol["evaluation"]["temperature"] == 0.5
+    with np.load(run / "evaluations.npz") as file:
+        assert file["successes"].shape[1] == 8
+    # Training's own sampling is as it was.
+    assert json.loads((run / "best" / "config.json").read_text())["sampling"]["temperature"] == 1.0
+    assert guarded(train_command.run, ["-i", str(run), "-n", "300", "--eval-rounds", "3"]) == 2
+    assert "--eval-rounds cannot change when a run goes on with -i" in capsys.readouterr().err
+
+
 def test_a_run_leaves_every_file_of_the_contract(ppo_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {path.name for path in ppo_run.iterdir()}
     assert names >= {

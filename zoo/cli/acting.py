@@ -91,8 +91,13 @@ def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapp
     )
 
 
-def check_acting(policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Mapping[str, Any]) -> None:
-    """Raise `BadValue` where the policy cannot act by the protocol, before its weights are read."""
+def check_acting(
+    policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Mapping[str, Any], *, flags: str = "--"
+) -> None:
+    """Raise `BadValue` where the policy cannot act by the protocol, before its weights are read.
+
+    `flags` is what the flags of the protocol begin with.
+    """
     token_settings = [name for name in ("temperature", "top_k", "greedy") if name in kwargs]
     if not (protocol.sample or protocol.rounds > 1 or token_settings):
         return
@@ -101,23 +106,30 @@ def check_acting(policy: PolicyChoice, protocol: EvaluationProtocol, kwargs: Map
     draws = family_class(policy.family).draws(policy.model)
     if protocol.sample and not draws.sampled:
         raise BadValue(
-            f"{_one_action(policy)} to sample from; leave --stochastic, --temperature and --top-k out, or {_TOKENS}"
+            f"{_one_action(policy)} to sample from; leave {flags}stochastic, {flags}temperature and {flags}top-k out, "
+            f"or {_TOKENS}"
         )
     if token_settings and not draws.tokens:
         raise BadValue(
             f"{token_settings[0]} is of action tokens, and policy '{policy.name}' ({policy.family}) has none; leave "
-            f"it out{'' if not draws.sampled else ', --stochastic samples as in training'}"
+            f"it out{f', {flags}stochastic samples as in training' if draws.sampled else ''}"
         )
     if protocol.rounds > 1 and not (protocol.sample or draws.deterministic):
         how = ""
         if draws.tokens:
-            how = "; sample with --stochastic or --temperature T"
+            how = f"; sample with {flags}stochastic or {flags}temperature T"
         elif draws.sampled:
-            how = f"; sample with --stochastic, or draw the noise they begin at: -params '{_DRAWN_START}'"
+            how = f"; sample with {flags}stochastic, or draw the noise they begin at: -params '{_DRAWN_START}'"
         raise BadValue(
-            f"--rounds {protocol.rounds} would play every start state {protocol.rounds} times alike: deterministic "
-            f"actions of policy '{policy.name}' ({policy.family}) draw nothing{how}"
+            f"{flags}rounds {protocol.rounds} would play every start state {protocol.rounds} times alike: "
+            f"deterministic actions of policy '{policy.name}' ({policy.family}) draw nothing{how}"
         )
+
+
+def can_sample(policy: PolicyChoice) -> bool:
+    """Return whether the policy has a distribution; only OpenVLA-OFT's regression head (`head: l1`) has none."""
+    settings = policy.model.get("settings", policy.model)
+    return bool(settings.get("head", "tokens") == "tokens")
 
 
 def check_trainable(policy: PolicyChoice) -> None:

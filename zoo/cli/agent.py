@@ -17,7 +17,7 @@ from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
-from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of, protocol_of
+from zoo.cli.acting import can_sample, check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
 from zoo.cli.recipe import over_recipe
@@ -142,6 +142,8 @@ class RolloutPlan:
     """Where its episodes begin, task-major."""
     output_folder: Path | None
     """Run folder the policy comes from, if it comes from one here; results belong there."""
+    can_sample: bool = True
+    """Whether its actions can be sampled."""
     departures: tuple[str, ...] = ()
     """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
     server: Served | None = None
@@ -201,6 +203,7 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
         num_envs=min(args.num_envs or DEFAULT_NUM_ENVS, len(start_states) * protocol.rounds),
         start_states=tuple(start_states),
         output_folder=agent.output_folder,
+        can_sample=can_sample(agent.policy),
         departures=(*agent.departures, *changes),
         server=agent.server,
     )

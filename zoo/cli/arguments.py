@@ -124,6 +124,9 @@ def number(allowed: Callable[[float], bool], wanted: str) -> Callable[[str], flo
     return parse
 
 
+_temperature = number(lambda value: 0.0 < value < math.inf, "a number above 0, e.g. 1.6")
+
+
 def worker_error(text: str) -> str:
     """Return one of the two ways to meet a failed worker."""
     if text not in get_args(OnWorkerError):
@@ -145,7 +148,7 @@ def pipeline_stages(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{error}; or one of {', '.join(PIPELINE_WORDS)}") from error
 
 
-def key_values(pairs: Sequence[str]) -> dict[str, Any]:
+def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:
     """Read `["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]`; values are YAML, never code.
 
     Raises `BadValue` for a pair without a colon, an empty key, or a value that is no YAML.
@@ -154,9 +157,10 @@ def key_values(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, colon, text = pair.partition(":")
         if not colon or not key.strip():
-            raise BadValue(f"-params wants key:value, got {shown(pair)}. Example: -params learning_rate:3e-4 chunk:8")
+            example = ". Example: -params chunk:8 image_size:64" if flag == "-params" else ""
+            raise BadValue(f"{flag} wants key:value, got {shown(pair)}{example}")
         name = shortened(key.strip(), MOST_SHOWN)
-        values[key.strip()] = parse_yaml(text, f"-params {name}: cannot read the value {shown(text)}, it")
+        values[key.strip()] = parse_yaml(text, f"{flag} {name}: cannot read the value {shown(text)}, it")
     return values
 
 
@@ -248,7 +252,8 @@ def add_new_run_arguments(
         metavar=steps.upper(),
         help=f"{steps} between evaluations; {eval_default}",
     )
-    parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="episodes of an evaluation; 0: none")
+    parser.add_argument("--eval-episodes", type=count_or_zero, metavar="N", help="start states evaluated; 0: none")
+    _add_evaluation_arguments(parser)
     parser.add_argument(
         "--eval-tasks",
         nargs="+",
@@ -264,6 +269,28 @@ def add_new_run_arguments(
     )
     add_device_arguments(parser, default=None)
     add_gym_packages_argument(parser)
+
+
+def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the settings `zoo.config.evaluation_options.EvalOptions` of evaluations during training."""
+    parser.add_argument("--eval-env", metavar="ID", help="evaluate there, e.g. on held-out tasks (default: --env)")
+    parser.add_argument("--eval-split", metavar="NAME", help="start states of another split, e.g. test")
+    parser.add_argument(
+        "--eval-env-kwargs",
+        nargs="+",
+        metavar="KEY:VALUE",
+        help="the benchmark's options in evaluations, over the run's, e.g. protocol:lerobot",
+    )
+    parser.add_argument(
+        "--eval-stochastic", action="store_true", default=None, help="sample actions in evaluations, too"
+    )
+    parser.add_argument("--eval-temperature", type=_temperature, metavar="T", help="sample there at this temperature")
+    parser.add_argument(
+        "--eval-top-k", type=count_or_zero, metavar="K", help="sample there among the K likeliest tokens"
+    )
+    parser.add_argument(
+        "--eval-rounds", type=count, metavar="N", help="episodes of every start state, with other noise"
+    )
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -319,7 +346,7 @@ def _add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--temperature",
-        type=number(lambda value: 0.0 < value < math.inf, "a number above 0, e.g. 1.6"),
+        type=_temperature,
         metavar="T",
         help="sample action tokens at this temperature (default: the policy's own)",
     )

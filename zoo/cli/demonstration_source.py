@@ -41,6 +41,8 @@ class Source:
     """N, the most episodes that are recorded at once."""
     rounds: int
     """How often each start state may be tried."""
+    varied_by: str | None
+    """Flag that makes each try another; None where nothing does."""
     open: Callable[[], tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]]
     """Makes the environment, which the caller closes, and a function that records in it an episode from each of some
     start states, the first of which has the given number among all."""
@@ -73,6 +75,7 @@ def expert_source(args: argparse.Namespace) -> Source:
         settings=settings,
         num_envs=num_envs,
         rounds=args.rounds or (MOST_ROUNDS if args.noise else 1),
+        varied_by="--noise (e.g. --noise 0.2)",
         open=opened,
     )
 
@@ -118,6 +121,7 @@ def policy_source(args: argparse.Namespace) -> Source:
         settings=settings,
         num_envs=plan.num_envs,
         rounds=args.rounds or (MOST_ROUNDS if plan.protocol.sample else 1),
+        varied_by="--stochastic" if plan.can_sample else None,
         open=opened,
     )
 

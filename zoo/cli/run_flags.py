@@ -17,12 +17,14 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
 from vla_policies.conventions import check_lengths
-from zoo.cli.acting import check_trainable
+from zoo.cli.acting import check_acting, check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.cli.follow_flags import tracking_of
 from zoo.cli.policy_choice import resolve_policy, suite_of
 from zoo.cli.recipe import over_recipe
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm
+from zoo.config.batch_plan import evaluated_benchmark
+from zoo.config.evaluation_options import EVAL_OPTIONS, check_same_robot, evaluation_protocol
 from zoo.config.hyperparams import deep_merge, load_hyperparams
 from zoo.config.run_config import (
     ENV_OPTIONS,
@@ -44,7 +46,10 @@ from zoo.runs.lookup import FINETUNING, ResumePoint, check_command, find_resume_
 from zoo.runs.monitor import lacks_evaluation
 
 DEFAULT_UPDATES = 1000
-_NEW_RUN_ONLY = ("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes", "eval_tasks")
+_NEW_RUN_ONLY = (
+    *("policy", "num_envs", "seed", "params", "conf_file", "eval_episodes", "eval_tasks"),
+    *EVAL_OPTIONS,
+)
 """Flags that no run takes when it goes on: they would make it another run."""
 _TRAIN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq", "on_worker_error")
 """Flags of `zoo.train` that stand above the setting of the same name."""
@@ -68,6 +73,14 @@ _SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment")
 def given_flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the flags among `names` that were given."""
     return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def given_evaluation(args: argparse.Namespace, algo: str) -> dict[str, Any]:
+    """Return the flags of evaluations that were given, checked as settings of a run with `algo`."""
+    given = given_flags(args, *EVAL_OPTIONS)
+    if "eval_env_kwargs" in given:
+        given["eval_env_kwargs"] = key_values(given["eval_env_kwargs"], flag="--eval-env-kwargs")
+    return check_settings(algo, given, "--eval-...")
 
 
 def check_services(args: argparse.Namespace) -> None:
@@ -94,7 +107,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         algo=algo,
         env=args.env,
         policy=policy,
-        values={**values, **given_flags(args, *_TRAIN_SETTINGS)},
+        values={**values, **given_flags(args, *_TRAIN_SETTINGS), **given_evaluation(args, algo)},
         seed=_seed(args),
         entry=entry,
         **given_flags(args, "device", "num_threads", "eval_tasks", *_SPREAD),
@@ -121,6 +134,9 @@ def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tu
     )
     check_trainable(policy)
     check_lengths({"action_dim": policy.lengths.get("action_dim", action_dim)}, {"action_dim": action_dim})
+    asked = {name: value for name, value in overrides.items() if name in EVAL_OPTIONS}
+    evaluation = evaluation_protocol({**asked, **given_evaluation(args, algo)}, {}, 0)
+    check_acting(policy, evaluation, evaluation.sampling, flags="--eval-")
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
     return policy.name, tuned.entry, over_recipe(tuned.values, policy, overrides)
 
@@ -176,12 +192,13 @@ def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them raises here."""
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     with_instructions(benchmark, config.env_options.get("instructions", {}))
-    evaluated = tasks_of(config.eval_tasks, benchmark.tasks)
-    grid = sum(benchmark.tasks[task_id].num_trials for task_id in evaluated)
+    evaluated = evaluated_benchmark(config)
+    check_same_robot(evaluated, benchmark)
+    grid = sum(evaluated.tasks[task_id].num_trials for task_id in tasks_of(config.eval_tasks, evaluated.tasks))
     if config.eval_episodes > grid:
         raise BadValue(
             f"eval_episodes={config.eval_episodes} is more than the {grid} start states of "
-            f"{', '.join(config.eval_tasks) or config.env}; at most --eval-episodes {grid}"
+            f"{', '.join(config.eval_tasks) or config.eval_env}; at most --eval-episodes {grid}"
         )
 
 
@@ -200,6 +217,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         num_envs=max(1, min(args.num_envs or DEFAULT_NUM_ENVS, episodes)),
         seed=_seed(args),
         eval_episodes=episodes,
+        eval_options=given_evaluation(args, "ppo"),
         env_options=env_options(values, without=TRAINING_ONLY),
         policy_kwargs=values.get("policy_kwargs", {}),
         algo_kwargs=asdict(SFTConfig(**_given_sft(args, *_SFT_PLACE, *_SFT_FIXED))),

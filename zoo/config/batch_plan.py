@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
+from vla_gym.vector.instructions import with_instructions
 from zoo.config.algorithm_configs import GRPOConfig
 from zoo.config.run_config import RunConfig, benchmark_options
 
@@ -167,3 +168,11 @@ def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_worke
 def benchmark_of(config: RunConfig) -> Benchmark:
     """Return the environment's description, with the run's options."""
     return find_benchmark(config.env, **benchmark_options(config.env_options))
+
+
+def evaluated_benchmark(config: RunConfig) -> Benchmark:
+    """Return the description of the environment of evaluations, with their options and instructions."""
+    options = config.eval_env_options
+    return with_instructions(
+        find_benchmark(config.eval_env, **benchmark_options(options)), options.get("instructions", {})
+    )

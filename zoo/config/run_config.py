@@ -13,6 +13,7 @@ from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from vla_gym.rewards import RewardKind
 from vla_gym.workers.pool import OnWorkerError
 from zoo.config.algorithm_configs import ALGORITHMS, GRPOConfig, PPOConfig, SFTConfig, check_algorithm
+from zoo.config.evaluation_options import EVAL_OPTIONS, evaluated_options, evaluation_protocol
 from zoo.config.settings import (
     MOST_PROCESSES,
     Count,
@@ -26,6 +27,7 @@ from zoo.config.settings import (
     check_value,
     defaults_of,
 )
+from zoo.evaluation.protocol import EvaluationProtocol
 
 LARGEST_SEED = 2**32 - 1
 """The largest that `numpy.random.seed` takes."""
@@ -128,6 +130,8 @@ class RunConfig:
     """Environment ids whose tasks, as far as `env` has them, are evaluated; none stands for all tasks of `env`."""
     save_freq: CountOrZero = 0
     """Simulator steps between checkpoints; 0 saves at the end only."""
+    eval_options: Mapping[str, Any] = field(default_factory=dict)
+    """`EvalOptions`: how evaluations differ from training."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """`EnvOptions`, those of `env_kwargs` among them."""
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -150,6 +154,21 @@ class RunConfig:
         """All settings of the algorithm, defaults included; raises like `check_settings` for others."""
         cls = ALGORITHMS[self.algo]
         return cls(**check_fields(annotations_of(cls), self.algo_kwargs, "algo_kwargs"))
+
+    @property
+    def evaluation(self) -> EvaluationProtocol:
+        """How success is measured during training."""
+        return evaluation_protocol(self.eval_options, self.env_options, self.eval_episodes)
+
+    @property
+    def eval_env(self) -> str:
+        """Environment id of evaluations."""
+        return str(self.eval_options.get("eval_env", self.env))
+
+    @property
+    def eval_env_options(self) -> dict[str, Any]:
+        """As `env_options`, of evaluations."""
+        return evaluated_options(self.eval_options, self.env_options)
 
     @property
     def chunk(self) -> int:
@@ -182,6 +201,7 @@ def known_settings(algo: str) -> dict[str, Any]:
     run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
     return {
         **run,
+        **EVAL_OPTIONS,
         "policy": StartWeights,
         "policy_kwargs": PolicyOptions,
         **ENV_OPTIONS,
@@ -210,6 +230,7 @@ def build_config(*, algo: str, env: str, policy: str, values: Mapping[str, Any],
         algo=check_algorithm(algo),
         env=env,
         policy=policy,
+        eval_options={name: values[name] for name in EVAL_OPTIONS if name in values},
         env_options=env_options(values),
         algo_kwargs={name: values[name] for name in annotations_of(ALGORITHMS[algo]) if name in values},
         **{"save_freq": max(1, values["n_timesteps"] // 4), **run, **others},
@@ -229,6 +250,8 @@ def check_arithmetic(config: RunConfig) -> None:
     for name in _RUN_SETTINGS:
         check_value(annotations_of(RunConfig)[name], getattr(config, name), name)
     check_integer("seed", config.seed, 0, LARGEST_SEED)
+    check_fields(EVAL_OPTIONS, config.eval_options, "eval_options")
+    _ = config.evaluation  # raises for settings that contradict each other
     _check_normalisation(config)
     group = config.group_size
     if group >= 1 and config.num_envs % group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vla_gym.errors import BadValue
@@ -37,7 +37,7 @@ class EvaluationProtocol:
         if self.rounds < 1:
             raise BadValue(f"rounds must be at least 1, got {self.rounds}")
         if not self.sample and (self.temperature is not None or self.top_k is not None):
-            raise BadValue("temperature and top_k are of sampled actions, and these are deterministic")
+            raise BadValue("temperature and top_k are of sampled actions, and these are to be deterministic")
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -46,5 +46,5 @@ class EvaluationProtocol:
         return {name: value for name, value in given.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of how actions are chosen, and how often, for `protocol` in an evaluation's record."""
-        return {"sample": self.sample, "temperature": self.temperature, "top_k": self.top_k, "rounds": self.rounds}
+        """JSON values, for `protocol` in an evaluation's record and in a run folder."""
+        return asdict(self)

@@ -144,6 +144,23 @@ def _by_start(episodes: Sequence[EpisodeRecord]) -> list[list[bool]]:
     return list(found.values())
 
 
+def rate_of_rounds(label: str, success_E: np.ndarray, rounds: int) -> Rate:
+    """Of the outcomes of an evaluation's episodes, in the order of `zoo.evaluation.evaluator.evaluate`."""
+    return _rate_of(label, success_E.astype(bool).reshape(-1, rounds).tolist())
+
+
+def together(label: str, rates: Sequence[Rate]) -> Rate:
+    """All episodes of several evaluations, of other policies or start states."""
+    repeated = any(rate.effective is not None for rate in rates)
+    return Rate(
+        label=label,
+        successes=sum(rate.successes for rate in rates),
+        episodes=sum(rate.episodes for rate in rates),
+        start_states=sum(rate.start_states or rate.episodes for rate in rates) if repeated else None,
+        effective=sum(rate.effective or rate.episodes for rate in rates) if repeated else None,
+    )
+
+
 def rate_values(rate: Rate) -> dict[str, Any]:
     """Return a rate with its Wilson 95 % interval as JSON values."""
     low, high = rate.interval
@@ -260,7 +277,7 @@ def compare(before: Outcomes, after: Outcomes) -> Comparison:
         common = len(before.keys() & after.keys())
         raise BadValue(
             f"a paired comparison needs the same start states in both: {len(before)} before, {len(after)} after, "
-            f"{common} in common. Evaluate both with the same --env, --split and --eval-episodes"
+            f"{common} in common. Give zoo.evaluate the same --env, --split and --eval-episodes for both"
         )
     rounds = {len(solved) for solved in (*before.values(), *after.values())}
     if len(rounds) > 1:

@@ -41,7 +41,10 @@ def download_run(name: str) -> RunFolder:
     assert hub is not None, "only Hub ids come here"
     folder = fetch(hub, allow=(*POLICY_FILES, *RUN_FILES))
     if not (folder / CONFIG_FILE).is_file():
-        raise BadValue(f"'{name}' holds no run (it has no {CONFIG_FILE}); use it as --policy {name}")
+        raise BadValue(
+            f"'{name}' holds no run (it has no {CONFIG_FILE}); as a policy it goes with: "
+            f"python -m zoo.evaluate --env ID --policy {name}"
+        )
     return find_run(str(folder))
 
 

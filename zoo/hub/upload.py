@@ -180,7 +180,7 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     api, repo = HfApi(library_name="vla-zoo"), publication.repo
     url = api.create_repo(repo, private=not publication.public, exist_ok=True)
     if not publication.public and api.repo_info(repo).private is False:
-        raise BadValue("it is public already, say --public if that is meant")
+        raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
     stale = [
         name
         for name in api.list_repo_files(repo)

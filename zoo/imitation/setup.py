@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.config.batch_plan import benchmark_of, check_dealing
+from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
@@ -59,8 +59,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
         benchmark = benchmark_of(config)
         for folder in groups:
             check_rate(folder, benchmark)
-        num_start_states = len(own_start_states(config, benchmark.tasks, process_group))
-        envs = make_evaluation_envs(config, num_start_states, process_group)
+        start_states = own_start_states(config, evaluated_benchmark(config).tasks, process_group)
+        envs = make_evaluation_envs(config, len(start_states) * config.evaluation.rounds, process_group)
         cleanup.callback(envs.close)
         policy = VLAPolicy(
             envs.layout.bytes_space(),
@@ -122,7 +122,7 @@ class SFTTrainer(Trainer):
     def make_evaluator(self) -> Evaluator:
         return Evaluator(
             self.config,
-            self.envs.benchmark.tasks,
+            self.evaluated.tasks,
             self.model.acting_policy,
             lambda: self.checkpoints.stopping,
             self.process_group,

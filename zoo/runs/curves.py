@@ -13,9 +13,9 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import parse_json, read_text
-from zoo.evaluation.statistics import Rate
+from zoo.evaluation.statistics import Rate, rate_of_rounds, together
 from zoo.files import damaged
-from zoo.runs.folder import EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
+from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
 from zoo.runs.monitor import monitor_lines, read_evaluation_arrays
 
 
@@ -77,14 +77,16 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     path = run.path / EVALUATIONS_FILE
     if not path.is_file():
         return []
-    arrays = read_evaluation_arrays(path)
+    arrays, rounds = read_evaluation_arrays(path), rounds_of(run)
     return [
-        EvaluationPoint(
-            steps=int(steps),
-            rate=Rate(label="evaluation", successes=int(success_E.sum()), episodes=len(success_E)),
-        )
+        EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
         for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
     ]
+
+
+def rounds_of(run: RunFolder) -> int:
+    """Episodes of every start state in the run's evaluations; 1 in a folder without a configuration."""
+    return run.config().evaluation.rounds if (run.path / CONFIG_FILE).is_file() else 1
 
 
 def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
@@ -141,11 +143,7 @@ def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarr
 
 def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
     """Evaluations of several runs at the same number of steps counted together; ascending."""
-    counts: dict[int, tuple[int, int]] = {}
+    rates: dict[int, list[Rate]] = {}
     for point in itertools.chain(*evaluations):
-        successes, episodes = counts.get(point.steps, (0, 0))
-        counts[point.steps] = (successes + point.rate.successes, episodes + point.rate.episodes)
-    return [
-        EvaluationPoint(steps=steps, rate=Rate(label="evaluation", successes=k, episodes=n))
-        for steps, (k, n) in sorted(counts.items())
-    ]
+        rates.setdefault(point.steps, []).append(point.rate)
+    return [EvaluationPoint(steps=steps, rate=together("evaluation", found)) for steps, found in sorted(rates.items())]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.evaluation.statistics import Rate, rate_values
+from zoo.evaluation.statistics import rate_of_rounds, rate_values
 from zoo.files import file_sha256, read_json
 from zoo.runs.folder import (
     EVALUATION_FILE,
@@ -58,8 +58,8 @@ def find_evaluation(run: RunFolder, weights: str | None, step: int | None) -> Ma
         log = read_evaluation_arrays(run.path / EVALUATIONS_FILE)
         rows = log["successes"][log["timesteps"] == step]
         if len(rows):
-            rate = Rate(label=run.config().env, successes=int(rows[-1].sum()), episodes=rows.shape[1])
-            return {"success": rate_values(rate)}
+            config = run.config()
+            return {"success": rate_values(rate_of_rounds(config.eval_env, rows[-1], config.evaluation.rounds))}
     return None
 
 

@@ -57,7 +57,13 @@ def run_page(run: RunFolder) -> str:
         if episodes
         else None,
         evaluated_tasks=[
-            Rate(label=task["name"], successes=task["successes"], episodes=task["episodes"])
+            Rate(
+                label=task["name"],
+                successes=task["successes"],
+                episodes=task["episodes"],
+                start_states=task.get("start_states"),
+                effective=task.get("effective"),
+            )
             for task in evaluation.get("tasks", ())
         ],
         video=_video(run),

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 from vla_gym import VLAVectorEnv, make_vec
 from vla_gym.specs import StartState, Task
 from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup, own_block
-from zoo.evaluation.evaluator import EpisodeRecord, Frame, choose_start_states, evaluate, tasks_of
+from zoo.evaluation.evaluator import (
+    EpisodeRecord,
+    Frame,
+    choose_start_states,
+    episodes_of,
+    evaluate,
+    tasks_of,
+)
+from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.evaluation.video import EvaluationVideo
 from zoo.training.callbacks import Stopped
 
@@ -55,20 +64,26 @@ class Evaluator:
         self._stopping = stopping
         self._process_group = process_group
         self._start_states = own_start_states(config, tasks, process_group)
-        self._instructions = [tasks[start.task_id].instruction for start in self._start_states]
+        played = episodes_of(self._start_states, config.evaluation.rounds)
+        self._instructions = [tasks[start.task_id].instruction for start, _ in played]
         self._envs = envs
         self._owned_envs: VLAVectorEnv | None = None
         self._filmed_episodes = filmed_episodes
         self._keeps_simulators = keeps_simulators
+        self.protocol: dict[str, Any] = {}
+        """Of the environments of the latest evaluation."""
         self.video = self._new_video()
         """Video of this rank's part of the latest evaluation."""
 
     def __call__(self) -> list[EpisodeRecord]:
-        """Evaluate the likeliest actions; raises `Stopped` when a rank is asked to stop. Every rank must call it."""
+        """Evaluate by the run's protocol; raises `Stopped` when a rank is asked to stop. Every rank must call it."""
         self.video = self._new_video()
         policy = self._policy()
         try:
-            return of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
+            episodes = of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
+            protocols = self._process_group.all_gather_object(None if self._envs is None else self._envs.protocol())
+            self.protocol = next((protocol for protocol in protocols if protocol), {})
+            return episodes
         finally:
             if not self._keeps_simulators:
                 self.close()
@@ -90,7 +105,7 @@ class Evaluator:
             raise Stopped  # before simulators start, which takes long
         if self._envs is None:
             self._envs = self._owned_envs = make_evaluation_envs(
-                self._config, len(self._start_states), self._process_group
+                self._config, len(self._instructions), self._process_group
             )
 
         def on_frame(frame: Frame) -> None:
@@ -98,7 +113,31 @@ class Evaluator:
                 raise Stopped
             self.video.add_frame(frame)
 
-        return evaluate(policy, self._envs, self._start_states, on_frame=on_frame)
+        protocol = self._config.evaluation
+        with sampling_by(policy, protocol):
+            return evaluate(
+                policy,
+                self._envs,
+                self._start_states,
+                deterministic=not protocol.sample,
+                rounds=protocol.rounds,
+                seed=self._config.seed,
+                on_frame=on_frame,
+            )
+
+
+@contextmanager
+def sampling_by(policy: Any, protocol: EvaluationProtocol) -> Iterator[None]:
+    """Context manager in which the policy draws tokens as the protocol says, and then as it did before."""
+    if not protocol.sampling:
+        yield
+        return
+    former = policy.sampling
+    policy.sampling = replace(former, **protocol.sampling)
+    try:
+        yield
+    finally:
+        policy.sampling = former
 
 
 def evaluated_start_states(config: RunConfig, tasks: Sequence[Task]) -> list[StartState]:
@@ -116,14 +155,14 @@ def own_start_states(config: RunConfig, tasks: Sequence[Task], process_group: Pr
     return start_states[own_block(len(start_states), process_group)]
 
 
-def make_evaluation_envs(config: RunConfig, num_start_states: int, process_group: ProcessGroup) -> VLAVectorEnv:
+def make_evaluation_envs(config: RunConfig, num_episodes: int, process_group: ProcessGroup) -> VLAVectorEnv:
     """The simulators of one rank that evaluates: its share of `num_envs`, but no more than it needs."""
-    num_envs = max(1, min(config.num_envs // process_group.size, num_start_states))
+    num_envs = max(1, min(config.num_envs // process_group.size, num_episodes))
     # A lost episode is run again, so a restart leaves no hole in the evaluation.
-    options = {"on_worker_error": "restart", **config.env_options, "group_size": 1}
+    options = {"on_worker_error": "restart", **config.eval_env_options, "group_size": 1}
     if "num_workers" in options:
         options["num_workers"] = min(options["num_workers"], num_envs)
-    return make_vec(config.env, num_envs, autoreset_mode="disabled", **options)
+    return make_vec(config.eval_env, num_envs, autoreset_mode="disabled", **options)
 
 
 def of_all_ranks(

@@ -20,7 +20,7 @@ from vla_gym.errors import BadValue, WorkerRestarted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.batch_plan import solve
+from zoo.config.batch_plan import benchmark_of, solve
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
@@ -95,7 +95,7 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
         # What a checkpoint says of itself, even when the folder its first weights came from is gone.
         for name in ("backbone_kwargs", "unnorm_key", "revision"):
             options.pop(name, None)
-    suites = {task.suite for task in envs.benchmark.tasks}
+    suites = {task.suite for task in benchmark_of(config).tasks}
     return {
         "backbone": config.policy if weights is None else str(weights),
         "action_spec": envs.benchmark.action_spec,
@@ -127,7 +127,8 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
         args["gym_packages"] = asked_packages()
     device = check_device(config.device)
     machine = describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
-    protocol = {**envs.protocol(), "machine": machine}
+    evaluation = {"env": config.eval_env, **config.evaluation.to_json()}
+    protocol = {**envs.protocol(), "machine": machine, "evaluation": evaluation}
     try:
         describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     except BaseException:
@@ -179,7 +180,7 @@ class RLTrainer(Trainer):
     def make_evaluator(self) -> Evaluator:
         return Evaluator(
             self.config,
-            self.envs.benchmark.tasks,
+            self.evaluated.tasks,
             lambda: self.model.policy,
             lambda: self.checkpoints.stopping,
             self.process_group,

@@ -16,11 +16,12 @@ from stable_baselines3.common.logger import KVWriter, Logger
 
 from vla_gym import VLAVectorEnv
 from vla_gym.errors import LostRank, VLAZooError
+from zoo.config.batch_plan import evaluated_benchmark
 from zoo.config.run_config import RunConfig
 from zoo.config.tracking import Tracking
 from zoo.distributed.process_group import ProcessGroup
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line
+from zoo.evaluation.results import evaluation_record, evaluation_table, protocol_line, with_split
 from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
@@ -37,7 +38,7 @@ from zoo.training.callbacks import (
     Stopped,
     StopSignals,
 )
-from zoo.training.evaluation import Evaluator
+from zoo.training.evaluation import Evaluator, sampling_by
 from zoo.training.films import Films
 
 _logger = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ class Trainer:
         parent = job.films.folder
         self.videos = run.videos if parent is None else parent / self.config.algo / run.path.name
         self.checkpoints = self.make_checkpoints()
+        self.evaluated = evaluated_benchmark(self.config)
+        """Where the policy is evaluated."""
+        self.evaluator: Evaluator | None = None
 
     # Parts of a run that differ from algorithm to algorithm --------------------------------------------
 
@@ -196,7 +200,7 @@ class Trainer:
             callbacks = [*(self.monitors(progress, cleanup) if first else []), self.checkpoints]
             evaluator = evaluation = None
             if self.config.eval_episodes:
-                evaluator = self.make_evaluator()
+                evaluator = self.evaluator = self.make_evaluator()
                 cleanup.callback(evaluator.close)
                 evaluation = self._make_evaluation(evaluator)
                 callbacks.append(evaluation)
@@ -271,36 +275,48 @@ class Trainer:
         """Write `evaluation.json`: an evaluation of the present policy; `facts` say more of what was evaluated."""
         record = evaluation_record(
             episodes,
-            self.envs.benchmark.tasks,
-            env_id=self.config.env,
-            protocol=self.envs.protocol(),
+            self.evaluated.tasks,
+            env_id=self.config.eval_env,
+            protocol={
+                **((self.evaluator and self.evaluator.protocol) or self.envs.protocol()),
+                "evaluation": {**self.config.evaluation.to_json(), "actions": self._actions, "seed": self.config.seed},
+            },
             num_timesteps=self.model.num_timesteps,
             groups=[rate_values(rate) for rate in rates_by_group(episodes, self._groups(episodes))],
             **facts,
-            deterministic=True,
+            deterministic=not self.config.evaluation.sample,
+            rounds=self.config.evaluation.rounds,
             summary=self._protocol_line(episodes),
         )
         write_text(self.run.path / EVALUATION_FILE, json.dumps(record, indent=2) + "\n")
 
     def table(self, episodes: Sequence[EpisodeRecord]) -> str:
         """The table of an evaluation."""
-        tasks, line = self.envs.benchmark.tasks, self._protocol_line(episodes)
+        tasks, line = self.evaluated.tasks, self._protocol_line(episodes)
         return evaluation_table(episodes, tasks, line, self._groups(episodes))
 
     def _groups(self, episodes: Sequence[EpisodeRecord]) -> dict[str, list[int]]:
         """Tasks that the run's first policy was trained on before, and others, where both were evaluated."""
         trained = trained_tasks(self.config.policy)
-        groups = {} if trained is None else trained.groups(self.envs.benchmark.tasks)
+        groups = {} if trained is None else trained.groups(self.evaluated.tasks)
         both = all(any(episode.task_id in tasks for episode in episodes) for tasks in groups.values())
         return groups if both else {}
 
     def _protocol_line(self, episodes: Sequence[EpisodeRecord]) -> str:
-        benchmark = self.envs.benchmark
-        return protocol_line(
-            self.config.env,
+        line = protocol_line(
+            self.config.eval_env,
             episodes,
-            benchmark.tasks,
+            self.evaluated.tasks,
             chunk=self.envs.chunk,
-            actions=self.model.policy.action_selection_text(deterministic=True),
-            start_kind=benchmark.start_kind,
+            actions=self._actions,
+            start_kind=self.evaluated.start_kind,
         )
+        return with_split(line, self.config.eval_env_options.get("split", "train"))
+
+    @property
+    def _actions(self) -> str:
+        """How actions are selected in evaluations."""
+        protocol = self.config.evaluation
+        with sampling_by(self.model.policy, protocol):
+            text: str = self.model.policy.action_selection_text(deterministic=not protocol.sample)
+        return text

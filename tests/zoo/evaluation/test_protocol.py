@@ -13,7 +13,15 @@ from zoo.evaluation.protocol import EvaluationProtocol
 def test_a_published_protocol_in_one_record() -> None:
     published = EvaluationProtocol(sample=True, temperature=1.6, rounds=2, env_kwargs={"protocol": "rlinf"})
     assert published.sampling == {"temperature": 1.6}
-    assert published.to_json() == {"sample": True, "temperature": 1.6, "top_k": None, "rounds": 2}
+    assert published.to_json() == {
+        "sample": True,
+        "temperature": 1.6,
+        "top_k": None,
+        "rounds": 2,
+        "start_states": None,
+        "split": None,
+        "env_kwargs": {"protocol": "rlinf"},
+    }
     assert EvaluationProtocol().sampling == {}
 
 

@@ -38,7 +38,7 @@ def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixt
     for argv, message in (
         (["me/nothing"], "has no such repository or revision, or the token may not see it (404)"),
         (["./here"], "'./here' is no Hub id"),
-        ([BASE], f"'{BASE}' holds no run (it has no config.yml); use it as --policy {BASE}"),
+        ([BASE], f"'{BASE}' holds no run (it has no config.yml); as a policy it goes with: python -m zoo.evaluate"),
         ([f"{BASE}@v9"], "at revision 'v9'"),
     ):
         assert guarded(load_from_hub.run, argv) == 2

@@ -42,7 +42,7 @@ def test_the_later_of_the_best_is_kept(
     results = iter([(False, False), (True, False), (False, True), (False, False)])
     monkeypatch.setattr(
         "zoo.training.evaluation.evaluate",
-        lambda policy, envs, cells, on_frame: [episode(0, k, done) for k, done in enumerate(next(results))],
+        lambda policy, envs, cells, **how: [episode(0, k, done) for k, done in enumerate(next(results))],
     )
     fine_tune(demos, "-n", "7", "--eval-freq", "2", "--eval-episodes", "2")
     # After 2, 4 and 6 updates and at the end; a half, twice, is the best.

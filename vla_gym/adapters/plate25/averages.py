@@ -88,7 +88,7 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
         if at_end and ends:
             raise BadValue(
                 f"{file} is of episodes that end at the first success, so they have no rate at the end; "
-                'repeat it with -params "env_kwargs:{success_ends: false}"'
+                'repeat zoo.evaluate with -params "env_kwargs:{success_ends: false}"'
             )
         if name in rates or not solved:
             raise BadValue(f"{file} is a second result of {name}" if solved else f"{file} holds no episode")

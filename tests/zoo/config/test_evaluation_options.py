@@ -1,0 +1,93 @@
+"""Settings of evaluations during training, as flags, as `-params` and in a run's record."""
+
+from __future__ import annotations
+
+import pytest
+
+from vla_gym.errors import BadValue
+from zoo import sft, train
+from zoo.cli.main import guarded
+from zoo.cli.run_flags import resolve_new_finetuning, resolve_new_run
+from zoo.config.batch_plan import evaluated_benchmark
+from zoo.config.run_config import RunConfig, from_plain, to_plain
+
+TOY = ["--env", "Toy-Reach", "--seed", "0"]
+
+
+def config(*argv: str) -> RunConfig:
+    return resolve_new_run(train.parser().parse([*TOY, *argv]))
+
+
+def test_without_a_word_evaluations_are_as_they_were() -> None:
+    run = config()
+    assert run.eval_options == {}
+    assert (run.eval_env, run.eval_env_options) == ("Toy-Reach", run.env_options)
+    assert (run.evaluation.sample, run.evaluation.rounds) == (False, 1)
+
+
+def test_flags_say_where_and_how() -> None:
+    where, how = (
+        "--eval-env Toy-Reach/1 --eval-split test --eval-episodes 20",
+        "--eval-temperature 1.6 --eval-top-k 50 --eval-rounds 2",
+    )
+    run = config(*where.split(), *how.split())
+    assert (run.eval_env, run.eval_env_options["split"], run.env_options.get("split")) == ("Toy-Reach/1", "test", None)
+    assert (run.evaluation.sample, run.evaluation.temperature, run.evaluation.top_k) == (True, 1.6, 50)
+    assert run.evaluation.rounds == 2
+    assert [task.name for task in evaluated_benchmark(run).tasks] == ["reach_green"]
+    assert from_plain(to_plain(run), "config.yml") == run
+    assert config("-params", "eval_split:test", "eval_rounds:3", "eval_stochastic:true").eval_options == {
+        "eval_split": "test",
+        "eval_rounds": 3,
+        "eval_stochastic": True,
+    }
+
+
+def test_a_flag_stands_above_the_same_setting() -> None:
+    run = config("--eval-rounds", "2", "--eval-stochastic", "-params", "eval_rounds:3")
+    assert run.evaluation.rounds == 2
+
+
+def test_fine_tuning_takes_them_too() -> None:
+    argv = [*TOY, "--dataset", "demos", "--eval-split", "test", "--eval-stochastic", "--eval-rounds", "2"]
+    run = resolve_new_finetuning(sft.parser().parse(argv))
+    assert (run.eval_env_options["split"], run.evaluation.rounds, run.evaluation.sample) == ("test", 2, True)
+
+
+def test_held_out_tasks_of_ml45() -> None:
+    pytest.importorskip("metaworld")
+    run = resolve_new_run(train.parser().parse(["--env", "MetaWorld-ML45", "--eval-env", "MetaWorld-ML45-test"]))
+    held_out = {task.name for task in evaluated_benchmark(run).tasks}
+    assert len(held_out) == 5
+    other = ["--eval-env-kwargs", "protocol:lerobot"]
+    longer = resolve_new_run(train.parser().parse(["--env", "MetaWorld-ML45", *other]))
+    assert {task.horizon for task in evaluated_benchmark(longer).tasks} == {500}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--eval-env", "Toy-Reech"], "Did you mean 'Toy-Reach'?"),
+        (["--eval-env", "LIBERO-Spatial"], "cannot evaluate a policy of Toy-Reach: numbers in an action are 7, not 2"),
+        (["--eval-split", "tset"], "split 'tset'"),
+        (["--eval-env", "Toy-Reach/1", "--eval-episodes", "51"], "more than the 50 start states of Toy-Reach/1"),
+        (["--eval-rounds", "2"], "--eval-rounds 2 would play every start state 2 times alike"),
+        (["--eval-rounds", "2"], "sample with --eval-stochastic or --eval-temperature T"),
+        (["--eval-temperature", "0"], "must be a number above 0"),
+        (["--eval-env-kwargs", "protocol"], "--eval-env-kwargs wants key:value, got 'protocol'"),
+        (["--eval-env-kwargs", "horizon:3"], "horizon"),
+        (["--policy", "nano-flow", "--eval-temperature", "1"], "temperature is of action tokens"),
+        (["-params", "eval_stochastic:false", "--eval-temperature", "1"], "these are to be deterministic"),
+        (["-params", "eval_round:2"], "Did you mean 'eval_rounds'?"),
+    ],
+)
+def test_what_cannot_be_evaluated(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(train.run, [*TOY, *argv, "--dry-run"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert says in line
+
+
+def test_settings_that_contradict_each_other_in_a_file() -> None:
+    values = {**to_plain(config()), "eval_options": {"eval_stochastic": False, "eval_top_k": 3}}
+    with pytest.raises(BadValue, match="these are to be deterministic"):
+        from_plain(values, "config.yml")

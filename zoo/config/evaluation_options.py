@@ -1,0 +1,75 @@
+"""Evaluations during training: which environment, which start states, and how the policy acts there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from vla_gym.errors import BadValue
+from vla_gym.specs import Benchmark
+from zoo.config.settings import Count, CountOrZero, Positive, annotations_of
+from zoo.evaluation.protocol import EvaluationProtocol
+
+
+class EvalOptions(TypedDict, total=False):
+    """Settings of evaluations during training; without them the policy's deterministic actions, as it is trained."""
+
+    eval_env: str
+    """Another environment of the same actions, such as held-out tasks."""
+    eval_split: str
+    """Split of the start states."""
+    eval_env_kwargs: Mapping[str, Any]
+    """Options of the benchmark's family, over the run's `env_kwargs`."""
+    eval_stochastic: bool
+    """Sample actions, as in training."""
+    eval_temperature: Positive
+    """Temperature of sampled action tokens; implies `eval_stochastic`."""
+    eval_top_k: CountOrZero
+    """Sample among the k likeliest tokens, 0 = all; implies `eval_stochastic`."""
+    eval_rounds: Count
+    """Episodes of every start state."""
+
+
+EVAL_OPTIONS = annotations_of(EvalOptions)
+"""Setting -> its annotation."""
+
+
+def evaluation_protocol(
+    options: Mapping[str, Any], env_options: Mapping[str, Any], start_states: int
+) -> EvaluationProtocol:
+    """Return the protocol of a run with these `EvalOptions` and `EnvOptions`; raises `BadValue` for a contradiction."""
+    drawn = "eval_temperature" in options or "eval_top_k" in options
+    return EvaluationProtocol(
+        sample=options.get("eval_stochastic", drawn),
+        temperature=options.get("eval_temperature"),
+        top_k=options.get("eval_top_k"),
+        rounds=options.get("eval_rounds", 1),
+        start_states=start_states,
+        split=options.get("eval_split", env_options.get("split")),
+        env_kwargs=options.get("eval_env_kwargs", {}),
+    )
+
+
+def evaluated_options(options: Mapping[str, Any], env_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `vla_gym.make_vec` that evaluations of such a run have.
+
+    Own words for some tasks are of the run's environment, not of another.
+    """
+    kept = {name: value for name, value in env_options.items() if "eval_env" not in options or name != "instructions"}
+    split = {"split": options["eval_split"]} if "eval_split" in options else {}
+    return {**kept, **split, **options.get("eval_env_kwargs", {})}
+
+
+def check_same_robot(evaluated: Benchmark, trained: Benchmark) -> None:
+    """Raise `BadValue` for an environment in which a policy of another cannot act."""
+    for what, of_evaluated, of_trained in (
+        ("numbers in an action", evaluated.action_dim, trained.action_dim),
+        ("convention of actions", evaluated.action_spec, trained.action_spec),
+        ("numbers in a state", evaluated.state_dim, trained.state_dim),
+        ("cameras", evaluated.cameras, trained.cameras),
+    ):
+        if of_evaluated != of_trained:
+            raise BadValue(
+                f"--eval-env {evaluated.id} cannot evaluate a policy of {trained.id}: {what} are {of_evaluated}, "
+                f"not {of_trained}"
+            )
