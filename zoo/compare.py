@@ -109,7 +109,9 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     """The flags of an evaluation by the protocol of `record`."""
     protocol = record["protocol"]
     if protocol.get("own_instructions"):
-        raise BadValue("--policy plays the tasks' own words, and --before was played with other ones (--instructions)")
+        raise BadValue(
+            "--policy plays the tasks' own words, and --before was played with others: zoo.evaluate --instructions FILE"
+        )
     evaluation = protocol.get("evaluation", {})
     given = {
         "env": record["env"],

@@ -28,11 +28,15 @@ FOREIGN = {
 """Flags of other programs."""
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "vla_gym.workers.process_pool": (),
+    "vla_policies.recognition": (*TRAINING, "zoo.sft", *ROLLOUTS),
     "zoo.algorithms.learner:_shard": TRAINING,
-    "zoo.cli.acting:protocol_of": ROLLOUTS,
+    "zoo.cli.acting": ROLLOUTS,
+    "zoo.cli.agent": ROLLOUTS,
     "zoo.cli.agent:_checkpoint": ROLLOUTS[:3],
     "zoo.cli.agent:_numbered_run": ROLLOUTS[:3],
     "zoo.cli.arguments:key_values": ("zoo.train", "zoo.sft", *ROLLOUTS),
+    "zoo.cli.served_agent": ROLLOUTS,
+    "zoo.compare:_flags_of": (),  # flags of an evaluation that it puts together
     "zoo.cli.follow_flags": TRAINING,
     "zoo.cli.run_flags:resolve_resumed_finetuning": ("zoo.sft",),
     "zoo.config.batch_plan:check_dealing": ("zoo.sft",),
@@ -48,6 +52,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "zoo.runs.lookup:find_resume_point": (*TRAINING, "zoo.sft"),
     "zoo.runs.lookup:policy_folder": ROLLOUTS,
     "zoo.runs.trackers": TRAINING,
+    "zoo.serving.access:server_tls": ("zoo.serve",),
+    "zoo.serving.address": (*ROLLOUTS, "zoo.compare"),
+    "zoo.serving.declaration:check_environment": (*ROLLOUTS, "zoo.compare"),
     "zoo.training.setup:make_model": TRAINING,
 }
 """Module, or one of its functions -> the commands that show its messages, where not all that import it do."""

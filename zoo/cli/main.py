@@ -109,8 +109,8 @@ def _reason_of_machine(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         said = str(error).strip().splitlines()
         return (
-            f"not enough memory: {shortened(said[0], 200) if said else 'an allocation failed'}; take a smaller batch "
-            "(-params micro_batch_size:N), fewer --num-envs or a smaller policy"
+            f"not enough memory: {shortened(said[0], 200) if said else 'an allocation failed'}; take smaller batches "
+            "(micro_batch_size of training), fewer environments (num_envs) or a smaller policy"
         )
     if not isinstance(error, OSError) or isinstance(error, ConnectionError):  # broken pipes are ours
         return None

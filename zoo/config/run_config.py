@@ -298,7 +298,7 @@ def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
     return config
 
 
-_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks",)
+_SINCE_FIRST_VERSION: tuple[str, ...] = ("eval_tasks", "eval_options")
 """Fields that runs of 0.1 do not have; their defaults are what those runs did."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
 """Names of torch devices that runs know."""
