@@ -35,7 +35,7 @@ def evaluations_before_the_end(config: RunConfig, tasks: Sequence[Task]) -> int:
     As often as `EVALUATED_SHARE` affords when every episode lasts as long as it may.
     """
     start_states = evaluated_start_states(config, tasks)
-    steps = sum(tasks[start.task_id].horizon for start in start_states)
+    steps = sum(tasks[start.task_id].horizon for start in start_states) * config.evaluation.rounds
     return min(MOST_BEFORE_THE_END, int(EVALUATED_SHARE * config.n_timesteps / steps)) if steps else 0
 
 

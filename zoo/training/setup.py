@@ -192,7 +192,7 @@ class RLTrainer(Trainer):
     def evaluation_steps(self) -> tuple[int, bool]:
         if self.config.eval_freq is not None:
             return super().evaluation_steps()
-        times = evaluations_before_the_end(self.config, self.envs.benchmark.tasks)
+        times = evaluations_before_the_end(self.config, self.evaluated.tasks)
         return -(-self.config.n_timesteps // times) if times else 0, times > 0
 
     def screen(self) -> list[KVWriter]:
