@@ -45,6 +45,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "zoo.config.gym_packages": (*TRAINING, "zoo.sft", "zoo.doctor", *ROLLOUTS),
     "zoo.config.run_config:check_arithmetic": (*TRAINING, "zoo.sft", *ROLLOUTS),
     "zoo.config.tracking": TRAINING,
+    "zoo.evaluation.evaluator:tasks_of": (*TRAINING, "zoo.sft"),
     "zoo.evaluation.statistics:compare": ("zoo.compare",),
     "zoo.evaluation.statistics:first_rounds": ("zoo.compare",),
     "zoo.hub.download:remote_resume_point": TRAINING,
