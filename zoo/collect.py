@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _collect(args: argparse.Namespace, source: Source) -> int:
     from zoo.demonstrations.lerobot_writer import LeRobotWriter
-    from zoo.demonstrations.recorder import all_attempts
+    from zoo.demonstrations.recorder import Interrupted, all_attempts
 
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
     fps = round(source.benchmark.control_hz)
@@ -80,10 +80,21 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     envs, record = source.open()
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
-            episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
+            cause: Exception | None = None
+            try:
+                episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
+            except Interrupted as stop:
+                episodes, cause = list(stop.episodes), stop.cause
+            except VLAZooError as error:
+                if not writer.tried:
+                    raise
+                episodes, cause = [], error
             kept, tried = kept_episodes(episodes, args.episodes - writer.episodes, keep_failures=args.keep_failures)
-            writer.add(kept, tried=writer.tried + tried)
+            if tried:
+                writer.add(kept, tried=writer.tried + tried)
             progress.to(writer.episodes)
+            if cause is not None:
+                raise type(cause)(f"{cause}; repeat the command to go on after {writer.tried} start states") from cause
     finally:
         progress.close()
         envs.close()

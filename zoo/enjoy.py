@@ -68,16 +68,17 @@ def run(argv: Sequence[str]) -> int:
         show.add(frame)
 
     try:
-        episodes = evaluate(
-            policy,
-            log,
-            plan.start_states,
-            deterministic=not plan.protocol.sample,
-            rounds=plan.protocol.rounds,
-            seed=args.seed,
-            on_frame=on_frame,
-            on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
-        )
+        with show.recorder.kept(video, fps=fps):
+            episodes = evaluate(
+                policy,
+                log,
+                plan.start_states,
+                deterministic=not plan.protocol.sample,
+                rounds=plan.protocol.rounds,
+                seed=args.seed,
+                on_frame=on_frame,
+                on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
+            )
     finally:
         envs.close()
         if window:

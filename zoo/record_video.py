@@ -55,17 +55,18 @@ def run(argv: Sequence[str]) -> int:
         log.see(frame)
         recorder.add_frame(frame)
 
+    fps = float(envs.metadata["render_fps"])
     try:
-        episodes = evaluate(
-            policy,
-            log,
-            plan.start_states,
-            deterministic=not plan.protocol.sample,
-            rounds=plan.protocol.rounds,
-            seed=args.seed,
-            on_frame=on_frame,
-        )
-        fps = float(envs.metadata["render_fps"])
+        with recorder.kept(output, fps=fps):
+            episodes = evaluate(
+                policy,
+                log,
+                plan.start_states,
+                deterministic=not plan.protocol.sample,
+                rounds=plan.protocol.rounds,
+                seed=args.seed,
+                on_frame=on_frame,
+            )
     finally:
         envs.close()
     rate = overall_rate(episodes)

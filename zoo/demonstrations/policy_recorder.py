@@ -18,7 +18,7 @@ from vla_policies.actions.noise import Noise, SlotNoise
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
 from zoo.algorithms.advantages import gae
-from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, record
+from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, Interrupted, record
 from zoo.evaluation.evaluator import observation_rows
 
 LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
@@ -65,13 +65,19 @@ def roll_out(
     attempt among all: an episode's samples depend on the seed and its attempt's number alone.
     """
     actor = _PolicyActor(policy, first, rules)
-    episodes = record(envs, actor, attempts)
-    if not rules.values:
-        return episodes
-    return [
-        replace(episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)})
-        for env, episode in enumerate(episodes)
-    ]
+
+    def complete(episodes: Sequence[Demonstration]) -> list[Demonstration]:
+        if not rules.values:
+            return list(episodes)
+        return [
+            replace(episode, extra={**episode.extra, ADVANTAGE: _advantage_T(episode, actor.final_value[env], rules)})
+            for env, episode in enumerate(episodes)
+        ]
+
+    try:
+        return complete(record(envs, actor, attempts))
+    except Interrupted as stop:
+        raise Interrupted(stop.cause, complete(stop.episodes)) from stop.cause
 
 
 def episode_advantages(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vla_gym.errors import VLAZooError
 from vla_gym.specs import StartState, Task
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.experts.base import Expert
@@ -70,6 +71,14 @@ class Demonstration:
         return len(self.action_TA)
 
 
+class Interrupted(VLAZooError):
+    """An error that ended recording; the episodes before the first unfinished one are there."""
+
+    def __init__(self, cause: VLAZooError, episodes: Sequence[Demonstration]) -> None:
+        super().__init__(str(cause))
+        self.cause, self.episodes = cause, episodes
+
+
 def all_attempts(tasks: Sequence[Task], num_rounds: int) -> list[Attempt]:
     """Every (start state, round) in the order they are tried: all tasks' trial 0, all tasks' trial 1, ..."""
     longest = max(task.num_trials for task in tasks)
@@ -120,7 +129,10 @@ class _ExpertActor:
 
 
 def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> list[Demonstration]:
-    """One episode for each attempt, a frame for each simulator step."""
+    """One episode for each attempt, a frame for each simulator step.
+
+    Where a policy server or a simulator fails, `Interrupted` brings the leading episodes that were finished, if any.
+    """
     if envs.chunk != 1 or len(attempts) > envs.num_envs:
         raise ValueError(f"{len(attempts)} attempts for {envs.num_envs} environments, chunk {envs.chunk}")
     num_envs, tasks = envs.num_envs, envs.benchmark.tasks
@@ -134,7 +146,31 @@ def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> lis
     frames: list[list[dict[str, np.ndarray]]] = [[] for _ in attempts]
     hashes = list(infos["start_state"])
     live = list(range(len(attempts)))
-    action_NA = np.zeros((num_envs, envs.benchmark.action_dim), dtype=np.float32)
+
+    def finished(count: int) -> list[Demonstration]:
+        return [
+            _demonstration(tasks[start.task_id], start, hashes[env], frames[env])
+            for env, (start, _) in enumerate(attempts[:count])
+        ]
+
+    try:
+        _play(envs, actor, obs, live, frames)
+    except VLAZooError as error:
+        if min(live) == 0:
+            raise
+        raise Interrupted(error, finished(min(live))) from error
+    return finished(len(attempts))
+
+
+def _play(
+    envs: VLAVectorEnv,
+    actor: Actor,
+    obs: Mapping[str, Any],
+    live: list[int],
+    frames: Sequence[list[dict[str, np.ndarray]]],
+) -> None:
+    """Step until no environment is `live`; an episode that ends leaves that list."""
+    action_NA = np.zeros((envs.num_envs, envs.benchmark.action_dim), dtype=np.float32)
     while live:
         for env, choice in actor.act(obs, live).items():
             seen = {key: obs[key][env] for key in (*_CAMERAS, "state") if key in obs}
@@ -149,11 +185,8 @@ def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> lis
                 SUCCESS: np.asarray(infos["success"][env], dtype=bool),
             }
             if done:
-                live.remove(env)
                 actor.ended(obs, env, terminated=bool(terminated_N[env]))
-    return [
-        _demonstration(tasks[start.task_id], start, hashes[env], frames[env]) for env, (start, _) in enumerate(attempts)
-    ]
+                live.remove(env)
 
 
 def _demonstration(

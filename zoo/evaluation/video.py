@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from vla_gym.errors import VLAZooError
 from vla_gym.video.grid import VideoGrid
 from zoo.evaluation.evaluator import Frame
 
@@ -30,6 +33,17 @@ class EvaluationVideo(VideoGrid):
             if frame.first:
                 self.begin(frame.episode, self._sentences[frame.episode])
             self.add(frame.episode, frame.image, solved=frame.success)
+
+    @contextmanager
+    def kept(self, video: Path | None, *, fps: float) -> Iterator[None]:
+        """Context manager that writes what was recorded where an error that users meet ends its body, and says so."""
+        try:
+            yield
+        except VLAZooError as error:
+            if video is None or not len(self):
+                raise
+            self.write(video, fps=fps)
+            raise type(error)(f"{error}; what was recorded until then is in {video}") from error
 
 
 class Window:

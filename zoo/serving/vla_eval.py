@@ -22,6 +22,8 @@ from zoo.serving.wire import as_mapping, pack_vla_eval, unpack
 PROTOCOL_VERSION = 1
 _SERVER_NAME = "vla-zoo"
 _TYPES = ("hello", "observation", "action", "episode_start", "episode_end", "error")
+_OTHER_STATE = "state"
+"""vla-eval's LIBERO benchmark writes "states", its other benchmarks "state"."""
 _LIBERO_STATE = "eef position 3, axis-angle 3"
 """How `Benchmark.protocol` begins to describe the state that vla-eval calls eef_pos3_axisangle3_gripper2."""
 
@@ -73,6 +75,8 @@ class VlaEvalServerSession(ServerSession):
         pictures = as_mapping(payload.get("images", {}), "'images' of an observation")
         places = {"image": pictures, "wrist_image": pictures}
         own = {key: places.get(key, payload).get(name) for key, name in self.names.items()}
+        if own["state"] is None and self.names["state"] == self.NAMES["state"]:
+            own["state"] = payload.get(_OTHER_STATE)
         if self._chunk_KA is not None:
             self.declaration.check_observation(own, self.names)
             return self._next_action()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vla_gym.errors import VLAZooError
-from zoo import compare, evaluate
+from vla_gym.errors import ServerFailed, VLAZooError
+from zoo import collect, compare, evaluate, record_video
 from zoo.cli.measuring import partial_file
 from zoo.serving.declaration import Declaration
 
@@ -19,21 +19,12 @@ __all__ = ["declaration", "serving"]
 
 
 def test_a_server_that_ends_loses_no_finished_episode(
-    serving: Serving, declaration: Declaration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, declaration: Declaration, tmp_path: Path
 ) -> None:
     conf = tmp_path / "conf.yml"
     conf.write_text("attempts: 1")
-    decisions = 0
-
-    def some(requests: Any) -> Any:
-        nonlocal decisions
-        decisions += len(requests)
-        if decisions > 40:
-            raise RuntimeError("out of memory")
-        return echo(declaration)(requests)
-
     file = tmp_path / "results.json"
-    with serving(some, declaration) as server:
+    with serving(failing_after(declaration, 40), declaration) as server:
         argv = ["--policy", f"ws://127.0.0.1:{server.port}", "--server-conf", str(conf), "--num-envs", "1"]
         with pytest.raises(VLAZooError, match=r"the policy failed.*finished episodes? (is|are) in .*results_partial"):
             evaluate.run([*argv, "--eval-episodes", "20", "--device", "cpu", "-o", str(file)])
@@ -41,6 +32,46 @@ def test_a_server_that_ends_loses_no_finished_episode(
     record = json.loads((tmp_path / "results_partial.json").read_text())
     assert 1 <= len(record["episodes"]) < 20
     assert record["planned_episodes"] == 20
+
+
+def failing_after(declaration: Declaration, most: int) -> Any:
+    """A policy that fails for good once it has decided so often."""
+    decisions = 0
+
+    def decide(requests: Any) -> Any:
+        nonlocal decisions
+        decisions += len(requests)
+        if decisions > most:
+            raise RuntimeError("out of memory")
+        return echo(declaration)(requests)
+
+    return decide
+
+
+def test_a_film_and_a_dataset_keep_what_is_finished(serving: Serving, declaration: Declaration, tmp_path: Path) -> None:
+    film, dataset, whole = tmp_path / "film.mp4", tmp_path / "dataset", tmp_path / "whole"
+    with serving(failing_after(declaration, 30), declaration) as server:
+        argv = ["--policy", f"ws://127.0.0.1:{server.port}", "--num-envs", "1", "--device", "cpu"]
+        with pytest.raises(ServerFailed, match=r"the policy failed.*recorded until then is in .*film\.mp4"):
+            record_video.run([*argv, "--episodes", "20", "-o", str(film)])
+    assert film.stat().st_size > 0
+
+    def collected(server: Any, folder: Path) -> dict[str, Any]:
+        argv = ["--policy", f"ws://127.0.0.1:{server.port}", "--num-envs", "3", "--device", "cpu", "--keep-failures"]
+        assert collect.run([*argv, "-n", "6", "-o", str(folder)]) == 0
+        info: dict[str, Any] = json.loads((folder / "meta" / "info.json").read_text())
+        return {name: info[name] for name in ("total_episodes", "total_frames")}
+
+    with serving(echo(declaration), declaration) as server:
+        expected = collected(server, whole)
+        port = server.port
+    with (
+        serving(failing_after(declaration, 17), declaration, port=port) as server,
+        pytest.raises(ServerFailed, match=r"the policy failed.*go on after [45] start states"),
+    ):
+        collected(server, dataset)
+    with serving(echo(declaration), declaration, port=port) as server:
+        assert collected(server, dataset) == expected
 
 
 def test_compare_plays_a_served_policy_from_the_same_start_states(

@@ -59,6 +59,19 @@ def test_a_chunk_is_dealt_action_by_action_and_an_episode_drops_the_rest(
     assert anew.noise.numbers == (1, 0, 0)
 
 
+def test_both_of_vla_evals_words_for_the_state_are_read(declaration: Declaration) -> None:
+    obs = observation(declaration)
+    payload = {"images": {"agentview": obs["image"]}, "task_description": "x", "state": obs["state"]}
+    asked = VlaEvalServerSession(declaration, NAMES, NoiseStream(seed=3, slot=0)).receive(
+        message("observation", payload)
+    )
+    assert isinstance(asked, Request)
+    assert np.array_equal(asked.observation["state"], obs["state"])
+    other = VlaEvalServerSession(declaration, {**NAMES, "state": "joints"}, NoiseStream(seed=3, slot=0))
+    with pytest.raises(BadValue, match="lacks the array 'joints'"):
+        other.receive(message("observation", payload))
+
+
 def test_an_observation_is_checked_where_its_action_is_ready(
     server: VlaEvalServerSession, declaration: Declaration
 ) -> None:
