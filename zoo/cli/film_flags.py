@@ -40,7 +40,8 @@ def add_video_size_argument(parser: argparse.ArgumentParser) -> None:
 def film_name(plan: RolloutPlan, stem: str) -> str:
     """Return the name of a film that belongs to no run folder: `<stem>-<policy>-<environment>`."""
     policy = Path(plan.policy)
-    return f"{stem}-{policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")}-{folder_name(plan.env)}"
+    name = policy.parent.name if is_shipped(policy) else policy.name.replace(":", "-")
+    return f"{stem}-{name}-{folder_name(plan.env)}"
 
 
 def finished_film(plan: RolloutPlan, drawn: EvaluationVideo, log: ActionLog, size: int | None) -> EvaluationVideo:
