@@ -1,5 +1,6 @@
 """Robot benchmarks for vision-language-action policies, as Gymnasium environments."""
 
+from vla_gym.adapters.gymnasium_env import from_gymnasium
 from vla_gym.errors import (
     BadValue,
     MissingDependency,
@@ -25,6 +26,7 @@ __all__ = [
     "WorkerRestarted",
     "__version__",
     "find_benchmark",
+    "from_gymnasium",
     "gymnasium_id",
     "list_envs",
     "make_vec",

@@ -188,6 +188,11 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     function = pkgutil.resolve_name(family.build)
     parameters = inspect.signature(function).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    if "split" in options and "split" not in known:
+        raise BadValue(
+            f"{family.build} must take the split, which is always passed: def {function.__name__}(env_id: str, *, "
+            "split: str = 'train') -> Benchmark, with an error for a split that it does not have"
+        )
     for option in options:
         if option not in known:
             raise unknown_name(f"option of {listed}", option, known)

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from vla_gym import VLAVectorEnv, find_benchmark, gymnasium_id, list_envs, make_vec, register_benchmark
-from vla_gym.errors import UnknownName, VLAZooError
+from vla_gym.errors import BadValue, UnknownName, VLAZooError
 from vla_gym.registry import FAMILIES, canonical_id, num_tasks, register_all
 
 
@@ -77,6 +77,13 @@ def test_the_case_of_an_id_does_not_matter(written: str, listed: str) -> None:
 
 def test_a_benchmark_has_its_listed_id_whatever_was_written() -> None:
     assert find_benchmark("toy-reach/1").id == "Toy-Reach/1"
+
+
+def test_a_benchmark_without_a_split_is_told_how_to_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vla_gym.registry._ADDED", [])
+    register_benchmark("vla_gym.adapters.toy:Task", num_tasks={"Splitless": 1})
+    with pytest.raises(BadValue, match=r"must take the split, which is always passed: def Task\(env_id: str, \*, "):
+        find_benchmark("Splitless", split="train")
 
 
 def test_no_id_belongs_to_two_families() -> None:

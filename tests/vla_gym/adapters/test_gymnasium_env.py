@@ -1,0 +1,143 @@
+"""A Gymnasium environment of the user's: described once, driven like every benchmark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import vla_gym
+from vla_gym import registry
+from vla_gym.adapters import gymnasium_env
+from vla_gym.adapters.gymnasium_env import scaled_state, square
+from vla_gym.checks.env_checks import check_vla_env
+from vla_gym.errors import BadValue, UnknownName
+
+YARD = """
+import gymnasium as gym
+import numpy as np
+
+class Yard(gym.Env):
+    observation_space = gym.spaces.Box(0.0, 2.0, (3,), np.float64)
+    action_space = gym.spaces.Box(np.float32([0.0, -4.0]), np.float32([2.0, 4.0]))
+    metadata = {"render_modes": ["rgb_array"]}
+    steps = []
+
+    def __init__(self, speed=0.1, render_mode=None):
+        self.speed, self.render_mode = speed, render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(0.0, 2.0, 3)
+        return self.place.copy(), {}
+
+    def step(self, action):
+        Yard.steps.append(np.asarray(action).tolist())
+        self.place = np.clip(self.place + self.speed * action[0], 0.0, 2.0)
+        there = bool(self.place[0] > 1.95)
+        return self.place.copy(), float(there), there, False, {"is_success": there, "far": self.place[0]}
+
+    def render(self):
+        image = np.zeros((30, 40, 3), dtype=np.uint8)
+        image[:, : 1 + int(19 * self.place[0])] = 255
+        return image
+
+def nearly(info):
+    return info["far"] > 1.0
+
+gym.register("Yard-v0", entry_point=Yard, max_episode_steps=7)
+"""
+
+
+@pytest.fixture(autouse=True)
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "their_yard.py").write_text(YARD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_ADDED", [])
+    monkeypatch.setattr(gymnasium_env, "_DESCRIBED", {})
+    yield
+    sys.modules.pop("their_yard", None)
+    for name in [name for name in gym.registry if "Yard" in name]:
+        del gym.registry[name]
+
+
+def test_it_keeps_the_contract() -> None:
+    benchmark = vla_gym.from_gymnasium("their_yard:Yard-v0", "drive to the right", in_process=True)
+    assert (benchmark.id, benchmark.action_dim, benchmark.state_dim) == ("Yard-v0", 2, 3)
+    (task,) = benchmark.tasks
+    assert (task.instruction, task.horizon, task.num_trials) == ("drive to the right", 7, 50)
+    check_vla_env("Yard-v0")
+    check_vla_env("Yard-v0", split="test")
+
+
+@pytest.mark.processes
+def test_it_runs_in_worker_processes() -> None:
+    vla_gym.from_gymnasium("their_yard:Yard-v0", "drive to the right", trials=3)
+    check_vla_env("Yard-v0", num_workers=2)
+
+
+def test_actions_pictures_and_success_are_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    import their_yard
+
+    vla_gym.from_gymnasium(
+        their_yard.Yard, "go", their_yard.nearly, id="My-Yard", horizon=5, in_process=True, speed=0.5, state=False
+    )
+    envs = vla_gym.make_vec("My-Yard", 1, autoreset_mode="disabled", schedule="grid", image_size=20)
+    obs, _ = envs.reset(options={"reset_mask": np.array([True]), "task_id": np.array([0]), "trial_id": np.array([2])})
+    start = np.random.default_rng(2).uniform(0.0, 2.0, 3)
+    assert set(obs) == {"image", "instruction"}
+    assert obs["image"].shape == (1, 20, 20, 3)
+    # -1 is the lower bound 0, 0.5 three quarters between -4 and 4.
+    _, _, _, _, infos = envs.step(np.float32([[-1.0, 0.5]]))
+    assert their_yard.Yard.steps[-1] == [0.0, 2.0]
+    assert bool(infos["success"][0]) == (start[0] > 1.0)
+    # 1 is the upper bound 2, and makes 2 x 0.5 of way: at 1.0 or farther.
+    _, _, _, _, infos = envs.step(np.float32([[1.0, 0.0]]))
+    assert infos["success"][0]
+    envs.close()
+
+
+def test_splits_share_no_start_state() -> None:
+    vla_gym.from_gymnasium("their_yard:Yard-v0", "go", trials=4, in_process=True)
+    hashes = []
+    for split in ("train", "test"):
+        envs = vla_gym.make_vec("Yard-v0", 4, schedule="grid", split=split)
+        hashes += list(envs.reset()[1]["start_state"])
+        envs.close()
+    assert len(set(hashes)) == 8
+
+
+def test_what_cannot_be_driven_is_said_at_once() -> None:
+    with pytest.raises(BadValue, match="Gymnasium does not know 'Yord-v0'"):
+        vla_gym.from_gymnasium("Yord-v0", "go")
+    with pytest.raises(BadValue, match="must be a class or a function at the top of a module"):
+        vla_gym.from_gymnasium(lambda: gym.make("CartPole-v1"), "go", horizon=5)
+    with pytest.raises(BadValue, match="must be a Box with finite bounds, got Discrete"):
+        vla_gym.from_gymnasium("CartPole-v1", "balance the pole")
+    with pytest.raises(UnknownName, match="no key of the observation 'arm'"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", state="arm", id="Arm")
+    import their_yard
+
+    with pytest.raises(BadValue, match="give horizon="):
+        vla_gym.from_gymnasium(their_yard.Yard, "go")
+    vla_gym.from_gymnasium("their_yard:Yard-v0", "go")
+    vla_gym.from_gymnasium("their_yard:Yard-v0", "go")  # again: nothing changes
+    with pytest.raises(BadValue, match="'Yard-v0' is taken by another environment"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", "go elsewhere")
+
+
+def test_a_state_is_scaled_where_it_has_bounds() -> None:
+    space = gym.spaces.Box(np.float32([0, -np.inf]), np.float32([4, np.inf]))
+    assert scaled_state(np.array([1.0, 7.0]), space).tolist() == [-0.5, 7.0]
+
+
+def test_pictures_become_square() -> None:
+    image = np.zeros((2, 4, 3), dtype=np.uint8)
+    image[:, 2:] = 200
+    assert square(image, 2)[:, :, 0].tolist() == [[0, 200], [0, 200]]
+    with pytest.raises(ValueError, match=r"uint8 \[H, W, 3\], got float64 \[2, 2\]"):
+        square(np.zeros((2, 2)), 2)

@@ -1,0 +1,305 @@
+"""A Gymnasium environment of the user's as a benchmark: a sentence, a picture and seeds as start states.
+
+`from_gymnasium` describes and registers it, `GymnasiumSimulator` drives it where it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from vla_gym.errors import BadValue, check_integer, check_known, unknown_name
+from vla_gym.registry import register_benchmark
+from vla_gym.simulator import SimStep
+from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """What `from_gymnasium` was told."""
+
+    env: str
+    """Gymnasium id, or "module:name" of what makes the environment."""
+    registered: bool
+    """Whether `env` is an id."""
+    instruction: str
+    success: str
+    horizon: int
+    trials: int
+    image: str | None
+    state: str | bool
+    control_hz: float
+    in_process: bool
+    kwargs: Mapping[str, Any] = field(hash=False)
+
+    def make(self) -> gym.Env[Any, Any]:
+        """The environment itself, without a time limit of its own."""
+        return make_env(self.env, self.kwargs, registered=self.registered)
+
+
+_DESCRIBED: dict[str, _Description] = {}
+"""Benchmark id -> description."""
+
+
+def from_gymnasium(
+    env: str | Callable[..., gym.Env[Any, Any]],
+    instruction: str,
+    success: str | Callable[[Mapping[str, Any]], bool] = "is_success",
+    *,
+    id: str | None = None,
+    horizon: int | None = None,
+    trials: int = 50,
+    image: str | None = None,
+    state: str | bool = True,
+    control_hz: float = 10.0,
+    in_process: bool = False,
+    **kwargs: Any,
+) -> Benchmark:
+    """Make a benchmark of one task out of a Gymnasium environment, and register it under `id` for every command.
+
+    Args:
+        env: a Gymnasium id ("module:Id" where a module registers it), or a class or function of a module.
+        instruction: the sentence that the policy gets.
+        success: key of `info` that is true once the task is solved, or a function of a module, called with `info`.
+        id: the benchmark's id; by default the name of `env`.
+        horizon: steps after which an episode is cut off; by default the registered `max_episode_steps`.
+        trials: start states of each split. Trial k of "train" is `reset(seed=k)`, of "test" `reset(seed=trials + k)`.
+        image: key of the observation that is a picture, uint8 `[H, W, 3]`; by default `render()` gives it
+            (`render_mode="rgb_array"`).
+        state: key of the observation that is the state; True takes the whole one where it is a vector, False none.
+            Entries with bounds are scaled to [-1, 1].
+        control_hz: steps in a second of film.
+        in_process: whether it steps so fast that worker processes would only slow it down.
+        kwargs: of the environment's constructor, JSON values.
+
+    Raises `BadValue` for what cannot be driven, and for an `id` that is taken.
+    """
+    registered = isinstance(env, str)
+    name = env if isinstance(env, str) else importable("env", env)
+    if isinstance(env, str):
+        limit = _spec(env).max_episode_steps
+        horizon = limit if horizon is None else horizon
+    if horizon is None:
+        raise BadValue(f"{name} does not say after how many steps an episode ends; give horizon=")
+    if not instruction.strip():
+        raise BadValue("instruction must be the sentence that the policy gets, got an empty one")
+    own_id = id or name.rpartition(":")[2].rpartition("/")[2].replace(".", "-")
+    described = _Description(
+        env=name,
+        registered=registered,
+        instruction=instruction,
+        success=success if isinstance(success, str) else importable("success", success),
+        horizon=check_integer("horizon", horizon, 1),
+        trials=check_integer("trials", trials, 1),
+        image=image,
+        state=state,
+        control_hz=control_hz,
+        in_process=in_process,
+        kwargs=kwargs,
+    )
+    if _DESCRIBED.get(own_id, described) != described:
+        raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
+    register_benchmark(f"{__name__}:gymnasium_benchmark", {own_id: 1})
+    _DESCRIBED[own_id] = described
+    return gymnasium_benchmark(own_id)
+
+
+def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
+    """Describe an environment that `from_gymnasium` has registered; makes it once to read its spaces."""
+    check_known("split", split, SPLITS)
+    described = _DESCRIBED[env_id]
+    action_dim, state_dim = _sizes(described)
+    task = Task(
+        name=env_id,
+        instruction=described.instruction,
+        horizon=described.horizon,
+        num_trials=described.trials,
+        suite=env_id,
+    )
+    return Benchmark(
+        id=env_id,
+        tasks=(task,),
+        action_dim=action_dim,
+        action_spec=ActionSpec(rotation="none", gripper="none", frame="delta"),
+        state_dim=state_dim,
+        cameras=("image",),
+        default_image_size=64,
+        control_hz=described.control_hz,
+        simulator=f"{__name__}:GymnasiumSimulator",
+        simulator_kwargs={
+            "env": described.env,
+            "registered": described.registered,
+            "env_kwargs": dict(described.kwargs),
+            "success": described.success,
+            "image": described.image,
+            "state": described.state,
+            "first_seed": SPLITS.index(split) * described.trials,
+        },
+        in_process=described.in_process,
+        protocol={
+            "environment": described.env,
+            "environment_kwargs": dict(described.kwargs),
+            "success": described.success,
+            "start_states": "trial k is reset(seed=k) of split train, reset(seed=trials + k) of split test",
+        },
+    )
+
+
+class GymnasiumSimulator:
+    """One environment of the user's; see `vla_gym.simulator.Simulator`."""
+
+    def __init__(
+        self,
+        tasks: tuple[Task, ...],
+        image_size: int,
+        cameras: tuple[str, ...],
+        *,
+        env: str,
+        registered: bool,
+        env_kwargs: Mapping[str, Any],
+        success: str,
+        image: str | None,
+        state: str | bool,
+        first_seed: int,
+    ) -> None:
+        self._env = make_env(env, env_kwargs, registered=registered)
+        self._low, self._high = action_bounds(self._env.action_space, env)
+        self._success = pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
+        self._image_key, self._image_size, self._cameras = image, image_size, cameras
+        self._state_key, self._state_space = state, state_space(self._env.observation_space, state)
+        self._first_seed = first_seed
+        self._obs: Any = None
+
+    def reset(self, start: StartState) -> str:
+        seed = self._first_seed + start.trial_id
+        self._obs, _ = self._env.reset(seed=seed)
+        flat = gym.spaces.flatten(self._env.observation_space, self._obs)
+        return hashlib.sha256(f"{seed} ".encode() + np.asarray(flat).tobytes()).hexdigest()[:32]
+
+    def step(self, action_A: np.ndarray) -> SimStep:
+        space = self._env.action_space
+        scaled_A = self._low + (action_A.astype(np.float64) + 1.0) / 2.0 * (self._high - self._low)
+        space = self._env.action_space
+        self._obs, reward, terminated, truncated, info = self._env.step(
+            scaled_A.astype(space.dtype).reshape(space.shape)
+        )
+        solved = bool(self._success(info))
+        # Its own time limit is off, so whatever cuts it off is a rule of the task.
+        return SimStep(reward=float(reward), success=solved, terminated=bool(terminated or truncated))
+
+    def observe(self) -> Mapping[str, np.ndarray]:
+        out: dict[str, np.ndarray] = {}
+        if "image" in self._cameras:
+            picture = self._env.render() if self._image_key is None else self._obs[self._image_key]
+            out["image"] = square(picture, self._image_size)
+        if self._state_space is not None:
+            value = self._obs[self._state_key] if isinstance(self._state_key, str) else self._obs
+            out["state"] = scaled_state(np.asarray(value), self._state_space)
+        return out
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool) -> gym.Env[Any, Any]:
+    """Return the environment: of a Gymnasium id without its time limit, or what "module:name" makes."""
+    if registered:
+        options = {"render_mode": "rgb_array", **kwargs}
+        return gym.make(env, max_episode_steps=-1, disable_env_checker=True, **options)
+    made: gym.Env[Any, Any] = pkgutil.resolve_name(env)(**kwargs)
+    return made
+
+
+def importable(what: str, value: object) -> str:
+    """Return "module:name" of a class or function; raises `BadValue` for one that a worker process could not import."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(value, type | FunctionType) or module in (None, "__main__") or "<" in str(name):
+        raise BadValue(
+            f"{what} must be a class or a function at the top of a module (worker processes import it), got {value!r}"
+        )
+    return f"{module}:{name}"
+
+
+def action_bounds(space: gym.Space[Any], env: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what -1 and +1 mean, float64 `[A]`; raises `BadValue` for actions that are no bounded vectors."""
+    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+        raise BadValue(f"actions of {env} must be a Box with finite bounds, got {space}; wrap it, e.g. RescaleAction")
+    return space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+
+
+def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | None:
+    """Return the part of the observation space that is the state, None for none; raises for a key that is not there."""
+    if isinstance(state, str):
+        known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+        if state not in known:
+            raise unknown_name("key of the observation", state, known)
+        space = known[state]
+    elif not state:
+        return None
+    is_vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+    if not is_vector and isinstance(state, str):
+        raise BadValue(f"the state '{state}' must be a vector, got {space}")
+    return space if is_vector else None  # type: ignore[return-value]
+
+
+def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
+    """Return the state, float32 `[S]`, entries that have both bounds in [-1, 1]."""
+    low_S, high_S = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded_S = np.isfinite(low_S) & np.isfinite(high_S) & (high_S > low_S)
+    span_S = np.where(bounded_S, high_S - low_S, 2.0)
+    scaled_S = np.where(bounded_S, 2.0 * (value_S - np.where(bounded_S, low_S, 0.0)) / span_S - 1.0, value_S)
+    return scaled_S.astype(np.float32)
+
+
+def square(picture: Any, size: int) -> np.ndarray:
+    """Return the picture in `size` x `size` pixels, whole: uint8 `[size, size, 3]`."""
+    image = np.asarray(picture)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"the picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}")
+    if image.shape[:2] == (size, size):
+        return image
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BOX))
+
+
+def _spec(env: str) -> EnvSpec:
+    """What Gymnasium has registered; of "module:Id" the module is imported first."""
+    module, _, name = env.rpartition(":")
+    try:
+        if module:
+            import_module(module)
+        return gym.spec(name)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise BadValue(
+            f"Gymnasium does not know '{env}' ({str(error).rstrip('.')}); 'module:Id' imports the module that "
+            "registers it"
+        ) from error
+
+
+@functools.cache
+def _sizes(described: _Description) -> tuple[int, int]:
+    """Length of the environment's actions and of its state, 0 without one."""
+    env = described.make()
+    try:
+        low, _ = action_bounds(env.action_space, described.env)
+        state = state_space(env.observation_space, described.state)
+        return len(low), 0 if state is None else state.shape[0]
+    finally:
+        env.close()
+
+
+def _named(key: str, info: Mapping[str, Any]) -> bool:
+    return bool(info.get(key, False))
