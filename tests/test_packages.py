@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import vla_gym
@@ -88,3 +89,48 @@ def test_the_set_up_prefers_a_python_that_all_extras_have_wheels_for(
     else:
         name = "python3" if has[0] == chosen else f"python3.{chosen}"
         assert done.stdout.strip() == str(tmp_path / name)
+
+
+def instructions_of_the_dockerfile() -> list[tuple[str, str]]:
+    """Return (instruction, its arguments), continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    return [
+        (name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in text.splitlines()) if name
+    ]
+
+
+def extras_in(text: str) -> set[str]:
+    """Return the extras of the last brackets, or of an `EXTRAS=` in a text."""
+    (names,) = re.findall(r"(?:\.\[|EXTRAS=)([a-z,]+)", text)
+    return set(names.split(","))
+
+
+def test_the_image_is_made_from_files_and_extras_that_are_there() -> None:
+    found = instructions_of_the_dockerfile()
+    assert {name for name, _ in found} <= {
+        *("ARG", "FROM", "SHELL", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"),
+    }
+    assert found[0] == ("ARG", "BASE=debian:bookworm-slim")
+    assert found[1] == ("FROM", "${BASE}")
+    (extras,) = (rest for name, rest in found if name == "ARG" and rest.startswith("EXTRAS"))
+    assert extras_in(extras) == set(EXTRAS) - {"agents", "dev", "docs"}
+    (installs,) = (rest for name, rest in found if name == "RUN" and "pip install" in rest)
+    assert (ROOT / installs.split("-c ")[1].split()[0]).is_file()
+    assert (ROOT / installs.split()[-1] / "pyproject.toml").is_file()
+    for name, rest in found:
+        if name == "COPY":
+            assert (ROOT / rest.split()[0]).exists()
+    # Nothing runs as root.
+    assert found.index(("USER", "10001")) < found.index(("ENTRYPOINT", '["vla-zoo"]'))
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not {"agents", "hyperparams", "README.md", "LICENSE"} & set(ignored)
+
+
+def test_the_conda_environment_names_what_is_there() -> None:
+    described = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *packages, pip = described["dependencies"]
+    assert "python=3.11" in packages
+    constraints, editable, agents = pip["pip"]
+    assert (ROOT / constraints.removeprefix("-c ")).is_file()
+    assert extras_in(editable) == set(EXTRAS) - {"agents", "dev", "docs"}
+    assert (ROOT / agents / "pyproject.toml").is_file()
