@@ -67,7 +67,9 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert {module for module in commands(text) if not runnable(module)} == set()
     assert {path for path in files(text) if not exists(path)} == set()
     links = re.findall(r"\]\(([^)#:\s]+)\)", text)
-    assert {link for link in links if not (page.parent / link).exists()} == set()
+    # What the site's build generates is not there before it; the build finds broken links to it by itself.
+    kept = {link for link in links if "reference/generated/" not in link}
+    assert {link for link in kept if not (page.parent / link).exists()} == set()
 
 
 def test_the_guards_can_fail() -> None:
