@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 .PHONY: help setup system train test test-fast lint format docs bench clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / : /' | column -t -s ':'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: system $(STAMP)  ## .venv with the pinned dependencies, and the system's GL libraries
 

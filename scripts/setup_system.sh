@@ -2,7 +2,7 @@
 # Bring the system libraries that rendering without a display needs. Nothing happens when they are there.
 #     scripts/setup_system.sh [PYTHON]
 # Installs with apt-get as root or through password-less sudo; otherwise prints the command to run.
-# OpenGL (LIBERO, Meta-World) is required. Vulkan (ManiSkill) is brought where it can be: without it the rest works.
+# OpenGL (LIBERO, Meta-World) is required, with OSMesa or EGL. Vulkan (ManiSkill) is brought where it can be: without it the rest works.
 set -euo pipefail
 python=${1:-python3}
 
@@ -22,17 +22,23 @@ has_vulkan() {
 no_vulkan() { echo "ManiSkill will not render here: $* Everything else works." >&2; }
 
 missing=()
+wanted=()  # better, but MuJoCo renders with one of OSMesa and EGL
 need_library() { has_library "$1" || missing+=("$2"); }
 need_library libGL.so.1 libgl1              # OpenCV and MuJoCo's GL loader
-need_library libOSMesa.so.8 libosmesa6      # MuJoCo, software rendering
-need_library libEGL.so.1 libegl1            # MuJoCo, rendering on a GPU
 need_library libgthread-2.0.so.0 libglib2.0-0   # OpenCV
+if has_library libOSMesa.so.8; then         # MuJoCo, software rendering
+    has_library libEGL.so.1 || wanted+=(libegl1)    # MuJoCo, rendering on a GPU
+elif has_library libEGL.so.1; then
+    wanted+=(libosmesa6)
+else
+    missing+=(libosmesa6 libegl1)
+fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     missing+=("python${version}-venv")
 fi
 if has_vulkan; then vulkan=there; else vulkan=missing; fi
-[ ${#missing[@]} -gt 0 ] || [ $vulkan = missing ] || exit 0
+[ ${#missing[@]} -gt 0 ] || [ ${#wanted[@]} -gt 0 ] || [ $vulkan = missing ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
     [ $vulkan = there ] || no_vulkan "it needs Vulkan with Mesa >= $MESA (on Fedora: mesa-vulkan-drivers)."
@@ -49,18 +55,25 @@ if [ "$(id -u)" = 0 ]; then
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo -n env DEBIAN_FRONTEND=noninteractive)
 else
+    # One of OSMesa and EGL is there, and that is enough.
     [ $vulkan = there ] || no_vulkan "it needs Vulkan with Mesa >= $MESA. Run as root: $0."
     [ ${#missing[@]} -gt 0 ] || exit 0
     echo "Missing system libraries. Run:  sudo apt-get install -y ${missing[*]}   then the same make again." >&2
     exit 1
 fi
-apt_install() { "${as_root[@]}" apt-get "${apt_options[@]}" install -y -q --no-install-recommends "$@"; }
+# Only what goes wrong is shown: apt-get says it on its error output.
+apt_install() { "${as_root[@]}" apt-get "${apt_options[@]}" install -y -qq --no-install-recommends "$@" >/dev/null; }
 apt_options=()
 
-"${as_root[@]}" apt-get update -q || [ ${#missing[@]} -eq 0 ] || exit 1
+echo "Asking apt-get for system libraries"
+"${as_root[@]}" apt-get update -qq || [ ${#missing[@]} -eq 0 ] || exit 1
 if [ ${#missing[@]} -gt 0 ]; then
     echo "Installing system libraries: ${missing[*]}"
     apt_install "${missing[@]}"
+fi
+if [ ${#wanted[@]} -gt 0 ]; then
+    echo "Installing ${wanted[*]} as well"
+    apt_install "${wanted[@]}" || echo "apt-get could not install ${wanted[*]}; rendering works without." >&2
 fi
 [ $vulkan = missing ] || exit 0
 
@@ -85,7 +98,7 @@ add_backports() {
             echo "Signed-By: /usr/share/keyrings/$distribution-archive-keyring.gpg"
     } >"$parts/vla-zoo-backports.sources"
     apt_options=(-o "Dir::Etc::sourceparts=$parts")
-    "${as_root[@]}" apt-get "${apt_options[@]}" update -q
+    "${as_root[@]}" apt-get "${apt_options[@]}" update -qq
 }
 
 package=mesa-vulkan-drivers

@@ -179,18 +179,38 @@ def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) 
     )
 
 
+_MOST_ADVISED = 1000
+"""Start states that an evaluation of all is advised for."""
+
+
 def closing_lines(
-    run_path: Path, video: Path | None, *, filmed: str, events: Path, n_timesteps: int, done: int, num_starts: int
+    run_path: Path,
+    video: Path | None,
+    *,
+    filmed: str,
+    events: Path,
+    n_timesteps: int,
+    done: int,
+    num_starts: int,
+    evaluated: int = 0,
 ) -> str:
     """Return a finished run's next commands, with the folder of TensorBoard's `events`, then what there is to look at.
 
-    `filmed` says what `video` shows.
+    `filmed` says what `video` shows, `evaluated` how many of the `num_starts` start states the last evaluation saw.
     """
     run = quoted(run_path)
+    if evaluated >= num_starts:
+        look = f"  python -m zoo.enjoy -i {run}   (watch it)"
+    elif num_starts > _MOST_ADVISED:
+        look = (
+            f"  python -m zoo.evaluate -i {run} -P --eval-episodes {_MOST_ADVISED}   (of {num_starts:,} start states)"
+        )
+    else:
+        look = f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)"
     lines = [
         f"run folder  {run_path}",
         "next:",
-        f"  python -m zoo.evaluate -i {run} -P   (on all {num_starts} start states; --eval-episodes N for fewer)",
+        look,
         f"  python -m zoo.train -i {run} -n {longer(n_timesteps, done)}   (train on)",
         f"  tensorboard --logdir {quoted(events)}   (curves)",
     ]

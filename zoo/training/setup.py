@@ -240,5 +240,6 @@ class RLTrainer(Trainer):
             n_timesteps=self.config.n_timesteps,
             done=steps,
             num_starts=sum(task.num_trials for task in tasks),
+            evaluated=len(episodes or ()),
         )
         _logger.info(lines)

@@ -131,6 +131,20 @@ def test_the_advice_to_train_on_is_past_what_was_done(asked: int, done: int, adv
     assert f"python -m zoo.train -i logs/run -n {advised}   (train on)" in lines
 
 
+@pytest.mark.parametrize(
+    ("num_starts", "evaluated", "advice"),
+    [
+        (150, 20, "zoo.evaluate -i logs/run -P   (on all 150 start states"),
+        (150, 150, "zoo.enjoy -i logs/run   (watch it)"),
+        (802_816, 20, "zoo.evaluate -i logs/run -P --eval-episodes 1000   (of 802,816 start states)"),
+    ],
+)
+def test_the_advice_to_evaluate_fits_what_there_is(num_starts: int, evaluated: int, advice: str) -> None:
+    run = Path("logs/run")
+    rest = {"filmed": "", "events": run, "n_timesteps": 1, "done": 1}
+    assert advice in closing_lines(run, None, num_starts=num_starts, evaluated=evaluated, **rest)  # type: ignore[arg-type]
+
+
 def test_advice_is_pasted_with_spaces_and_names_the_folder_of_the_events() -> None:
     run, events = Path("my logs/run"), Path("my events/run")
     text = closing_lines(run, None, filmed="", events=events, n_timesteps=1, done=1, num_starts=1)
