@@ -34,6 +34,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "reference/generated/commands/table.md"]
 nitpicky = False
 default_role = "py:obj"
+highlight_language = "none"
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4

@@ -24,9 +24,8 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
             home = getattr(getattr(import_module(package), name), "__module__", None)
             elsewhere.setdefault(home or package, []).append(f"{package}.{name}")
         yield f"api/{package}.rst", public_page(package, names)
-    sentences = room_sentences((root / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     for room, modules in rooms(files).items():
-        yield f"api/modules/{room}.rst", room_page(room, modules, sentences, elsewhere)
+        yield f"api/modules/{room}.rst", room_page(room, modules, elsewhere)
 
 
 def rooms(files: Mapping[str, Path]) -> dict[str, list[str]]:
@@ -36,20 +35,6 @@ def rooms(files: Mapping[str, Path]) -> dict[str, list[str]]:
         folder = name if path.name == "__init__.py" else name.rpartition(".")[0]
         if path.name != "__main__.py" and "." in name:
             found.setdefault(folder, []).append(name)
-    return found
-
-
-def room_sentences(contributing: str) -> dict[str, str]:
-    """Return folder, dotted -> its sentence on the map in CONTRIBUTING.md."""
-    found: dict[str, str] = {}
-    package = ""
-    for line in contributing.split("```\n", 2)[1].splitlines():
-        name, _, sentence = line.strip().partition("  ")
-        if not line.startswith(" "):
-            package = name
-            found[package] = sentence.strip()
-        elif line.strip():
-            found[f"{package}.{name.rstrip('/').removesuffix('.py')}"] = sentence.strip()
     return found
 
 
@@ -89,11 +74,9 @@ def value_of(package: str, name: str, member: object) -> str:
     return f"   :value: {member!r}\n"
 
 
-def room_page(
-    room: str, modules: Sequence[str], sentences: Mapping[str, str], elsewhere: Mapping[str, Sequence[str]]
-) -> str:
+def room_page(room: str, modules: Sequence[str], elsewhere: Mapping[str, Sequence[str]]) -> str:
     """Return the page of one folder; what stands on a package's own page is named, not told again."""
-    text = [heading(room, "="), sentences.get(room, "").capitalize(), ""]
+    text = [heading(room, "=")]
     for module in modules:
         if module != room:
             text += [heading(module.rpartition(".")[2], "-")]

@@ -13,11 +13,8 @@ from zoo.cli.main import COMMANDS
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yield (name, Markdown) of the table of commands and of each one's page."""
-    rows = [
-        (f"[`{name}`](generated/commands/pages/{name}.md)", f"`python -m {module}`", cell(text))
-        for name, (module, text) in COMMANDS.items()
-    ]
-    yield "commands/table.md", table(("`vla-zoo ...`", "or", "does"), rows)
+    rows = [(f"[`{name}`](generated/commands/pages/{name}.md)", cell(text)) for name, (_, text) in COMMANDS.items()]
+    yield "commands/table.md", table(("command", "does"), rows)
     for name, (module, _) in COMMANDS.items():
         yield f"commands/pages/{name}.md", command_page(name, module, import_module(module).parser())
 

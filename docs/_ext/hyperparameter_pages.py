@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from sphinx.pycode import ModuleAnalyzer
@@ -13,7 +15,7 @@ from tables import cell, code, table
 
 from zoo.config.algorithm_configs import GRPOConfig, PPOConfig, SFTConfig
 from zoo.config.run_config import EnvOptions, OptimizerOptions, PolicyOptions, RunConfig
-from zoo.config.settings import defaults_of
+from zoo.config.settings import Range, annotations_of, defaults_of
 
 RECORDS = {
     "Every run": RunConfig,
@@ -26,6 +28,16 @@ RECORDS = {
 }
 """Heading -> the record of its settings."""
 NOT_SETTINGS = {"algo_kwargs", "env_options", "entry", "env", "algo"}
+NAMES = {
+    int: "whole number",
+    float: "number",
+    bool: "true, false",
+    str: "text",
+    types.NoneType: "null",
+    Mapping: "mapping",
+    Sequence: "list",
+}
+"""Python's types in words."""
 FILES = {"ppo": "PPO", "grpo": "GRPO", "agents": "Trained agents"}
 """File of `hyperparams/` -> heading."""
 
@@ -53,24 +65,46 @@ def settings_page() -> str:
 def settings(record: type) -> Iterator[tuple[str, str, str, str]]:
     """Yield (name, type, default, meaning) of a record's fields."""
     defaults = defaults_of(record) if hasattr(record, "__dataclass_fields__") else {}
-    for name, (annotation, meaning) in documented_fields(record).items():
+    meanings = documented_fields(record)
+    for name, annotation in annotations_of(record).items():
         if name not in NOT_SETTINGS:
             default = code(yaml_value(defaults[name])) if name in defaults else ""
-            yield code(name), code(annotation), default, cell(meaning)
+            yield code(name), cell(type_words(annotation)), default, cell(meanings.get(name, ""))
 
 
-def documented_fields(record: type) -> dict[str, tuple[str, str]]:
-    """Return field -> (annotation, docstring) of a record; what is said of a base class's field holds."""
-    found: dict[str, tuple[str, str]] = {}
+def type_words(annotation: Any) -> str:
+    """Return an annotation in words: "whole number, at least 1", "number or schedule", "token, action or chunk"."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return f"{type_words(arguments[0])}{range_words(arguments[1])}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_words(argument) for argument in arguments))
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    if origin is tuple:
+        return f"{len(arguments)} x {type_words(arguments[0])}"
+    return NAMES.get(origin or annotation) or str(getattr(annotation, "__name__", annotation))
+
+
+def range_words(allowed: Range) -> str:
+    """Return which numbers are allowed, with a leading comma."""
+    if allowed.low > -math.inf and allowed.high < math.inf:
+        return f", {allowed.low:.12g} to {allowed.high:.12g}"
+    ends = ((allowed.low, "at least"), (allowed.above, "above"), (allowed.high, "at most"))
+    return "".join(f", {words} {end:.12g}" for end, words in ends if math.isfinite(end))
+
+
+def documented_fields(record: type) -> dict[str, str]:
+    """Return field -> docstring of a record; what is said of a base class's field holds."""
+    found: dict[str, str] = {}
     for cls in reversed(record.__mro__):
-        if cls.__module__.split(".")[0] != "zoo":
-            continue
-        analyzer = ModuleAnalyzer.for_module(cls.__module__)
-        analyzer.analyze()
-        for (owner, name), annotation in analyzer.annotations.items():
-            if owner == cls.__qualname__ and not annotation.startswith("ClassVar"):
-                said = " ".join(analyzer.attr_docs.get((owner, name), []))
-                found[name] = (annotation, said or found.get(name, ("", ""))[1])
+        if cls.__module__.split(".")[0] == "zoo":
+            analyzer = ModuleAnalyzer.for_module(cls.__module__)
+            analyzer.analyze()
+            docs = {
+                name: " ".join(lines) for (owner, name), lines in analyzer.attr_docs.items() if owner == cls.__name__
+            }
+            found |= docs
     return found
 
 
@@ -78,7 +112,7 @@ def recipes_page(title: str, text: str, file: str) -> str:
     """Return the recipes of one file, a table each; its first comment says what they are."""
     comment = re.match(r"(#.*\n)+", text)
     intro = " ".join(line.strip("# ") for line in comment.group(0).splitlines()) if comment else ""
-    parts = [f"# Recipes: {title}\n", f"Written from `hyperparams/{file}`. {intro}\n"]
+    parts = [f"# Recipes: {title}\n", f"Written from `hyperparams/{file}`. {cell(intro)}\n"]
     for key, entry in yaml.safe_load(text).items():
         parts += [f"## {key}\n", f"{cell(entry['source'])}\n" if "source" in entry else ""]
         rows = [(code(name), code(yaml_value(value))) for name, value in flat(entry)]
@@ -101,4 +135,5 @@ def yaml_value(value: object) -> str:
     """Return a value as one would write it in YAML."""
     if not isinstance(value, bool | int | float | str | list | tuple | dict | type(None)):
         return "{}"
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
 def cell(text: object) -> str:
-    """Return a text that stands in a cell: one line, bars and Markdown's own signs quoted."""
-    words = " ".join(str(text).split())
-    for sign in "\\|<>*_[]":
-        words = words.replace(sign, f"\\{sign}")
-    return words
+    """Return a text that stands in a cell: one line, Markdown's own signs quoted outside code, bars everywhere."""
+    parts = re.split(r"(`[^`]*`)", " ".join(str(text).split()))
+    parts[::2] = [re.sub(r"([\\<>*_\[\]])", r"\\\1", prose) for prose in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
 
 
 def code(text: object) -> str:

@@ -1,0 +1,55 @@
+"""Tables of settings and recipes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Literal
+
+import pytest
+from hyperparameter_pages import flat, recipes_page, settings, settings_page, type_words
+
+from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
+from zoo.config.settings import Fraction, Range, Schedulable
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Annotated[int, Range(low=1)], "whole number, at least 1"),
+        (Annotated[int, Range(low=1, high=1e6)], "whole number, 1 to 1000000"),
+        (Fraction, "number, 0 to 1"),
+        (Annotated[float, Range(above=0)] | None, "number, above 0 or null"),
+        (Schedulable, "number or mapping"),
+        (Literal["token", "chunk"], "token, chunk"),
+        (tuple[float, float] | None, "2 x number or null"),
+    ],
+)
+def test_types_in_words(annotation: object, words: str) -> None:
+    assert type_words(annotation) == words
+
+
+def test_a_setting_described_by_the_base_class_keeps_its_meaning_and_has_its_own_default() -> None:
+    rows = {row[0]: row for row in settings(PPOConfig)}
+    assert rows["`n_epochs`"][1].startswith("whole number, 1 to")
+    assert rows["`n_epochs`"][2] == "`10`"
+    assert rows["`n_epochs`"][3].startswith("Passes over a rollout")
+    assert {row[0]: row for row in settings(GRPOConfig)}["`n_epochs`"][2] == "`1`"
+
+
+def test_every_setting_of_the_algorithms_has_a_row_with_a_meaning() -> None:
+    page = settings_page()
+    for config in (PPOConfig, GRPOConfig):
+        assert {row[0] for row in settings(config) if not row[3]} == set()
+        assert all(f"| `{field.name}` |" in page for field in fields(config))
+
+
+def test_recipes_show_nested_settings_and_schedules() -> None:
+    assert list(flat({"a": {"b": {"schedule": "linear", "start": 1}}, "source": "x"})) == [
+        ("a.b", {"schedule": "linear", "start": 1})
+    ]
+    page = recipes_page(
+        "PPO", "# What they are.\n\nToy/nano:\n  source: a | b\n  lr: {schedule: linear, start: 1}\n", "x"
+    )
+    assert "What they are." in page
+    assert "## Toy/nano\n\na \\| b\n" in page
+    assert "| `lr` | `{schedule: linear, start: 1}` |" in page
