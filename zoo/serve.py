@@ -131,13 +131,14 @@ async def serve_until_stopped(
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Return the settings in the flags; raises `BadValue` for what cannot be, and warns of an open door."""
-    from zoo.serving.access import is_loopback, read_token, server_tls
+    from zoo.serving.access import check_address, is_loopback, read_token, server_tls
     from zoo.serving.server import ServerSettings
 
     if args.port > 65_535:
         raise BadValue(f"--port must be in 0 .. 65535, got {args.port}")
     token = None if args.token_file is None else read_token(Path(args.token_file))
     tls = server_tls(args.tls_cert, args.tls_key)
+    check_address(args.host, args.port)
     if not is_loopback(args.host):
         if token is None:
             LOGGER.warning("whoever reaches %s may use this server; --token-file FILE asks for a token", args.host)

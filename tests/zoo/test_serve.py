@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,14 @@ AGENT = "agents/ppo/MetaWorld-window-close"
 
 
 def settings(*argv: str) -> object:
-    args = serve.parser().parse(["-i", AGENT, *argv])
+    args = serve.parser().parse(["-i", AGENT, "--port", "0", *argv])
     return serve.server_settings(args), serve.wire_names(args)
 
 
 def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own, names = settings()  # type: ignore[misc]
-    assert (own.host, own.port, own.token, own.tls) == ("127.0.0.1", 8000, None, None)
+    assert (own.host, own.token, own.tls) == ("127.0.0.1", None, None)
+    assert serve.parser().parse([]).port == 8000
     assert names == OpenpiServerSession.NAMES
     assert capsys.readouterr().out == ""
     settings("--host", "0.0.0.0")  # noqa: S104
@@ -53,6 +55,15 @@ def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixt
 def test_flags_that_cannot_be(argv: list[str], said: str) -> None:
     with pytest.raises(VLAZooError, match=said):
         settings(*argv)
+
+
+def test_a_port_that_is_taken_is_said_before_the_policy_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(VLAZooError, match=f"cannot listen on 127.0.0.1:{port}.*another --port"):
+            settings("--port", port)
+    with pytest.raises(VLAZooError, match=r"cannot listen on 192\.0\.2\.1:0"):  # an address of documentation's
+        settings("--port", "0", "--host", "192.0.2.1")
 
 
 @pytest.mark.processes

@@ -6,12 +6,13 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, os_reason
 from vla_gym.reading import read_text
 from zoo.config.run_config import LARGEST_SEED
 
@@ -74,6 +75,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise `BadValue` where nothing can listen at the address; asked before a policy is loaded."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = os_reason(error)
+        raise BadValue(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
 
 
 def server_tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
