@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
 from zoo.cli.main import guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.cli.published_runs import evaluate_published
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
 
@@ -24,6 +26,12 @@ def parser() -> OneLineParser:
     add_policy_arguments(p)
     add_run_arguments(p)
     p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
+    p.add_argument(
+        "--published",
+        metavar="NAME",
+        help="by the whole protocol of a published row (zoo.published lists them), its figures beside ours",
+    )
+    p.add_argument("--dry-run", action="store_true", help="with --published: print the protocol, start nothing")
     p.add_argument(
         "-o",
         "--output",
@@ -40,6 +48,11 @@ def run(argv: Sequence[str]) -> int:
     The weights' SHA-256 is taken just before they are loaded, which reads them once more.
     """
     args = parser().parse(argv)
+    if args.published is not None:
+        args.run = chosen_run(args) if args.run else None
+        return evaluate_published(args)
+    if args.dry_run:
+        raise BadValue("--dry-run says what --published NAME would evaluate; give a row of zoo.published with it")
     args.run = chosen_run(args)
     plan = plan_rollout(args, episodes=args.eval_episodes)
     if args.output:

@@ -78,6 +78,7 @@ def parser(
         help="simulate one part of the environments while deciding for another: off (default), on (2 parts), auto, or "
         "their number",
     )
+    p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
     p.add_argument("--push-to-hub", metavar="REPO", help="publish the result, privately")
     return p
@@ -88,6 +89,10 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_named_packages(args)
     check_services(args)
+    if args.published is not None:
+        from zoo.cli.published_runs import train_published
+
+        train_published(args)
     config, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
@@ -101,13 +106,24 @@ def run(argv: Sequence[str]) -> int:
     from zoo.training.start_weights import fetch_start_weights, start_lines
 
     if args.dry_run:
-        print(dry_run_text(plan, point, [] if point else start_lines(config)))
+        print(dry_run_text(plan, point, [*_published_lines(args), *([] if point else start_lines(config))]))
         for sentence in start_warnings(plan, point):
             print(f"warning: {sentence}")
         return 0
     if point is None:
         fetch_start_weights(config)
     return _train(args, config, point, argv)
+
+
+def _published_lines(args: argparse.Namespace) -> list[str]:
+    """Return the published row that the run is to reproduce, and the hardware of its source."""
+    if args.published is None:
+        return []
+    from zoo.config.published import find_published
+
+    row = find_published(args.published)
+    figures = ", ".join(f"{figure.label} {figure.percent:g} %" for figure in row.figures)
+    return [f"published    {row.name}: {figures}", f"hardware     the source's: {row.hardware}"]
 
 
 def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:

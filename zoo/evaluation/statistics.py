@@ -247,6 +247,25 @@ def _log_coins(coins: int, heads: int) -> float:
     return ways - coins * math.log(2)
 
 
+def binomial_exact(successes: int, episodes: int, rate: float) -> float:
+    """Chance of a count at most as likely as `successes` of `episodes` when each succeeds at `rate` (two-sided, exact).
+
+    The sum of all such probabilities, counting those within 1e-7 of this one's as equal, as R and SciPy do.
+    """
+    if not (0 <= successes <= episodes and episodes >= 1 and 0 <= rate <= 1):
+        raise ValueError(f"need 0 <= successes <= episodes and 0 <= rate <= 1, got {successes}, {episodes}, {rate}")
+    if rate in (0.0, 1.0):
+        return 1.0 if successes == rate * episodes else 0.0
+    whole, up, down = math.lgamma(episodes + 1), math.log(rate), math.log1p(-rate)
+
+    def log_chance(count: int) -> float:
+        ways = whole - math.lgamma(count + 1) - math.lgamma(episodes - count + 1)
+        return ways + count * up + (episodes - count) * down
+
+    limit = log_chance(successes) + 1e-7
+    return min(1.0, math.fsum(math.exp(x) for x in map(log_chance, range(episodes + 1)) if x <= limit))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values raised for being several, in the order given (Holm 1979).
 

@@ -9,6 +9,7 @@ import pytest
 from tests.zoo.evaluation.test_evaluator import episode, task
 from vla_gym.errors import BadValue
 from zoo.evaluation.statistics import (
+    binomial_exact,
     compare,
     compare_tasks,
     effective_episodes,
@@ -197,3 +198,27 @@ def test_rates_by_task_and_suite_and_their_means() -> None:
     ]
     assert (overall_rate(episodes).successes, overall_rate(episodes).episodes) == (2, 4)
     assert task_weighted_mean(by_task) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "rate", "expected"),
+    [
+        # 0, 1, 2, 3 and 7 .. 10 of 10 fair coins: 2 (1 + 10 + 45 + 120) / 1024.
+        (3, 10, 0.5, 2 * 176 / 1024),
+        # Only 0 of 2 and 1 of 2 are at most as likely as 1 of 2: 1 - 0.9^2.
+        (1, 2, 0.9, 1 - 0.81),
+        (2, 2, 0.9, 1.0),
+        (5, 5, 1.0, 1.0),
+        (4, 5, 1.0, 0.0),
+    ],
+)
+def test_the_binomial_test_by_hand(successes: int, episodes: int, rate: float, expected: float) -> None:
+    assert binomial_exact(successes, episodes, rate) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_binomial_test_of_many_episodes_is_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for successes, episodes, rate in ((6400, 6500, 0.9785), (12700, 13000, 0.9785), (0, 4, 0.9785)):
+        assert binomial_exact(successes, episodes, rate) == pytest.approx(
+            stats.binomtest(successes, episodes, rate).pvalue, rel=1e-6
+        )
