@@ -158,9 +158,9 @@ def recipe_lines(row: PublishedRow, env: str | None = None) -> list[str]:
     lines = [f"hardware     the source's: {row.hardware}"]
     if row.recipe is None:
         return [*lines, "recipe       none: the row was not trained by reward"]
-    from zoo.cli.recipe_start import published_plan
+    from zoo.cli.recipe_start import recipe_plan
     from zoo.training.run_plan import arithmetic_lines  # brings torch
 
     where = row.envs[0] if row.recipe.env == ANY_SUITE else row.recipe.env
-    plan = published_plan(row.recipe.algo, env or where, row.recipe.policy)
+    plan = recipe_plan(row.recipe.algo, env or where, row.recipe.policy)
     return [*lines, f"recipe       {row.recipe.algo} {plan.config.entry}, on one process:", *arithmetic_lines(plan)]

@@ -93,7 +93,7 @@ def test_nothing_counts_as_reproduced_before_it_has_been() -> None:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_page_has_each_row_as_the_data_has_it(name: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "published.md").read_text(encoding="utf-8")
     row = published_rows()[name]
     (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     figures = ", ".join(f"{figure.label} {figure.percent:g}" for figure in row.figures)
