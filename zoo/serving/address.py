@@ -17,7 +17,6 @@ from zoo.serving.protocols import ClientSession, ServerSession, renamed
 from zoo.serving.vla_eval import VlaEvalClientSession, VlaEvalServerSession
 from zoo.yaml_text import read_yaml
 
-SCHEMES = ("ws://", "wss://")
 PROTOCOLS: dict[str, tuple[type[ServerSession], type[ClientSession]]] = {
     "openpi": (OpenpiServerSession, OpenpiClientSession),
     "vla-eval": (VlaEvalServerSession, VlaEvalClientSession),
@@ -69,11 +68,6 @@ class ServerAddress:
         if self.conf.policy is None:
             return None
         return Declaration.from_json({"policy": self.url, **self.conf.policy}, "policy of --server-conf")
-
-
-def is_server(name: str | None) -> bool:
-    """Whether a policy's name is the address of a server."""
-    return name is not None and name.startswith(SCHEMES)
 
 
 def server_address(url: str, *, conf_file: str | None = None, token_file: str | None = None) -> ServerAddress:

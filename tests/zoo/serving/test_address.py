@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from zoo.serving.address import ServerAddress, ServerConf, is_server, read_conf, server_address
+from zoo.serving.address import ServerAddress, ServerConf, read_conf, server_address
 from zoo.serving.openpi import OpenpiClientSession
 from zoo.serving.vla_eval import VlaEvalClientSession
 
@@ -26,13 +26,6 @@ policy:
 
 
 def test_what_is_an_address() -> None:
-    assert [is_server(name) for name in ("ws://a:1", "wss://a", "nano", None, "a/b")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
     assert server_address("ws://127.0.0.1:8000") == ServerAddress(url="ws://127.0.0.1:8000")
     for url, said in (
         ("ws://", "is ws://HOST:PORT"),
