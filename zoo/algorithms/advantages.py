@@ -15,7 +15,7 @@ from vla_gym.errors import BadValue, unknown_name
 from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import even_scale
+from zoo.rollout.log_prob_levels import even_scale, trajectory_scale
 
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation, as published for GRPO."""
@@ -218,20 +218,56 @@ def step_advantages(
     buffer.return_TN.copy_(advantage_TNK[..., 0] + buffer.value_TN)
     if own_values:
         buffer.step_return_TNK = advantage_TNK + value_TNK
-        buffer.value_scale = even_scale(buffer.executed_TN[buffer.executed_TN > 0], process_group.all_reduce_sum)
     return advantage_TNK, buffer.executed_steps()
 
 
-def write_advantages(
-    buffer: ChunkRolloutBuffer, advantage: Tensor, level: LogprobLevel, process_group: ProcessGroup
-) -> None:
-    """Write advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) and weights into the buffer."""
+def write_advantages(buffer: ChunkRolloutBuffer, advantage: Tensor) -> None:
+    """Write advantages (`[T, N]` or `[T, N, K]`, zero where they do not count) into the buffer."""
     if advantage.ndim == 2:
         buffer.advantage_TN.copy_(advantage)
     else:
         buffer.step_advantage_TNK = advantage
+
+
+def write_even_weights(buffer: ChunkRolloutBuffer, level: LogprobLevel, process_group: ProcessGroup) -> None:
+    """Write the weights with which all elements count the same, and all values."""
     valid_TN = buffer.executed_TN > 0
     buffer.element_scale_TN[valid_TN] = even_scale(buffer.elements_TN(level)[valid_TN], process_group.all_reduce_sum)
+    if buffer.step_return_TNK is not None:
+        scale = even_scale(buffer.executed_TN[valid_TN], process_group.all_reduce_sum)
+        buffer.value_scale_TN = torch.full_like(buffer.element_scale_TN, scale)
+
+
+def write_trajectory_weights(
+    buffer: ChunkRolloutBuffer, level: LogprobLevel, process_group: ProcessGroup, *, masked: bool
+) -> None:
+    """Write the weights with which all episodes count the same, for the policy and for the critic.
+
+    A part of an episode that a rollout begins or ends with counts as one. With `masked` minibatches the weights are for
+    all places of the rollout: of one episode to a column, those that nothing was run in are its masked end.
+    """
+    valid_TN = buffer.executed_TN > 0
+    name_M = episodes_TN(buffer)[valid_TN]
+    places = None
+    if masked:
+        num_episodes = process_group.all_reduce_sum(torch.tensor(len(name_M.unique())))
+        places = (valid_TN.numel() * process_group.size, int(num_episodes))
+    num_values_TN = (buffer.executed_TN > 0).long() if buffer.step_return_TNK is None else buffer.executed_TN
+    buffer.value_scale_TN = torch.zeros_like(buffer.element_scale_TN)
+    for scale_TN, elements_TN in (
+        (buffer.element_scale_TN, buffer.elements_TN(level)),
+        (buffer.value_scale_TN, num_values_TN),
+    ):
+        scale_TN[valid_TN] = trajectory_scale(
+            elements_TN[valid_TN], name_M, process_group.all_reduce_sum, places=places
+        )
+
+
+def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:
+    """A name of the episode that each decision belongs to, of this rank's, int64 `[T, N]`."""
+    ended_TN = (buffer.terminated_TN | buffer.truncated_TN).long()
+    before_TN = ended_TN.cumsum(dim=0) - ended_TN
+    return before_TN + (buffer.buffer_size + 1) * torch.arange(buffer.columns)
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from zoo.algorithms.reference_policy import Reference, check_reference, check_st
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel
+from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
@@ -52,6 +52,8 @@ PLAIN_REFUSES = {
     "value_level": "chunk",
     "bootstrap_time_limit": True,
     "bootstrap_termination": False,
+    "rounds_per_update": None,
+    "loss_weight": "decision",
     "masked_minibatches": False,
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
@@ -99,6 +101,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
     bootstrap_termination: bool = False
+    rounds_per_update: int | None = None
+    loss_weight: LossWeight = "decision"
     # Beyond the constructor's settings:
     offload_idle: bool = False
     """Whether the optimiser's state rests in main memory while the policy decides."""
@@ -134,6 +138,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._reference: Reference | None = None
         self._log_window = LogWindow()
         self._updates_done = 0
+        self._needs_reset = True
+        """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
             policy,
             chunk_view(env) if self._is_chunk(policy) else plain_view(env),
@@ -148,6 +154,11 @@ class AlgorithmBase(OnPolicyAlgorithm):
     def chunked(self) -> bool:
         """Whether the policy acts in chunks (`VLAPolicy`), and so trains on a `ChunkRolloutBuffer`."""
         return self._is_chunk(self.policy_class)
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Whether a rollout is rounds of one episode in every sub-environment."""
+        return False
 
     @property
     def chunk_buffer(self) -> ChunkRolloutBuffer:
@@ -200,7 +211,9 @@ class AlgorithmBase(OnPolicyAlgorithm):
     def rollout_start(self) -> RolloutStart:
         """Return where the coming rollout begins."""
         obs: Any = self._last_obs
-        return RolloutStart(number=self._updates_done, num_timesteps=self.num_timesteps, obs=obs)
+        at_start = self.whole_episodes and not self._needs_reset
+        self._needs_reset = True
+        return RolloutStart(self._updates_done, self.num_timesteps, obs, at_episode_start=at_start)
 
     def rollout_data(self) -> RolloutData:
         """The rollout in the buffer, as the update goes over it."""
@@ -291,6 +304,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             updates_done=self._updates_done,
             progress_remaining=self._current_progress_remaining,
             noise_seed=self.noise_seed,
+            needs_reset=self._needs_reset if self.whole_episodes else None,
         )
 
     def restore_state(self, state: TrainState) -> None:
@@ -322,8 +336,18 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._updates_done = counters.updates_done
         self._current_progress_remaining = counters.progress_remaining
         self.noise_seed = counters.noise_seed
+        if self.whole_episodes:
+            self._needs_reset = bool(counters.needs_reset)
 
     # Inside -----------------------------------------------------------------------------------------
+
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+        before = self._last_obs
+        result = super()._setup_learn(total_timesteps, *args, **kwargs)
+        if self._last_obs is not before:
+            # SB3 has just begun an episode in every sub-environment: the first round takes those.
+            self._needs_reset = False
+        return result
 
     @classmethod
     def _is_chunk(cls, policy: str | type) -> bool:

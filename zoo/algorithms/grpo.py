@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,8 +28,8 @@ from zoo.rollout.collector import RolloutCollector, is_chunk_policy
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
 from zoo.rollout.log_prob_levels import trajectory_scale
+from zoo.rollout.round_collector import decisions_of_an_episode
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
-from zoo.rollout.types import RolloutStart
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -105,7 +104,6 @@ class GRPO(VLAOnPolicyAlgorithm):
             raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
         if max_barren_episodes < 0:
             raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
-        self._needs_reset = True
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
             **settings,
@@ -134,8 +132,7 @@ class GRPO(VLAOnPolicyAlgorithm):
                 f"GRPO compares the members of a group, but the environment has group_size={config.group_size}. "
                 "Make it with vla_gym.make_vec(..., group_size=8)"
             )
-        longest = max(task.horizon for task in self.grouped_envs.benchmark.tasks)
-        self.n_steps = math.ceil(longest / config.chunk)
+        self.n_steps = decisions_of_an_episode(self.grouped_envs)
 
     @property
     def grouped_envs(self) -> VLAVectorEnv:
@@ -149,14 +146,6 @@ class GRPO(VLAOnPolicyAlgorithm):
     def group_size(self) -> int:
         """G, of the environment."""
         return self.grouped_envs.config.group_size
-
-    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
-        before = self._last_obs
-        result = super()._setup_learn(total_timesteps, *args, **kwargs)
-        if self._last_obs is not before:
-            # SB3 has just begun an episode in every sub-environment: the first round takes those.
-            self._needs_reset = False
-        return result
 
     def loss(self) -> PPOLoss:
         low = self.clip_range(self._current_progress_remaining)
@@ -236,10 +225,9 @@ class GRPO(VLAOnPolicyAlgorithm):
         whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
         return groups_with_signal(score_PG, self.score_bounds) & whole_P
 
-    def rollout_start(self) -> RolloutStart:
-        start = replace(super().rollout_start(), at_episode_start=not self._needs_reset)
-        self._needs_reset = True
-        return start
+    @property
+    def whole_episodes(self) -> bool:
+        return True
 
     def make_collector(self) -> RolloutCollector:
         groups = GroupConfig(
@@ -253,14 +241,12 @@ class GRPO(VLAOnPolicyAlgorithm):
     def counters(self) -> Counters:
         return replace(
             super().counters(),
-            needs_reset=self._needs_reset,
             no_signal_updates=self._barren_updates,
             no_signal_episodes=self._barren_episodes,
         )
 
     def restore_counters(self, counters: Counters) -> None:
         super().restore_counters(counters)
-        self._needs_reset = bool(counters.needs_reset)
         self._barren_updates = counters.no_signal_updates or 0
         self._barren_episodes = counters.no_signal_episodes or 0
 

@@ -23,6 +23,8 @@ from zoo.algorithms.advantages import (
     normalize,
     step_advantages,
     write_advantages,
+    write_even_weights,
+    write_trajectory_weights,
 )
 from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.learner import critic_parameters
@@ -36,9 +38,12 @@ from zoo.algorithms.update_metrics import (
     rank_means,
     value_range,
 )
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, ValueClip
+from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight, ValueClip
 from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.collector import RolloutCollector
+from zoo.rollout.env_views import vla_envs
 from zoo.rollout.log_prob_levels import STEP_VALUES_LACKING
+from zoo.rollout.round_collector import RoundCollector, decisions_of_an_episode
 from zoo.rollout.stats import RolloutStats
 
 
@@ -77,6 +82,11 @@ class PPO(VLAOnPolicyAlgorithm):
     :param value_level: "chunk", one value for a decision, or "action", one for each step of it (with reward_level
         "action" and a critic of K outputs). With "action" rewards and "chunk" values, an action's advantage is the
         chunk's rewards from it on and what follows, less the chunk's value.
+    :param rounds_per_update: collect so many rounds of one episode in every sub-environment, none of which begins
+        another before all have ended, instead of `n_steps` decisions with automatic resets; `n_steps` then is what an
+        episode takes at most.
+    :param loss_weight: what counts the same in the losses: "decision", or "trajectory", every episode (or part of one
+        in the rollout) however long it was.
     :param bootstrap_time_limit: False makes the time limit an end like any other: worth nothing more. Where success
         is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
     :param bootstrap_termination: an episode that the task itself ended (by success, say) is worth the value of its last
@@ -89,6 +99,8 @@ class PPO(VLAOnPolicyAlgorithm):
     value_clip: ValueClip
     huber_delta: float | None
     critic_warmup_updates: int
+    rounds_per_update: int | None
+    loss_weight: LossWeight
 
     def __init__(
         self,
@@ -133,6 +145,8 @@ class PPO(VLAOnPolicyAlgorithm):
         critic_warmup_updates: int = 0,
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",
+        rounds_per_update: int | None = None,
+        loss_weight: LossWeight = "decision",
         bootstrap_time_limit: bool = True,
         bootstrap_termination: bool = False,
         process_group: ProcessGroup | None = None,
@@ -148,12 +162,40 @@ class PPO(VLAOnPolicyAlgorithm):
                 f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
                 f"vf_coef {vf_coef}"
             )
+        if loss_weight not in get_args(LossWeight):
+            raise unknown_name("loss_weight", str(loss_weight), get_args(LossWeight))
+        if rounds_per_update is not None:
+            if rounds_per_update < 1:
+                raise BadValue(f"rounds_per_update must be at least 1, or None, got {rounds_per_update}")
+            settings["rollout_buffer_kwargs"] = {**(rollout_buffer_kwargs or {}), "rollouts": rounds_per_update}
         super().__init__(**settings)
         self._largest_reward = 0.0
         self._barren_episodes: int | None = 0
+        self._set_rounds()
         self._check_batch()
         if _init_setup_model:
             self._setup_model()
+
+    @property
+    def whole_episodes(self) -> bool:
+        return self.rounds_per_update is not None
+
+    def _set_rounds(self) -> None:
+        """With rounds, n_steps is what an episode takes at most; raises `BadValue` where rounds cannot be."""
+        if self.rounds_per_update is None or self.env is None:
+            return
+        envs = vla_envs(self.env)
+        if envs is None or not self.chunked:
+            raise BadValue(
+                "rounds_per_update needs a 'VLAPolicy' and an environment of vla_gym.make_vec; leave it out, and give "
+                "n_steps"
+            )
+        self.n_steps = decisions_of_an_episode(envs)
+
+    def make_collector(self) -> RolloutCollector:
+        if self.rounds_per_update is None:
+            return super().make_collector()
+        return RoundCollector(**self.collector_arguments(), num_rounds=self.rounds_per_update)
 
     def _check_batch(self) -> None:
         """Check as SB3 does, with its messages."""
@@ -161,7 +203,7 @@ class PPO(VLAOnPolicyAlgorithm):
             assert self.batch_size > 1, "`batch_size` must be greater than 1 to normalise advantages"
         if self.env is None:
             return
-        size = self.env.num_envs * self.n_steps
+        size = self.env.num_envs * self.n_steps * (self.rounds_per_update or 1)
         assert size > 1 or not self.normalize_advantage, (
             f"`n_steps * n_envs` must be greater than 1, got n_steps={self.n_steps} and n_envs={self.env.num_envs}"
         )
@@ -213,7 +255,11 @@ class PPO(VLAOnPolicyAlgorithm):
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
             advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
-        write_advantages(buffer, masked(advantage, valid), self.logprob_level, self.process_group)
+        write_advantages(buffer, masked(advantage, valid))
+        if self.loss_weight == "trajectory":
+            write_trajectory_weights(buffer, self.logprob_level, self.process_group, masked=self.masked_minibatches)
+        else:
+            write_even_weights(buffer, self.logprob_level, self.process_group)
         valid_TN = buffer.executed_TN > 0
         means = {
             "rollout/rewards": buffer.reward_TN[valid_TN],

@@ -29,6 +29,8 @@ LogprobLevel = Literal["token", "action", "chunk"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk."""
 CreditLevel = Literal["chunk", "action"]
 """Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
+LossWeight = Literal["decision", "trajectory"]
+"""What counts the same in PPO's loss: every decision, or every episode however long it was."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 ValueClip = Literal["replace", "max"]
@@ -90,6 +92,8 @@ class PPOConfig(OnPolicyConfig):
     logprob_level: LogprobLevel = "action"
     n_steps: Decisions = 2048
     """T, decisions of each environment in a rollout."""
+    rounds_per_update: Count | None = None
+    """Rounds of one episode per environment in a rollout, instead of `n_steps` with automatic resets. RLinf."""
     gamma: Fraction = 0.99
     """Discount per decision, or per simulator step with `reward_level` "action". arXiv:1506.02438, eq. 16."""
     gae_lambda: Fraction = 0.95
@@ -110,6 +114,8 @@ class PPOConfig(OnPolicyConfig):
     """Extent of one reward. RLinf's `reward_type`."""
     value_level: CreditLevel = "chunk"
     """Extent of one value; "action" needs `reward_level` "action". RLinf's `value_type`."""
+    loss_weight: LossWeight = "decision"
+    """What counts the same in the losses of policy and critic; "trajectory" is RLinf's where success masks the rest."""
     bootstrap_time_limit: bool = True
     """Whether an episode cut off by its time limit is worth the value of its last observation."""
     bootstrap_termination: bool = False

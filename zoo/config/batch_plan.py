@@ -30,7 +30,7 @@ class BatchPlan:
     num_stages: int
     """Parts of a rank's environments, one of which simulates while the policy decides for another."""
     rounds: int
-    """Episodes of each environment in an update; 1 for PPO."""
+    """Episodes of each environment in an update; 1 for PPO without `rounds_per_update`."""
     decisions_per_env: int
     """T, decisions of one environment in one round, at most."""
     steps_per_decision: float
@@ -87,9 +87,10 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
     benchmark = benchmark_of(config)
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algorithm
-    if isinstance(settings, GRPOConfig):
+    of_grpo = isinstance(settings, GRPOConfig)
+    if whole_rounds := settings.rollouts_per_update if of_grpo else settings.rounds_per_update:
         horizon = max(task.horizon for task in benchmark.tasks)
-        rounds, decisions_per_env = settings.rollouts_per_update, math.ceil(horizon / config.chunk)
+        rounds, decisions_per_env = whole_rounds, math.ceil(horizon / config.chunk)
         steps_per_decision = horizon / decisions_per_env
     else:
         rounds, decisions_per_env = 1, settings.n_steps

@@ -59,7 +59,7 @@ class ChunkRolloutBuffer:
         self.step_value_TNK: Tensor | None = None
         self.step_advantage_TNK: Tensor | None = None
         self.step_return_TNK: Tensor | None = None
-        self.value_scale = 1.0
+        self.value_scale_TN: Tensor | None = None
         shape = (buffer_size, self.columns)
         self.reward_TN = torch.zeros(shape)
         self.value_TN = torch.zeros(shape)
@@ -209,16 +209,18 @@ class ChunkRolloutBuffer:
         return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
 
     def _targets(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:
+        scale_B1 = None if self.value_scale_TN is None else take(self.value_scale_TN)[:, None]
         if self.step_value_TNK is None or self.step_return_TNK is None:
             return {
                 "return_BU": take(self.return_TN)[:, None],
                 "old_value_BU": take(self.value_TN)[:, None],
+                "value_weight_BU": scale_B1,
             }
-        mask_BK = executed_mask(executed_B, self.step_value_TNK.shape[2])
+        assert scale_B1 is not None, "the values of steps that were not run must not count"
         return {
             "return_BU": take(self.step_return_TNK),
             "old_value_BU": take(self.step_value_TNK),
-            "value_weight_BU": self.value_scale * mask_BK,
+            "value_weight_BU": scale_B1 * executed_mask(executed_B, self.step_value_TNK.shape[2]),
         }
 
     def _reference(self, take: Callable[[Tensor], Tensor], executed_B: Tensor) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,11 +13,9 @@ from torch import Tensor
 
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.collector import RolloutCollector
-from zoo.rollout.env_loop import env_loop
-from zoo.rollout.env_views import vla_envs
+from zoo.rollout.round_collector import RoundCollector
 from zoo.rollout.stats import GroupOutcome, GroupStats
-from zoo.rollout.types import OnStep, RolloutStart
+from zoo.rollout.types import OnStep, RolloutStart, Step
 
 _SHORT = 8
 """Characters of a start state's hash that the log shows."""
@@ -38,25 +35,21 @@ class GroupConfig:
     """`(buffer, lost_N) -> bool [P]`: groups an update can learn from."""
 
 
-class GroupCollector(RolloutCollector):
-    """Rounds of one episode in every sub-environment; round r of sub-environment n fills column r * N + n."""
+class GroupCollector(RoundCollector):
+    """Rounds in which the members of a group begin in one state."""
 
     def __init__(self, *args: Any, groups: GroupConfig, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, num_rounds=groups.num_rounds, **kwargs)
         self.groups = GroupStats([], torch.zeros(0, dtype=torch.bool))
         """Results of the last rollout."""
-        envs = vla_envs(self.env)
-        assert envs is not None, "groups are of environments of vla_gym"
-        self._envs = envs
         self._group_config = groups
-        self._at_episode_start = False
         self._spare: ChunkRolloutBuffer | None = None
 
     def results(self) -> dict[str, Any]:
         return {"groups": self.groups}
 
     def _fill(self, start: RolloutStart, on_step: OnStep) -> bool:
-        self.obs, self._at_episode_start = start.obs, start.at_episode_start
+        self._begin_at(start)
         self.groups = _no_groups(self.buffer.columns)
         for number in range(self._group_config.num_rounds):
             first_column = number * self.env.num_envs
@@ -102,32 +95,21 @@ class GroupCollector(RolloutCollector):
         on_step: OnStep,
     ) -> bool:
         """Collect round `number`, one episode in every sub-environment, into `buffer` from `first_column` on."""
-        if not self._at_episode_start:
-            with self._clock.phase("env"):
-                obs = self.env.reset()
-            assert isinstance(obs, dict)
-            self.obs = obs
-        self._at_episode_start = False
-        size, num_decisions = self._group_config.group_size, self._config.num_decisions
+        size = self._group_config.group_size
         solved_N = np.zeros(self.env.num_envs, dtype=bool)
-        start_state_N: Sequence[str] = []
-        loop = env_loop(self.env.unwrapped, self.obs, self._act(rollout), self._clock)
-        before = number * num_decisions
-        try:
-            with closing(loop.steps(num_decisions, first_decision=before, renew=False)) as steps:
-                for row, step in enumerate(steps):
-                    if row == 0:
-                        start_state_N = step.start_state_n
-                        check_shared_start(start_state_N, size)
-                    if not self._count(before + row, step, on_step):
-                        return False
-                    # A time limit is an end like any other: an episode's score is the sum of its rewards.
-                    buffer.write(row, first_column + step.env_n, step)
-                    solved_N[step.env_n] |= step.success_n
-                    groups.lost_N[torch.from_numpy(first_column + step.env_n[step.lost_n])] = True
-        finally:
-            self.obs = loop.obs
-        assert self._envs.finished.all(), "an episode outlived its task's horizon"
+        start_state_N: list[str] = []
+
+        def write(row: int, step: Step) -> None:
+            if row == 0:
+                start_state_N.extend(step.start_state_n)
+                check_shared_start(start_state_N, size)
+            # A time limit is an end like any other: an episode's score is the sum of its rewards.
+            buffer.write(row, first_column + step.env_n, step)
+            solved_N[step.env_n] |= step.success_n
+            groups.lost_N[torch.from_numpy(first_column + step.env_n[step.lost_n])] = True
+
+        if not self._play(rollout, number, on_step, write):
+            return False
         groups.outcomes += [
             GroupOutcome(start_state_N[first], int(solved_N[first : first + size].sum()), size)
             for first in range(0, len(start_state_N), size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from vla_gym.errors import BadValue
 from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
@@ -40,6 +41,11 @@ class RunPlan:
         size = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
         placement = parse_placement(config.placement, size)
         check_staleness(placement, config.max_staleness, config.algo)
+        if not placement.everywhere and config.algo_kwargs.get("rounds_per_update") is not None:
+            raise BadValue(
+                "rounds_per_update: PPO's rounds are collected where they are learned; leave out --placement, or give "
+                "n_steps instead of rounds_per_update"
+            )
         ranks = len(placement.rollout)
         num_workers = _num_workers(config, config.num_envs // ranks)
         stages = choose_stages(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
@@ -16,7 +17,18 @@ from tests.zoo.algorithms.test_ppo import SCRIPTS
 from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
-from zoo.algorithms.advantages import gae, group_advantage, groups_with_signal, normalize, step_gae
+from zoo.algorithms.advantages import (
+    episodes_TN,
+    gae,
+    group_advantage,
+    groups_with_signal,
+    normalize,
+    step_gae,
+    write_even_weights,
+    write_trajectory_weights,
+)
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.buffer import ChunkRolloutBuffer
 
 
 def column(*values: float) -> Tensor:
@@ -407,3 +419,39 @@ def test_one_output_cannot_value_every_step():
 def test_a_number_of_outputs_between_is_refused():
     with pytest.raises(BadValue, match="value_outputs must be 1, or 4"):
         oft(3)
+
+
+def three_episodes() -> ChunkRolloutBuffer:
+    """Column 0: an episode of two decisions (two steps and one), then one under way; column 1: one of one decision."""
+    buffer = ChunkRolloutBuffer(3, spaces.Dict(), spaces.Box(-1, 1, (2, 1)), n_envs=2)
+    buffer.logprob_TNKA = torch.zeros(3, 2, 2, 1)
+    buffer.executed_TN.copy_(torch.tensor([[2, 2], [1, 0], [2, 0]]))
+    buffer.terminated_TN[0, 1] = buffer.truncated_TN[1, 0] = True
+    return buffer
+
+
+def test_episodes_of_a_rollout_have_names() -> None:
+    names = episodes_TN(three_episodes())
+    assert names[0, 0] == names[1, 0] != names[2, 0]
+    assert len({int(names[0, 0]), int(names[2, 0]), int(names[0, 1])}) == 3
+
+
+@pytest.mark.parametrize(("masked", "places"), [(False, 4), (True, 6)])
+def test_episodes_of_a_rollout_weigh_the_same_for_policy_and_critic(masked: bool, places: int) -> None:
+    buffer = three_episodes()
+    write_trajectory_weights(buffer, "action", ProcessGroup(), masked=masked)
+    # Three episodes of three, two and two steps; of two, one and one values.
+    expected = torch.tensor([[1 / 9, 1 / 6], [1 / 9, 0], [1 / 6, 0]]) * places
+    torch.testing.assert_close(buffer.element_scale_TN, expected)
+    expected = torch.tensor([[1 / 6, 1 / 3], [1 / 6, 0], [1 / 3, 0]]) * places
+    torch.testing.assert_close(buffer.value_scale_TN, expected)
+
+
+def test_values_of_steps_weigh_the_same_in_every_episode() -> None:
+    buffer = three_episodes()
+    buffer.step_return_TNK = torch.zeros(3, 2, 2)
+    write_even_weights(buffer, "action", ProcessGroup())
+    # Four decisions of seven steps.
+    assert buffer.value_scale_TN.unique().tolist() == pytest.approx([4 / 7])
+    write_trajectory_weights(buffer, "token", ProcessGroup(), masked=False)
+    torch.testing.assert_close(buffer.value_scale_TN, torch.tensor([[4 / 9, 4 / 6], [4 / 9, 0], [4 / 6, 0]]))

@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from tests.zoo.rollout.steps import step
 from vla_policies.types import Evaluation
-from zoo.algorithms.advantages import write_advantages
+from zoo.algorithms.advantages import write_advantages, write_even_weights
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -40,7 +40,8 @@ def chunk_data(**settings: Any) -> ChunkRolloutData:
         )
         buffer.write(row, np.arange(2), made)
     buffer.return_TN.copy_(buffer.value_TN + 1)
-    write_advantages(buffer, torch.tensor([[1.0, 2.0], [3.0, 0.0]]), "action", ProcessGroup())
+    write_advantages(buffer, torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    write_even_weights(buffer, "action", ProcessGroup())
     defaults = {"batch_size": 2, "micro_batch_size": None, "level": "action", "seed": 7, "num_envs": 2}
     return ChunkRolloutData(buffer=buffer, process_group=ProcessGroup(), device=CPU, **{**defaults, **settings})
 
