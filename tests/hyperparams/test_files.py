@@ -133,11 +133,12 @@ def test_published_recipes_have_entries_of_their_own(algo: str) -> None:
 def test_published_sizes(algo: str, env: str, policy: str, decisions: int, steps: int) -> None:
     config = resolve_new_run(parser().parse(["--algo", algo, "--env", env, "--policy", policy]))
     kwargs = config.algo_kwargs
-    if algo == "ppo":
+    rounds = kwargs.get("rollouts_per_update") or kwargs.get("rounds_per_update")
+    if rounds is None:
         per_env = kwargs["n_steps"]
     else:
         horizon = max(task.horizon for task in find_benchmark(env, **benchmark_options(config.env_options)).tasks)
-        per_env = -(-horizon // config.chunk) * kwargs["rollouts_per_update"]
+        per_env = -(-horizon // config.chunk) * rounds
     assert config.num_envs * per_env == decisions
     assert kwargs["n_epochs"] * -(-decisions // kwargs["batch_size"]) == steps
 

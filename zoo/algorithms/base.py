@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import (
     ActorCriticCnnPolicy,
@@ -341,7 +342,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     # Inside -----------------------------------------------------------------------------------------
 
-    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         before = self._last_obs
         result = super()._setup_learn(total_timesteps, *args, **kwargs)
         if self._last_obs is not before:

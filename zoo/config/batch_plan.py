@@ -9,7 +9,7 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
 from vla_gym.vector.instructions import with_instructions
-from zoo.config.algorithm_configs import GRPOConfig
+from zoo.config.algorithm_configs import GRPOConfig, PPOConfig
 from zoo.config.run_config import RunConfig, benchmark_options
 
 
@@ -87,12 +87,13 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
     benchmark = benchmark_of(config)
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algorithm
-    of_grpo = isinstance(settings, GRPOConfig)
-    if whole_rounds := settings.rollouts_per_update if of_grpo else settings.rounds_per_update:
+    whole = settings.rollouts_per_update if isinstance(settings, GRPOConfig) else settings.rounds_per_update
+    if whole is not None:
         horizon = max(task.horizon for task in benchmark.tasks)
-        rounds, decisions_per_env = whole_rounds, math.ceil(horizon / config.chunk)
+        rounds, decisions_per_env = whole, math.ceil(horizon / config.chunk)
         steps_per_decision = horizon / decisions_per_env
     else:
+        assert isinstance(settings, PPOConfig)
         rounds, decisions_per_env = 1, settings.n_steps
         steps_per_decision = float(config.chunk)
     return BatchPlan(

@@ -252,6 +252,11 @@ def check_arithmetic(config: RunConfig) -> None:
     check_integer("seed", config.seed, 0, LARGEST_SEED)
     check_fields(EVAL_OPTIONS, config.eval_options, "eval_options")
     _ = config.evaluation  # raises for settings that contradict each other
+    if config.algo_kwargs.get("rounds_per_update") is not None and "n_steps" in config.algo_kwargs:
+        raise BadValue(
+            "rounds_per_update and n_steps are two ways to say when a rollout ends, got both; for n_steps decisions "
+            "with automatic resets set rounds_per_update:null"
+        )
     _check_normalisation(config)
     group = config.group_size
     if group >= 1 and config.num_envs % group:

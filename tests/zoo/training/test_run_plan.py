@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from vla_gym.errors import MissingDependency
+from vla_gym.errors import BadValue, MissingDependency
 from zoo.config.run_config import RunConfig
 from zoo.training.run_plan import RunPlan, check_startable
 
@@ -36,3 +36,19 @@ def test_simulators_are_asked_for_where_they_run(
     with pytest.raises(MissingDependency, match="MetaWorld/reach needs metaworld, not installed here"):
         check_startable(RunPlan.resolve(config))
     return None
+
+
+def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = RunConfig(
+        algo="ppo",
+        env="Toy-Reach",
+        policy="nano",
+        n_timesteps=100,
+        num_envs=2,
+        seed=0,
+        placement="env=0,rollout=0,actor=1",
+        algo_kwargs={"rounds_per_update": 2},
+    )
+    with pytest.raises(BadValue, match="leave out --placement"):
+        RunPlan.resolve(config)
