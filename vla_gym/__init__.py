@@ -1,6 +1,5 @@
 """Robot benchmarks for vision-language-action policies, as Gymnasium environments."""
 
-from vla_gym.adapters.gymnasium_env import from_gymnasium
 from vla_gym.errors import (
     BadValue,
     MissingDependency,
@@ -9,6 +8,7 @@ from vla_gym.errors import (
     WorkerFailed,
     WorkerRestarted,
 )
+from vla_gym.gymnasium_envs import from_gymnasium
 from vla_gym.make import make_vec
 from vla_gym.registry import find_benchmark, gymnasium_id, list_envs, register_benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "vla_gym": (
         *("errors", "reading", "rotations", "specs", "observation", "simulator", "rewards", "system", "workers"),
-        *("adapters", "registry", "vector", "make", "single_env", "checks", "video"),
+        *("adapters", "registry", "gymnasium_envs", "vector", "make", "single_env", "checks", "video"),
     ),
     "vla_policies": (
         *("types", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),

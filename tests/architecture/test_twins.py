@@ -32,6 +32,8 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     ),
     "vla_policies/openvla/test_rl.py": ("vla_policies/openvla/family.py", "vla_policies/openvla/fresh.py"),
     "vla_policies/test_policy.py": ("vla_policies/backbone.py",),
+    # Described once, driven where it runs.
+    "vla_gym/test_gymnasium_envs.py": ("vla_gym/adapters/gymnasium_env.py",),
     # Two ends of one format: what is written is read.
     "zoo/demonstrations/test_lerobot.py": (
         "zoo/demonstrations/lerobot_format.py",
