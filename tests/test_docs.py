@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md"] + [
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if not any(page.is_relative_to(folder) for folder in WRITTEN_BY_BUILDS)
 ]
-OWN_IDS = ("Slider", "Park")
+OWN_IDS = ("Slider", "Park", "Yard")
 """Environments that a page registers itself."""
 
 
@@ -95,7 +95,8 @@ def test_your_own_gymnasium_environment(tmp_path: Path) -> None:
     page = OWN_ENVIRONMENT.read_text(encoding="utf-8")
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    check, train, evaluate = commands_of(page)
+    by_call, check, train, evaluate = commands_of(page)
+    assert "6 of" in run(by_call, tmp_path)
     run(check, tmp_path)
     assert "success" in run(train, tmp_path)
     assert "6 of 50 start states on 1 of 1 tasks" in run(evaluate, tmp_path)
