@@ -15,6 +15,7 @@ from zoo.cli.arguments import (
     OneLineParser,
     add_device_arguments,
     add_gym_packages_argument,
+    add_params_argument,
     count,
     count_or_zero,
     number,
@@ -37,6 +38,7 @@ def parser() -> OneLineParser:
     p.add_argument("--policy", metavar="NAME", help="family name, folder or Hub id of a published model, instead of -i")
     p.add_argument("--env", metavar="ID", help="environment whose conventions hold (default: the run's own)")
     p.add_argument("--unnorm-key", metavar="KEY", help="data set whose action statistics a published checkpoint uses")
+    add_params_argument(p, "how the policy is opened, e.g. 'policy_kwargs:{backbone_kwargs: {head: tokens}}'")
     p.add_argument("--protocol", metavar="{openpi,vla-eval}", default="openpi", help="what clients speak")
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
     p.add_argument("--port", type=count_or_zero, default=8000, help="port to listen on; 0: any (default: 8000)")

@@ -28,7 +28,7 @@ FOREIGN = {
 """Flags of other programs."""
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "vla_gym.workers.process_pool": (),
-    "vla_policies.recognition": (*TRAINING, "zoo.sft", *ROLLOUTS),
+    "vla_policies.recognition": (*TRAINING, "zoo.sft", "zoo.serve", *ROLLOUTS),
     "zoo.algorithms.learner:_shard": TRAINING,
     "zoo.cli.acting": ROLLOUTS,
     "zoo.cli.agent": ROLLOUTS,

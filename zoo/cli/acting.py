@@ -59,7 +59,7 @@ def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict
     """Return `policy_kwargs` of `given_settings`, with the flags that say the same; raises where they disagree."""
     kwargs = dict(given.get("policy_kwargs", {}))
     for name in ("unnorm_key", "temperature", "top_k"):
-        flag = getattr(args, name)
+        flag = getattr(args, name, None)
         if flag is not None and kwargs.setdefault(name, flag) != flag:
             raise BadValue(
                 f"--{name.replace('_', '-')} {flag} and -params policy_kwargs:{{{name}: {kwargs[name]}}} disagree; "
@@ -105,10 +105,7 @@ def check_acting(
 
     draws = family_class(policy.family).draws(policy.model)
     if protocol.sample and not draws.sampled:
-        raise BadValue(
-            f"{_one_action(policy)} to sample from; leave {flags}stochastic, {flags}temperature and {flags}top-k out, "
-            f"or {_TOKENS}"
-        )
+        raise BadValue(f"{_one_action(policy)} to sample from; ask for deterministic actions, or {_TOKENS}")
     if token_settings and not draws.tokens:
         raise BadValue(
             f"{token_settings[0]} is of action tokens, and policy '{policy.name}' ({policy.family}) has none; leave "

@@ -9,10 +9,12 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
+from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
 from zoo.config.gym_packages import import_named_packages, import_packages_of
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
+from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.hub.download import download_run, is_remote
 from zoo.runs.folder import ARGS_FILE, CONFIG_FILE, RunFolder, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
@@ -51,7 +53,14 @@ def _run_around(path: str) -> RunFolder | None:
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
     env = args.env or env
     suite = None if env is None else suite_of(env)
-    choice = resolve_policy(policy, suite=suite, settings={"unnorm_key": args.unnorm_key})
+    given = given_settings(args.params)
+    if others := [name for name in given if name != "policy_kwargs"]:
+        raise BadValue(
+            f"-params {others[0]}: a policy that is served takes policy_kwargs only; --env has its conventions"
+        )
+    kwargs = policy_kwargs_of(args, given)
+    choice = resolve_policy(policy, suite=suite, settings=kwargs, to_act=True)
+    check_acting(choice, EvaluationProtocol(sample=args.stochastic), kwargs)
     options = {} if env is None else _options(env, choice, trained)
     if env is not None:
         find_benchmark(env, **benchmark_options(options))
@@ -62,7 +71,7 @@ def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, 
         env=env,
         env_options=options,
         suite=suite,
-        unnorm_key=args.unnorm_key,
+        policy_kwargs=kwargs,
     )
 
 

@@ -70,7 +70,7 @@ def open_policy(
         benchmark = find_benchmark(plan.env, **benchmark_options(plan.env_options))
         fitting = _spaces(benchmark, plan.env_options)
     policy = VLAPolicy.from_pretrained(
-        plan.policy, unnorm_key=plan.unnorm_key, suite=plan.suite, device=device, **fitting
+        plan.policy, suite=plan.suite, device=device, to_act=True, **plan.policy_kwargs, **fitting
     )
     policy.set_training_mode(False)
     conventions = policy.conventions

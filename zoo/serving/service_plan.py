@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -23,5 +23,5 @@ class ServicePlan:
     """Keyword arguments of `make_vec` that give its observations."""
     suite: str | None = None
     """Suite of the environment's tasks, where it is one."""
-    unnorm_key: str | None = None
-    """Data set whose action statistics a published checkpoint is to use."""
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `VLAPolicy.from_pretrained` that say how the policy is opened."""

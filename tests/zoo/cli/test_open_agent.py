@@ -95,7 +95,10 @@ def test_the_command_line_acts_as_the_library_bit_for_bit(
     ("argv", "says"),
     [
         (["--stochastic"], "acts through its regression head (head: l1), which gives one action and no distribution"),
-        (["--temperature", "1.6"], "or open it with -params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'"),
+        (
+            ["--temperature", "1.6"],
+            "ask for deterministic actions, or open it with -params 'policy_kwargs:{backbone_kwargs: {head: tokens}}'",
+        ),
         (["--rounds", "2"], "--rounds 2 would play every start state 2 times alike"),
         (["-params", "policy_kwargs:{greedy: mean}"], "greedy is of action tokens"),
         (["-params", "policy_kwargs:{backbone_kwargs: {heads: l1}}"], "Did you mean 'head'?"),

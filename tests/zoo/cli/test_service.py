@@ -66,3 +66,17 @@ def test_a_run_that_is_damaged_is_not_taken_for_a_checkpoint(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadValue, match="incomplete"):
         plan("-i", str(tmp_path))
+
+
+def test_a_published_checkpoint_is_served_with_the_head_it_was_trained_with(golden_root: Path) -> None:
+    folder, key = str(golden_root / "openvla_oft_tiny"), ["--unnorm-key", "libero_spatial_no_noops"]
+    served = plan("--policy", folder, *key)
+    assert served.policy_kwargs == {"unnorm_key": "libero_spatial_no_noops"}
+    with pytest.raises(BadValue, match=r"regression head .* no distribution to sample from; .*head: tokens"):
+        plan("--policy", folder, *key, "--stochastic")
+    tokens = plan(
+        "--policy", folder, *key, "--stochastic", "-params", "policy_kwargs:{backbone_kwargs: {head: tokens}}"
+    )
+    assert tokens.policy_kwargs["backbone_kwargs"] == {"head": "tokens"}
+    with pytest.raises(BadValue, match="-params image_size: a policy that is served takes policy_kwargs only"):
+        plan("--policy", folder, *key, "-params", "image_size:64")
