@@ -5,6 +5,7 @@
 #     scripts/check_wheel.sh --borrow PYTHON     with those that PYTHON has, read through a .pth file (half a minute)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONPATH
 MOST_BYTES=1000000  # of the wheel with the code
 borrow=
 if [ "${1:-}" = --borrow ]; then borrow=yes; shift; fi

@@ -13,6 +13,7 @@ import yaml
 from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
+from zoo.config import gym_packages
 from zoo.config.gym_packages import (
     import_gym_packages,
     import_named_packages,
@@ -55,6 +56,7 @@ def test_an_environment_is_named_as_it_is_listed_once_its_module_is_imported(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(benchmarks, "_ADDED", [])
+    monkeypatch.setattr(gym_packages, "_asked", {})
     Path("their_tasks.py").write_text(MODULE)
     args = argparse.Namespace(gym_packages=["their_tasks"], env="my-reach/2")
     import_named_packages(args)
@@ -68,6 +70,7 @@ def test_every_command_that_is_printed_works_when_pasted(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(benchmarks, "_ADDED", [])
+    monkeypatch.setattr(gym_packages, "_asked", {})
     Path("my_own_tasks.py").write_text(MODULE)
     said = called(capsys, TRAIN)
     short = "--eval-episodes 2 --device cpu --num-threads 1"
