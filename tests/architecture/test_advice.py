@@ -1,4 +1,4 @@
-"""No command gives advice that another refuses: every piece of it goes through the parser of the command it is for."""
+"""No command gives advice that another refuses: it goes through the parser of the command it names or is shown by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from importlib import import_module
 
 import pytest
 from advice import HOLE, Message, command_lines, flags, messages, settings, taken
-from rooms import ARROWS, COMMANDS, SOURCES
+from rooms import ARROWS, SOURCES
+from rooms import COMMANDS as PROGRAMS
 
 from vla_gym.errors import VLAZooError
 from zoo.cli.acting import given_settings
@@ -15,6 +16,8 @@ from zoo.cli.arguments import OneLineParser, key_values
 from zoo.config.run_config import known_settings
 from zoo.config.settings import check_fields
 
+COMMANDS = {name for name in PROGRAMS if name != "zoo.__main__"}
+"""Those with flags of their own; `python -m zoo` hands all of its on."""
 MESSAGES = [message for name, source in SOURCES.items() for message in messages(name, source)]
 ROLLOUTS = ("zoo.evaluate", "zoo.enjoy", "zoo.record_video", "zoo.collect")
 TRAINING = ("zoo.train", "zoo.plan", "zoo.optimize")
@@ -45,6 +48,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "zoo.config.gym_packages": (*TRAINING, "zoo.sft", "zoo.doctor", *ROLLOUTS),
     "zoo.config.run_config:check_arithmetic": (*TRAINING, "zoo.sft", *ROLLOUTS),
     "zoo.config.tracking": TRAINING,
+    "zoo.distributed.placement": TRAINING,
     "zoo.evaluation.evaluator:tasks_of": (*TRAINING, "zoo.sft"),
     "zoo.evaluation.statistics:compare": ("zoo.compare",),
     "zoo.evaluation.statistics:first_rounds": ("zoo.compare",),
@@ -54,11 +58,15 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "zoo.runs.lookup:policy_folder": ROLLOUTS,
     "zoo.runs.trackers": TRAINING,
     "zoo.serving.access:server_tls": ("zoo.serve",),
+    "zoo.serving.access:check_address": ("zoo.serve",),
+    "zoo.serving.access:read_token": (*ROLLOUTS, "zoo.compare", "zoo.serve"),
     "zoo.serving.address": (*ROLLOUTS, "zoo.compare"),
+    "zoo.serving.client": (*ROLLOUTS, "zoo.compare"),
     "zoo.serving.declaration:check_environment": (*ROLLOUTS, "zoo.compare"),
     "zoo.training.setup:make_model": TRAINING,
 }
-"""Module, or one of its functions -> the commands that show its messages, where not all that import it do."""
+"""Module, or one of its functions -> the commands that show its messages: each of them takes what these advise. Of
+other modules' advice it is asked that some command takes it that imports them, directly or not."""
 
 
 def parser_of(command: str) -> OneLineParser:
@@ -95,10 +103,15 @@ def named() -> Iterator[tuple[Message, str, list[str]]]:
                 yield message, f"zoo.{name}", words
 
 
+def told(message: Message) -> tuple[str, ...] | None:
+    """The commands that show a message, where the table says."""
+    return SHOWN_BY.get(f"{message.module}:{message.function}", SHOWN_BY.get(message.module))
+
+
 def showing(message: Message) -> set[str]:
     """The commands that may show a message."""
-    told = SHOWN_BY.get(f"{message.module}:{message.function}", SHOWN_BY.get(message.module))
-    return REACHED.get(message.module, set()) if told is None else set(told)
+    commands = told(message)
+    return REACHED.get(message.module, set()) if commands is None else set(commands)
 
 
 def options_of(command: str) -> set[str]:
@@ -116,14 +129,16 @@ def refused(message: Message) -> Iterator[str]:
     for flag in flags(message.text):
         if flag in FOREIGN or any(flag in OPTIONS[name] for name in commands):
             continue
-        yield from (f"{name} has no {flag}: {message}" for name in showing(message) if flag not in OPTIONS[name])
+        lacking = sorted(name for name in showing(message) if flag not in OPTIONS[name])
+        if lacking and (told(message) is not None or len(lacking) == len(showing(message))):
+            yield f"{', '.join(lacking)}: no {flag}: {message}"
 
 
 def check_settings_of(message: Message) -> None:
     """Raise for values of `-params` in a message that a command refuses: one that it names, else one that shows it."""
     values = [value for value in settings(message.text) if HOLE not in value]
     named = {f"zoo.{name}" for name, _ in command_lines(message.text)} & COMMANDS
-    for command in named or showing(message):
+    for command in named or set(told(message) or ()) or showing(message) & {"zoo.evaluate", "zoo.train"}:
         if command in ROLLOUTS:
             given_settings(values)
         elif command in TRAINING:
@@ -161,8 +176,10 @@ def test_the_guards_can_fail() -> None:
 
     assert list(refused(said("leave --stochastic out, or --rounds 7 in"))) == []
     assert len(list(refused(said("give it with --learning-rate 1e-4")))) == 1
-    wrong = list(refused(said("resume with -i 7, or try --unnorm-key 7", "zoo.train")))
-    assert sorted(line.split()[0] for line in wrong) == ["zoo.optimize", "zoo.plan", "zoo.train"]
+    (wrong,) = refused(said("resume with -i 7, or try --unnorm-key 7", "zoo.train"))
+    assert wrong.startswith("zoo.optimize, zoo.plan, zoo.train")
+    (wrong,) = refused(said("try --load-best", "zoo.evaluation.statistics", "compare"))
+    assert wrong.startswith("zoo.compare: no --load-best")
     assert list(refused(said("python -m zoo.sft --dataset 7", "zoo.collect"))) == []
     for params in ("'policy_kwargs:{heads: l1}'", "lerning_rate:1", "'policy_kwargs:{value_lr: 1.0}'"):
         with pytest.raises(VLAZooError):
