@@ -17,7 +17,7 @@ TRAIN_ARGS ?= -n 2048 -params learning_rate:1e-5 --eval-tasks LIBERO-Object LIBE
 TRAIN_POLICY ?= agents/ppo/LIBERO-Object
 PYTEST_ARGS ?=
 
-.PHONY: help setup system train test test-fast lint format docs bench clean
+.PHONY: help setup system train test test-fast fuzz lint format docs bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: setup  ## the whole test suite
 test-fast: setup  ## the tests without simulators, other programs and training
 	@$(PY) -m pytest -n 2 --dist worksteal -q \
 		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
+
+# Ten times the cases that the suite draws, others each time.
+fuzz: setup  ## bad input at random, more than 20,000 cases
+	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py $(PYTEST_ARGS)
 
 lint: setup  ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -18,6 +18,14 @@ MOST_BYTES = 256 * 2**20
 """Largest text file that is read; a run of 10^7 simulator steps keeps less than a tenth of it in each of its files."""
 
 
+def user_path(text: str) -> Path:
+    """Return the path that a user names, `~` written out; raises `BadValue` for another user's who is not there."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise BadValue(f"{shown(text)} is no path: {error}") from error
+
+
 def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
     """Return the UTF-8 text of a regular file of at most `most` bytes; raises `BadValue` where it is none."""
     return decoded(read_bytes(path, most=most), path)

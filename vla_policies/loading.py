@@ -14,6 +14,7 @@ from gymnasium import spaces
 from huggingface_hub.errors import StrictDataclassError
 
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
+from vla_gym.reading import user_path
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header, Request
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
@@ -137,7 +138,7 @@ def find_checkpoint(name: str, options: Mapping[str, Any] | None = None, revisio
                 raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' means fresh weights here")
             return None
         return fetch(HubId(family.published, revision), allow=POLICY_FILES, ignore=(CHECKPOINTS,))
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         if revision is not None:
             raise BadValue(f"revision '{revision}' is for Hub ids; '{name}' is a folder")
@@ -298,7 +299,7 @@ def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
 def _find_base(folder: Path, name: str, revision: str | None) -> Path:
     """The model that the adapter in `folder` names, or that the user names for it."""
     instead = "give the model's folder or Hub id as policy_kwargs base"
-    if name not in FAMILIES and not Path(name).expanduser().is_dir() and parse_hub_id(name) is None:
+    if name not in FAMILIES and not user_path(name).is_dir() and parse_hub_id(name) is None:
         raise BadValue(f"the adapter in '{folder}' belongs to the model '{name}', which is not here; {instead}")
     base = find_checkpoint(name, revision=revision)
     if base is None:
@@ -368,7 +369,7 @@ def _model_of(folder: Path) -> str:
 
 def set_source(backbone: Backbone, name: str, folder: Path) -> None:
     """After `load_checkpoint(folder)`: set the source to a Hub id and commit instead of the local copy's folder."""
-    if backbone.source == str(folder.resolve()) and not Path(name).expanduser().is_dir():
+    if backbone.source == str(folder.resolve()) and not user_path(name).is_dir():
         backbone.source = backbone.published if name in FAMILIES else name.partition("@")[0]
         backbone.source_revision = folder.name
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import inside, parse_json, read_bytes, read_json_object, read_text
+from vla_gym.reading import inside, parse_json, read_bytes, read_json_object, read_text, user_path
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,9 @@ def test_names_that_stay(tmp_path: Path) -> None:
     (cache / "blobs" / "b").write_text("")
     (cache / "snapshots" / "c" / "x").symlink_to("../../blobs/b")
     assert inside(cache / "snapshots" / "c", "x", "info.json").read_text() == ""
+
+
+def test_another_user_s_folder_that_is_not_there() -> None:
+    with pytest.raises(BadValue, match="'~nouser/x' is no path"):
+        user_path("~nouser/x")
+    assert user_path("a/b") == Path("a/b")

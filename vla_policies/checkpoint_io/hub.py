@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import read_json_object
+from vla_gym.reading import read_json_object, user_path
 
 POLICY_FILES = ("*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
 """Files that the download of a policy may bring: no code, and of torch's own files only those read with
@@ -36,7 +36,7 @@ class HubId:
 
 def parse_hub_id(name: str) -> HubId | None:
     """Return `name` as a Hub id; None where it is or looks like a path: an existing folder, `./x`, `a/b/c`."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     found = _HUB_ID.fullmatch(name)
     if found is None or name.startswith((".", "~")) or path.exists() or path.parent.is_dir():
         return None

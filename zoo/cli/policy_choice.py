@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
-from vla_gym.reading import read_json_object
+from vla_gym.reading import read_json_object, user_path
 from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
 from zoo.runs.lookup import find_run
@@ -112,7 +112,7 @@ def _start_choice(
 
     checkpoint = str(block["checkpoint"])
     settings = _block_settings(family, block, given)
-    path, hub = Path(checkpoint).expanduser(), parse_hub_id(checkpoint)
+    path, hub = user_path(checkpoint), parse_hub_id(checkpoint)
     if path.is_dir():
         settings.pop("revision", None)
         found: Path | None = path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from vla_gym.errors import unknown_name
+from vla_gym.reading import user_path
 from zoo.config.settings import (
     Count,
     CountOrZero,
@@ -179,4 +180,4 @@ class SFTConfig:
     def folders(self) -> tuple[Path, ...]:
         """Where the datasets are."""
         names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
-        return tuple(Path(name).expanduser() for name in names)
+        return tuple(user_path(name) for name in names)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vla_gym.errors import MissingDependency, unknown_name
+from vla_gym.reading import user_path
 from vla_gym.registry import find_benchmark
 from vla_gym.system.extras import install_command
 from zoo.runs.folder import CONFIG_FILE, POLICY_CONFIG_FILE
@@ -40,7 +41,7 @@ def local_or_shipped(name: str) -> Path:
 
     Raises `UnknownName` for an agent that does not exist and `MissingDependency` where none are installed.
     """
-    here = Path(name).expanduser()
+    here = user_path(name)
     if here.exists() or here.parts[:1] != (PREFIX,):
         return here
     root = agents_folder()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import user_path
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.hub import HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
@@ -68,7 +69,7 @@ def start_parts(policy: str, kwargs: Mapping[str, Any]) -> list[Part]:
 
 
 def _part(role: str, name: str, revision: str | None) -> Part:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         return Part(role=role, name=name, folder=path)
     hub = parse_hub_id(name)
