@@ -20,6 +20,7 @@ MOST_VALUES = 100_000
 """Most values in a text, each alias counted as all that it stands for: ten lines can stand for 9^9."""
 DEEPEST = 50
 """Most levels of lists and mappings in each other."""
+_MOST_BRACKETS = 500
 LARGEST_INTEGER = 2**63 - 1
 """Largest absolute integer: no count, step or seed is larger, and Python shows none of thousands of digits."""
 
@@ -75,6 +76,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return the plain value in `text`; raises `BadValue` that begins with `where` for anything else."""
     if len(text) > MOST_CHARACTERS:
         raise BadValue(f"{where}: {len(text)} characters are too many, at most {MOST_CHARACTERS} are read")
+    if _open_brackets(text) > _MOST_BRACKETS:  # the scanner takes the square of their number before it sees the first
+        raise BadValue(f"{where} is not valid YAML: lists and mappings are nested more than {DEEPEST} deep")
     try:
         loader = _PlainLoader(text)
         node = loader.get_single_node()
@@ -86,6 +89,18 @@ def parse_yaml(text: str, where: str) -> Any:
         # Values such as `!!int abc` or `0x_` raise what Python's own constructors raise.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BadValue(f"{where} is not valid YAML: {reason}") from error
+
+
+def _open_brackets(text: str) -> int:
+    """Return the most brackets that are open at once, those in quoted texts counted as well."""
+    most = level = 0
+    for char in text if "[" in text or "{" in text else "":
+        if char in "[{":
+            level += 1
+            most = max(most, level)
+        elif char in "]}":
+            level -= 1
+    return most
 
 
 def read_yaml(path: Path, where: str | None = None) -> Any:

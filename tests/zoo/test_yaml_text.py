@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_everything_else_is_one_error(text: str, says: str) -> None:
         parse_yaml(text, "a.yml")
     assert str(caught.value).startswith("a.yml")
     assert len(str(caught.value)) < 600
+
+
+def test_deep_nesting_is_refused_at_once() -> None:
+    for text in ("[" * 20_000, "{a: " * 20_000, "- " * 20_000, "? " * 20_000):
+        began = time.process_time()
+        with pytest.raises(BadValue):
+            parse_yaml(text, "x")
+        assert time.process_time() - began < 2.0
 
 
 def test_a_file_must_hold_a_mapping(tmp_path: Path) -> None:
