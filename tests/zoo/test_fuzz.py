@@ -11,27 +11,19 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import vla_gym
-from tests.zoo.stand_ins import finished
-from vla_gym.errors import BadValue
-from vla_policies import VLAPolicy
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import COMMANDS, main
-from zoo.config.run_config import RunConfig, known_settings, to_plain
-from zoo.runs.folder import RunFolder, create_run_folder
-from zoo.runs.loggers import JsonLines
-from zoo.runs.monitor import EvaluationFile, MonitorFile
+from zoo.config.run_config import known_settings
 
 TIMES = int(os.environ.get("VLA_ZOO_FUZZ", "1"))
 """How many times the cases of CI."""
@@ -226,132 +218,6 @@ def test_a_file_of_recipes_of_any_content(data: st.DataObject) -> None:
     Path("x.yml").write_bytes(text.encode("utf-8", "surrogatepass"))
     check(["train", *BASE["train"], "-conf", "x.yml"], 0, 2)
     check(["evaluate", *BASE["evaluate"], "--instructions", "x.yml", "--eval-episodes", "0"], 2)
-
-
-# Run folders ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Name -> content of the files of a run folder of Toy-Reach."""
-    run = create_run_folder(tmp_path_factory.mktemp("run"), "ppo", "Toy-Reach")
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=64, num_envs=2, seed=0)
-    (run.path / "config.yml").write_text(yaml.safe_dump(to_plain(config)))
-    (run.path / "args.yml").write_text("gym_packages: []\n")
-    (run.path / "command.txt").write_text("python -m zoo.train\n")
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, num_workers=0)
-    (run.path / "protocol.json").write_text(json.dumps(envs.protocol()))
-    view = envs.as_sb3()
-    VLAPolicy(
-        view.observation_space,
-        view.action_space,
-        lambda _: 1e-3,
-        backbone="nano",
-        backbone_kwargs={"size": "tiny"},
-        action_spec=envs.benchmark.action_spec,
-    ).save_pretrained(run.best)
-    envs.close()
-    (run.best / "score.json").write_text(json.dumps({"success": 0.5, "num_timesteps": 64}))
-    monitor, metrics = MonitorFile(run.path, "Toy-Reach"), JsonLines(run.path)
-    for step in (32, 64):
-        monitor.add(finished(1.0, 12, task_id=1), step)
-        metrics.write({"env/return": 1.0, "train/loss": 0.5}, {}, step)
-        EvaluationFile(run.path, keep_until=step).add(step, [1.0, 0.0], [12, 20], [True, False])
-    monitor.close()
-    metrics.close()
-    return {str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-
-
-def changed(content: bytes, data: st.DataObject) -> bytes:
-    """A file's content, damaged in one of many ways."""
-    kind = data.draw(st.sampled_from(["cut", "flip", "text", "value", "value", "zeros", "doubled"]))
-    place = data.draw(st.integers(0, max(0, len(content) - 1)))
-    if kind == "cut":
-        return content[:place]
-    if kind == "flip" and content:
-        return content[:place] + bytes([content[place] ^ (1 << data.draw(st.integers(0, 7)))]) + content[place + 1 :]
-    if kind == "zeros":
-        return bytes(len(content))
-    if kind == "doubled":
-        return content + content
-    if kind == "value":
-        with contextlib.suppress(ValueError, yaml.YAMLError, UnicodeDecodeError):
-            value = yaml.safe_load(content.decode())
-            if isinstance(value, dict) and value:
-                odd = data.draw(
-                    st.sampled_from([None, [], {}, "x", -1, 1e300, 10**30, "../x", [None], {"a": {}}, True])
-                )
-                return json.dumps(replaced(value, odd, data)).encode()
-    return data.draw(YAML_TEXT).encode("utf-8", "surrogatepass")
-
-
-def replaced(value: dict[str, Any], odd: object, data: st.DataObject) -> dict[str, Any]:
-    """`value` with one part of it, at some depth, replaced or left out."""
-    key = data.draw(st.sampled_from([*value]))
-    if isinstance(value[key], dict) and value[key] and data.draw(st.booleans()):
-        return {**value, key: replaced(value[key], odd, data)}
-    if data.draw(st.booleans()):
-        return {**value, key: odd}
-    return {name: part for name, part in value.items() if name != key}
-
-
-@pytest.fixture
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that would start simulators or talk to the Hub end there."""
-
-    def start(*args: object, **options: object) -> None:
-        raise BadValue("started")
-
-    monkeypatch.setattr("zoo.cli.open_agent.open_rollout", start)
-    monkeypatch.setattr("zoo.hub.upload._send", start)
-
-
-COMMANDS_OF_RUNS = (
-    *(
-        ["train", "-n", "128", "--dry-run"],
-        ["evaluate"],
-        ["record_video"],
-        ["push_to_hub", "me/run"],
-        ["plan", "-n", "128"],
-    ),
-)
-
-
-@pytest.mark.usefixtures("nothing_starts")
-@cases(200)
-@given(data=st.data())
-def test_a_run_folder_with_one_damaged_file(files: dict[str, bytes], data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(files)))
-    with whole_run(files) as run:
-        (run.path / name).write_bytes(changed(files[name], data))
-        command, *flags = data.draw(st.sampled_from(COMMANDS_OF_RUNS))
-        check([command, "-i", str(run.path), *flags], 0, 2)
-
-
-@pytest.mark.slow
-@cases(40)
-@given(data=st.data())
-def test_a_page_of_damaged_records(files: dict[str, bytes], data: st.DataObject) -> None:
-    names = [name for name in files if "/" not in name]
-    name = data.draw(st.sampled_from(sorted(names)))
-    with whole_run(files) as run:
-        content = changed(files[name], data)
-        (run.path / name).write_bytes(content)
-        (run.path / "report.html").touch()
-        check(["report", "-i", str(run.path)], 0, 2)
-
-
-@contextlib.contextmanager
-def whole_run(files: Mapping[str, bytes]) -> Iterator[RunFolder]:
-    """Context manager with a fresh run folder of these files."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(dir=Path().absolute().parent) as folder:
-        for name, content in files.items():
-            path = Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        yield RunFolder(Path(folder))
 
 
 def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
