@@ -22,6 +22,7 @@ from tests.zoo.loopback_hub import TOKEN, LoopbackHub
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
+from zoo.cli import measuring
 from zoo.cli.main import guarded
 from zoo.config.run_config import RunConfig
 from zoo.hub.upload import Publication, publish, repository_files
@@ -231,14 +232,14 @@ def test_results_count_for_the_weights_they_are_of(
     assert evaluate.run(["-i", str(moved), *asked, "3"]) == 0
     assert (moved / "results_3-episodes.json").is_file()
     # Training goes on while others are evaluated: the results are of those that were loaded.
-    evaluated = evaluate.evaluate
+    evaluated = measuring.evaluate
 
     def replaced_meanwhile(*args: Any, **options: Any) -> Any:
         with (moved / "best" / "model.safetensors").open("ab") as weights:
             weights.write(b"more")
         return evaluated(*args, **options)
 
-    monkeypatch.setattr("zoo.evaluate.evaluate", replaced_meanwhile)
+    monkeypatch.setattr("zoo.cli.measuring.evaluate", replaced_meanwhile)
     assert evaluate.run(["-i", str(moved), *asked, "6"]) == 0
     assert "num_timesteps" in quoted(moved)
 
