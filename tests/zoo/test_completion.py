@@ -30,7 +30,7 @@ def test_bash_completes_commands_flags_environments_and_paths(
     (tmp_path / "logo.mp4").touch()
     assert completions(script, "vla-zoo", "") == set(COMMANDS)
     assert completions(script, "vla-zoo", "tra") == {"train"}
-    assert completions(script, "vla-zoo", "train", "--eval-e") == {"--eval-episodes"}
+    assert completions(script, "vla-zoo", "train", "--eval-ep") == {"--eval-episodes"}
     assert completions(script, "vla-zoo", "sft", "--env", "Toy") == {"Toy-Reach"}
     assert completions(script, "vla-zoo", "enjoy", "-i", "lo") == {"logs"}
     assert completions(script, "vla-zoo", "enjoy", "-o", "lo") == {"logs", "logo.mp4"}

@@ -233,21 +233,34 @@ def test_target_kl_ends_the_update_before_the_step_that_would_go_further():
     assert 1 < model._n_updates < 20
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
-    model = scripted(batch_size=6)
-    model.policy.evaluate = _infinite_values(model.policy.evaluate)
-    before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
+    model = scripted(batch_size=6, n_epochs=2)
+    model.policy.evaluate = _infinite_values(model.policy.evaluate, [True, False])
     with pytest.warns(UserWarning, match="GradientNotFinite"):
         model.learn(1)
-    assert model.logger.output_formats[0].rows[-1]["train/actor/skipped_steps"] == 1
+    row = model.logger.output_formats[0].rows[-1]
+    assert row["train/actor/skipped_steps"] == 1
+    assert row["train/n_updates"] == 2
+
+
+def test_an_update_without_a_finite_gradient_ends_training_and_changes_nothing():
+    model = scripted(batch_size=6)
+    model.policy.evaluate = _infinite_values(model.policy.evaluate, [True])
+    before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
+    with pytest.raises(BadValue, match="update 1 learnt nothing: the gradient was finite in none of its 1 steps"):
+        model.learn(1)
     for name, tensor in model.policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
-def _infinite_values(evaluate: Any) -> Any:
+def _infinite_values(evaluate: Any, infinite: list[bool]) -> Any:
+    """`evaluate`, with infinite values in the calls that `infinite` marks."""
+    marks = iter(infinite)
+
     def evaluated(obs: Any, record: Any) -> Any:
         result = evaluate(obs, record)
-        return type(result)(result.logprob_BKA, result.entropy_BKA, result.value_B * math.inf)
+        value_B = result.value_B * math.inf if next(marks) else result.value_B
+        return type(result)(result.logprob_BKA, result.entropy_BKA, value_B)
 
     return evaluated
 
