@@ -47,8 +47,8 @@ test-fast: setup  ## the tests without simulators, other programs and training
 		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
 
 # Ten times the cases that the suite draws, others each time.
-fuzz: setup  ## bad input at random, about 18,500 cases
-	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py $(PYTEST_ARGS)
+fuzz: setup  ## bad input at random, about 19,400 cases
+	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py tests/zoo/test_fuzz_folders.py $(PYTEST_ARGS)
 
 lint: setup  ## ruff and mypy
 	@$(PY) -m ruff check .
