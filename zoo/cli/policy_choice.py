@@ -38,7 +38,7 @@ class PolicyChoice:
     """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
     fixed: Collection[str] | None
     """The `backbone_kwargs` of a hyperparameter entry that a checkpoint fixes, so that they do not apply: all (None) in
-    a checkpoint of this package, `lora` in an adapter from elsewhere."""
+    a checkpoint of this package, `lora` in an adapter from elsewhere and for fresh weights, which adapt nothing."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """`policy_kwargs` of the recipe's `policy` block, below the user's."""
     takes_any_chunk: bool = False
@@ -74,11 +74,11 @@ def resolve_policy(
     if not name.strip():
         raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
-        block = start(name)
-        if "checkpoint" not in block or _wants_fresh(name, given):
+        block, fresh = start(name), _wants_fresh(name, given)
+        if "checkpoint" not in block or fresh:
             _check_family_choices(name, given)
             options = given.get("backbone_kwargs") or {}
-            return PolicyChoice(name=name, family=name, env_options={}, fixed=(), model=options)
+            return PolicyChoice(name=name, family=name, env_options={}, fixed=("lora",) if fresh else (), model=options)
         return _start_choice(name, block, given, suite, action_dim, to_act=to_act)
     folder = local_or_shipped(name)
     if not folder.is_dir():

@@ -166,9 +166,10 @@ def success_per_task(episodes: Episodes, num_tasks: int, bins: int) -> np.ndarra
 
 
 def _style() -> Any:
-    from matplotlib import rc_context  # only the process that writes the page pays for it
+    from matplotlib import style  # only the process that writes the page pays for it
 
-    return rc_context(_STYLE)
+    # Others may have changed matplotlib's settings: seaborn does when it is imported.
+    return style.context(["default", _STYLE])
 
 
 def _figure(width: float, height: float) -> Any:

@@ -13,6 +13,7 @@ import yaml
 from tests.zoo.cli.test_run_flags import resolve
 from vla_gym.errors import BadValue, UnknownName
 from zoo.cli.policy_choice import resolve_policy
+from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.train import parser
@@ -126,3 +127,10 @@ def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> 
     assert recipes_own != 48
     assert resolve(flags).env_options["image_size"] == 48
     assert resolve(f"{flags} -params image_size:24").env_options["image_size"] == 24
+
+
+def test_fresh_weights_take_no_adapter_of_the_recipe() -> None:
+    recipe = {"policy_kwargs": {"backbone_kwargs": {"lora": {"rank": 32}, "recompute": True}}}
+    given = {"policy_kwargs": {"backbone_kwargs": {"size": "tiny"}}}
+    fresh = resolve_policy("openvla-oft", settings=given["policy_kwargs"])
+    assert over_recipe(recipe, fresh, given)["policy_kwargs"]["backbone_kwargs"] == {"size": "tiny", "recompute": True}

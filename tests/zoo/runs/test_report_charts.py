@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 
 from zoo.evaluation.statistics import Rate
 from zoo.runs.curves import Episodes, EvaluationPoint
@@ -26,7 +27,10 @@ def test_success_per_task_counts_by_task_and_time() -> None:
 
 def test_charts_take_the_page_s_colour_of_text_and_paint_no_background() -> None:
     point = EvaluationPoint(steps=0, rate=Rate(label="evaluation", successes=1, episodes=2))
-    picture = success_chart([point], None, num_envs=4, unit="updates")
+    with rc_context(
+        {"axes.grid": True, "grid.color": "#ffffff", "axes.facecolor": "#ffffff"}
+    ):  # as seaborn leaves them
+        picture = success_chart([point], None, num_envs=4, unit="updates")
     assert "currentColor" in picture
     assert "#010203" not in picture
     assert "#ffffff" not in picture

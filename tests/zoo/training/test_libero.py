@@ -13,7 +13,7 @@ from zoo import train as train_command
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 SMALL = "num_envs:2 chunk:8 n_steps:2 batch_size:4 image_size:64 num_workers:2"
-TWO_UPDATES = ("num_envs:2", "n_steps:2", "batch_size:4", "n_epochs:1")
+TWO_UPDATES = ("num_envs:2", "rounds_per_update:null", "n_steps:2", "batch_size:4", "n_epochs:1")
 
 
 def test_ppo_on_libero_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
