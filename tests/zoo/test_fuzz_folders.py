@@ -54,9 +54,16 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+class Files(dict[str, bytes]):
+    """Name -> content of the files of a run folder."""
+
+    def __repr__(self) -> str:
+        return f"{sorted(self)}"  # what Hypothesis shows of a failure
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Name -> content of the files of a run folder of Toy-Reach."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A run folder of Toy-Reach."""
     run = create_run_folder(tmp_path_factory.mktemp("run"), "ppo", "Toy-Reach")
     config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=64, num_envs=2, seed=0)
     (run.path / "config.yml").write_text(yaml.safe_dump(to_plain(config)))
@@ -82,7 +89,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         EvaluationFile(run.path, keep_until=step).add(step, [1.0, 0.0], [12, 20], [True, False])
     monitor.close()
     metrics.close()
-    return {str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    return Files({str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()})
 
 
 @pytest.fixture
@@ -97,16 +104,16 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_starts")
-@cases(80)
+@cases(400)
 @given(draw=st.randoms(use_true_random=True))
-def test_a_run_folder_with_one_damaged_file(files: Mapping[str, bytes], draw: random.Random) -> None:
+def test_a_run_folder_with_one_damaged_file(files: Files, draw: random.Random) -> None:
     command, *flags = draw.choice(COMMANDS_OF_RUNS)
     check([command, "-i", str(damaged_run(files, draw)), *flags], 0, 2)
 
 
-@cases(10)
+@cases(40)
 @given(draw=st.randoms(use_true_random=True))
-def test_a_page_of_damaged_records(files: Mapping[str, bytes], draw: random.Random) -> None:
+def test_a_page_of_damaged_records(files: Files, draw: random.Random) -> None:
     run = damaged_run({name: content for name, content in files.items() if "/" not in name}, draw)
     (run / "report.html").touch()
     check(["report", "-i", str(run)], 0, 2)

@@ -293,6 +293,8 @@ def _own_config(folder: Path) -> Mapping[str, Any] | None:
         if "family" not in stored and {"model_type", "type", "action_horizon"} & set(stored):
             return None
         _ = stored["family"], stored["conventions"]["cameras"], stored["conventions"]["chunk"]
+        if not isinstance(stored.get("model", {}), Mapping):
+            raise TypeError(f"its model is {shown(stored['model'])}, not an object")
     except (ValueError, LookupError, TypeError) as error:
         raise BadValue(
             f"policy folder '{folder}' has no readable config.json with 'family' and 'conventions': "

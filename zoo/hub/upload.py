@@ -13,11 +13,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from tempfile import TemporaryDirectory
 
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_policies.checkpoint_io.hub import call, parse_hub_id
-from zoo.files import file_sha256, quoted, read_json
+from zoo.files import content_of, file_sha256, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
 from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, is_of_weights, weights_sha256
@@ -151,7 +152,7 @@ def card_facts(publication: Publication, policy: Path, weights: str | None, file
         adapter=adapter,
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
-        protocol=read_json(protocol) if protocol is not None else {},
+        protocol=_protocol_of(protocol) if protocol is not None else {},
         resumable=any(name.startswith("checkpoints/") for name in files),
     )
 
@@ -213,8 +214,16 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
 
 
+def _protocol_of(file: Path) -> dict[str, Any]:
+    """The run's `protocol.json`; raises `BadValue` where its versions, which the card lists, are no object."""
+    protocol = read_json(file)
+    with content_of(file):
+        return {**protocol, "versions": dict(protocol.get("versions") or {})}
+
+
 def _step_of(policy: Path) -> int | None:
     """The steps that these weights were trained for, where the folder says them."""
     if (policy / SCORE_FILE).is_file():
-        return int(read_json(policy / SCORE_FILE)["num_timesteps"])
+        with content_of(policy / SCORE_FILE):
+            return int(read_json(policy / SCORE_FILE)["num_timesteps"])
     return step_of(policy)

@@ -12,6 +12,7 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from vla_gym.errors import BadValue, os_reason
+from vla_gym.reading import read_text
 from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
 from zoo.evaluation.statistics import Rate, rate_values
@@ -73,7 +74,7 @@ def run_page(run: RunFolder) -> str:
         machine=protocol.get("machine", ""),
         recipe=None if finetuned else packaged_entry(config.algo, config.entry),
         settings={**config.env_options, **config.algo_kwargs},
-        command=command.read_text(encoding="utf-8") if command.is_file() else "",
+        command=read_text(command) if command.is_file() else "",
         protocol=json.dumps(protocol, indent=1),
     )
 
