@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_policies.checkpoint_io.hub import call, parse_hub_id
