@@ -176,8 +176,7 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
         check_instruction(task.instruction)
     setup = sub_env_setup(benchmark, config)
     if benchmark.batched or config.num_workers == 0:
-        for name, value in simulator_environment(benchmark, os.environ).items():
-            os.environ.setdefault(name, value)
+        os.environ.update(simulator_environment(benchmark, os.environ))
         if benchmark.batched:
             return BatchPool(setup, num_workers=config.num_workers)
         return LocalPool(setup, on_worker_error=config.on_worker_error)

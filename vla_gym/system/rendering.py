@@ -9,10 +9,11 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from vla_gym.errors import MissingDependency
+from vla_gym.system.gpus import VISIBLE, num_gpus, own_gpu, visible_gpus
 
 APT_LINE = "apt-get install libosmesa6 libegl1 libgl1"
 
@@ -23,8 +24,8 @@ EGL_LIBRARIES = ("libEGL.so.1", "libEGL.so")
 def rendering_environment(environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:
     """Return the variables of a worker that renders with MuJoCo, given the user's environment.
 
-    The number of the worker spreads workers over the GPUs of CUDA_VISIBLE_DEVICES. Raises `MissingDependency` when
-    there is no GL library.
+    MUJOCO_EGL_DEVICE_ID is the user's, else that of the worker's own GPU (`vla_gym.system.gpus`). Raises
+    `MissingDependency` when there is no GL library.
     """
     asked = environ.get("MUJOCO_GL", "").strip().lower()
     if asked and asked not in ("egl", "osmesa"):
@@ -33,8 +34,9 @@ def rendering_environment(environ: Mapping[str, str], *, worker: int = 0) -> dic
     backend = asked or _choose(on_nvidia=on_nvidia)
     variables = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
     if backend == "egl" and on_nvidia:
-        device = environ.get("MUJOCO_EGL_DEVICE_ID") or _device(environ.get("CUDA_VISIBLE_DEVICES"), worker)
-        if device is not None:
+        asked_device = environ.get("MUJOCO_EGL_DEVICE_ID")
+        own = None if asked_device else own_gpu(environ, visible_gpus(environ), worker=worker)
+        if device := asked_device or (own and str(own.egl)):
             variables["MUJOCO_EGL_DEVICE_ID"] = device
     return variables
 
@@ -50,19 +52,23 @@ def _choose(*, on_nvidia: bool) -> str:
     )
 
 
-def _device(visible: str | None, worker: int) -> str | None:
-    """EGL numbers all GPUs, whatever CUDA may see; robosuite insists that the two agree."""
-    if visible is None:
-        return "0"
-    listed = [name.strip() for name in visible.split(",") if name.strip()]
-    if not listed or not all(name.isdecimal() for name in listed):
-        return None  # none visible, or named by UUID, which EGL cannot look up
-    return listed[worker % len(listed)]
-
-
 def nvidia_present() -> bool:
     """Whether there is a device node of an NVIDIA GPU."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    return num_gpus() > 0
+
+
+@contextmanager
+def cuda_hidden() -> Iterator[None]:
+    """Context manager without CUDA_VISIBLE_DEVICES, for `import robosuite`.
+
+    It insists that MUJOCO_EGL_DEVICE_ID is part of that text, which counts other things and may hold UUIDs.
+    """
+    visible = os.environ.pop(VISIBLE, None)
+    try:
+        yield
+    finally:
+        if visible is not None:
+            os.environ[VISIBLE] = visible
 
 
 @functools.cache

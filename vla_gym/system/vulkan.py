@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from vla_gym.errors import MissingDependency
 from vla_gym.system.child import python_path
+from vla_gym.system.gpus import own_gpu, visible_gpus
 from vla_gym.system.rendering import library_loads, nvidia_present
 from vla_gym.system.sapien_shaders import check_place
 
@@ -25,8 +27,7 @@ MESA = "24.3"
 APT_LINE = "apt-get install mesa-vulkan-drivers libvulkan1"
 BACKPORTS_LINE = "apt-get install mesa-vulkan-drivers/bookworm-backports libvulkan1"
 DEVICE_VARIABLE = "VLA_ZOO_SAPIEN_DEVICE"
-"""Set for workers to the result of `sapien_device`; a user may set it to `cpu` or `cuda` to choose."""
-DEVICES = ("cuda", "cpu")
+"""Set for workers to the result of `sapien_device`; a user may choose: `cpu`, `cuda` (the rank's own), `cuda:N`."""
 PROBE_SECONDS = 120.0
 
 PICTURE_PROBE = """
@@ -53,22 +54,23 @@ print(physx.version(), torch.cuda.is_available())
 """Prints "105.1-physx-5.3.1.patch0 True", for example."""
 
 
-def sapien_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def sapien_environment(environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:
     """Variables of a worker that draws with SAPIEN; see `sapien_device`."""
-    return {DEVICE_VARIABLE: sapien_device(environ)}
+    return {DEVICE_VARIABLE: sapien_device(environ, worker=worker)}
 
 
-def sapien_device(environ: Mapping[str, str]) -> str:
-    """Return "cuda" or "cpu" (software), the user's choice first; the first call in a process takes some seconds.
+def sapien_device(environ: Mapping[str, str], *, worker: int = 0) -> str:
+    """Return "cuda:N", the worker's own GPU (`vla_gym.system.gpus`), or "cpu" (software), the user's choice first.
 
-    Raises `MissingDependency` with the line that installs a driver, and `BadValue` for a cache folder that cannot be
-    written.
+    The first call in a process takes some seconds. Raises `MissingDependency` with the line that installs a driver,
+    and `BadValue` for a cache folder that cannot be written.
     """
     check_place(environ)
     asked = environ.get(DEVICE_VARIABLE, "")
-    devices: tuple[str, ...] = DEVICES if nvidia_present() else ("cpu",)
-    if asked in DEVICES:
-        devices = (asked,)
+    if re.fullmatch(r"cpu|cuda(:\d+)?", asked):
+        devices = [own_device(environ, worker=worker) if asked == "cuda" else asked]
+    else:
+        devices = [own_device(environ, worker=worker), "cpu"] if nvidia_present() else ["cpu"]
     causes = []
     for device in devices:
         cause = why_not(device, _vulkan_variables(environ))
@@ -79,6 +81,12 @@ def sapien_device(environ: Mapping[str, str]) -> str:
         f"ManiSkill cannot draw here, SAPIEN found no Vulkan driver that works ({'; '.join(causes)}). "
         f"It needs Mesa >= {MESA}. Install with: {APT_LINE}   (Debian 12: {BACKPORTS_LINE})"
     )
+
+
+def own_device(environ: Mapping[str, str], *, worker: int = 0) -> str:
+    """Name of the worker's own GPU for PyTorch and SAPIEN: "cuda:N", or "cuda" where CUDA sees none."""
+    own = own_gpu(environ, visible_gpus(environ), worker=worker)
+    return f"cuda:{own.cuda}" if own else "cuda"
 
 
 @functools.cache
@@ -97,7 +105,7 @@ def why_not(device: str, drivers: tuple[tuple[str, str], ...]) -> str:
 
 
 def gpu_physics_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for ManiSkill on GPU physics, which draws on the same GPU.
+    """Variables for ManiSkill on GPU physics: the process's own GPU, for physics and pictures alike.
 
     Raises `MissingDependency` with everything that is missing and how to get it, and `BadValue` for a cache folder
     that cannot be written.
@@ -108,7 +116,12 @@ def gpu_physics_environment(environ: Mapping[str, str]) -> dict[str, str]:
         raise MissingDependency(
             f"ManiSkill cannot run physics on a GPU here: {'; '.join(missing)}. Or leave out physics='gpu'"
         )
-    return {DEVICE_VARIABLE: "cuda"}
+    return {DEVICE_VARIABLE: _physics_device(environ)}
+
+
+def _physics_device(environ: Mapping[str, str]) -> str:
+    asked = environ.get(DEVICE_VARIABLE, "cuda")
+    return own_device(environ) if asked == "cuda" else asked
 
 
 def gpu_physics_missing(environ: Mapping[str, str]) -> list[str]:
@@ -123,10 +136,11 @@ def gpu_physics_missing(environ: Mapping[str, str]) -> list[str]:
     library = Path.home() / ".sapien" / "physx" / version / PHYSX_LIBRARY  # where SAPIEN looks
     if not library.is_file():
         missing.append(f"no PhysX GPU library at {library} (unzip {PHYSX_RELEASES}/{version}/linux-so.zip there)")
-    if environ.get(DEVICE_VARIABLE, "cuda") != "cuda":
-        missing.append(f"{DEVICE_VARIABLE}={environ[DEVICE_VARIABLE]}, but pictures must be drawn on 'cuda'")
+    device = _physics_device(environ)
+    if not device.startswith("cuda"):
+        missing.append(f"{DEVICE_VARIABLE}={device}, but pictures must be drawn on 'cuda'")
     elif driver:
-        cause = why_not("cuda", _vulkan_variables(environ))
+        cause = why_not(device, _vulkan_variables(environ))
         if cause:
             missing.append(f"no Vulkan driver that draws on the GPU ({cause}; install NVIDIA's ICD, nvidia_icd.json)")
     return missing

@@ -16,7 +16,7 @@ from vla_gym.observation import ObservationLayout
 from vla_gym.rewards import RewardRule
 from vla_gym.specs import Benchmark
 from vla_gym.system.rendering import rendering_environment
-from vla_gym.system.vulkan import sapien_environment
+from vla_gym.system.vulkan import DEVICE_VARIABLE, sapien_device
 from vla_gym.workers.pool import OnWorkerError
 
 CORE_PACKAGES = ("vla-zoo", "gymnasium", "numpy")
@@ -103,12 +103,14 @@ def protocol_record(benchmark: Benchmark, config: EnvConfig) -> dict[str, Any]:
 
 
 def renderer(benchmark: Benchmark) -> dict[str, str]:
-    """MuJoCo's GL backend, SAPIEN's device, or NumPy for benchmarks without either."""
+    """MuJoCo's GL backend, SAPIEN's kind of device, or NumPy for benchmarks without either; not which GPU it was."""
     if "mani_skill" in benchmark.requires:
-        return {"name": "sapien", **sapien_environment(os.environ)}
+        return {"name": "sapien", DEVICE_VARIABLE: sapien_device(os.environ).partition(":")[0]}
     if "mujoco" not in benchmark.requires:
         return {"name": "numpy"}
-    return rendering_environment(os.environ)
+    chosen = rendering_environment(os.environ)
+    chosen.pop("MUJOCO_EGL_DEVICE_ID", None)
+    return chosen
 
 
 def versions(modules: tuple[str, ...]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def check_installed(benchmark: Benchmark) -> None:
 def simulator_environment(benchmark: Benchmark, environ: Mapping[str, str], *, worker: int = 0) -> dict[str, str]:
     """Variables the benchmark's simulator reads when it is imported; none when it draws with NumPy."""
     if "mani_skill" in benchmark.requires:
-        return gpu_physics_environment(environ) if benchmark.batched else sapien_environment(environ)
+        return gpu_physics_environment(environ) if benchmark.batched else sapien_environment(environ, worker=worker)
     if "mujoco" not in benchmark.requires:
         return {}
     return {**library_caches(environ), **rendering_environment(environ, worker=worker)}

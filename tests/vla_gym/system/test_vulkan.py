@@ -115,6 +115,18 @@ def test_where_nothing_is_missing_pictures_are_drawn_on_the_gpu(machine: Path) -
     assert vulkan.gpu_physics_environment({}) == {"VLA_ZOO_SAPIEN_DEVICE": "cuda"}
 
 
+def test_a_rank_s_physics_and_pictures_are_on_its_own_gpu(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vulkan, "visible_gpus", lambda environ: (0, 1, 2, 3))
+    tried: list[str] = []
+    monkeypatch.setattr(vulkan, "why_not", lambda device, drivers: tried.append(device) or "")
+    assert vulkan.gpu_physics_environment({"LOCAL_RANK": "6"}) == {"VLA_ZOO_SAPIEN_DEVICE": "cuda:2"}
+    asked = {"LOCAL_RANK": "6", "VLA_ZOO_SAPIEN_DEVICE": "cuda"}
+    assert vulkan.gpu_physics_environment(asked) == {"VLA_ZOO_SAPIEN_DEVICE": "cuda:2"}
+    asked["VLA_ZOO_SAPIEN_DEVICE"] = "cuda:1"
+    assert vulkan.gpu_physics_environment(asked) == {"VLA_ZOO_SAPIEN_DEVICE": "cuda:1"}
+    assert tried == ["cuda:2", "cuda:2", "cuda:1"]
+
+
 def test_each_thing_that_is_missing_is_named_alone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (phrase,) = vulkan.gpu_physics_missing({"VLA_ZOO_SAPIEN_DEVICE": "cpu"})
     assert phrase.startswith("VLA_ZOO_SAPIEN_DEVICE=cpu")

@@ -14,14 +14,17 @@ from typing import NamedTuple
 
 import mujoco
 import numpy as np
-from robosuite.utils.control_utils import (
-    nullspace_torques,
-    opspace_matrices,
-    orientation_error,
-    set_goal_orientation,
-)
 
 from vla_gym.adapters.libero.tasks import ACTION_SCALE
+from vla_gym.system.rendering import cuda_hidden
+
+with cuda_hidden():
+    from robosuite.utils.control_utils import (
+        nullspace_torques,
+        opspace_matrices,
+        orientation_error,
+        set_goal_orientation,
+    )
 
 SUBSTEPS = 25
 """Physics substeps per policy step: int(0.05 s / 0.002 s), robosuite environments/base.py:step."""

@@ -191,7 +191,9 @@ class ManiSkillBatch:
             sensor.capture()
             drawn = sensor.get_obs(**COLOUR_ONLY)["rgb"]
             if drawn.is_cuda:
-                torch.cuda.synchronize()  # as upstream does: the picture comes from another library's stream
+                torch.cuda.synchronize(
+                    drawn.device
+                )  # as upstream does: the picture comes from another library's stream
             observation[key] = drawn.cpu().numpy()
         return observation
 

@@ -24,8 +24,6 @@ from vla_gym.adapters.maniskill.tasks import CONTROL_MODE
 from vla_gym.system.sapien_shaders import light_shaders, use_light_shaders
 from vla_gym.system.vulkan import DEVICE_VARIABLE
 
-RENDER_BACKENDS = {"cpu": "cpu", "cuda": "gpu"}
-"""Name of a device in `vla_gym.system.vulkan` -> ManiSkill's name."""
 UNUSED_CAMERA = {"width": 8, "height": 8}
 """Of upstream's own videos, which are not made here; its default is 512 pixels."""
 COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
@@ -40,7 +38,7 @@ def make_env(
         task: ManiSkill's id without "-v1", e.g. "PickCube".
         image_size: side of the pictures, pixels.
         num_envs: scenes that move together; CPU physics hold exactly one.
-        sim_backend: "physx_cpu" or "physx_cuda".
+        sim_backend: "physx_cpu" or "physx_cuda"; the latter runs where it draws.
         drawn: whether there will be pictures; without, no Vulkan driver is touched.
 
     It is upstream's environment without wrappers. Nothing is hidden from its cameras: goal markers that upstream
@@ -49,6 +47,7 @@ def make_env(
     logging.getLogger("mani_skill").setLevel(logging.ERROR)  # upstream warns about its own scenes
     use_light_shaders()
     shaders = dataclasses.replace(PREBUILT_SHADER_CONFIGS["minimal"], shader_pack=light_shaders())
+    sim_backend, render_backend = backends(sim_backend, os.environ.get(DEVICE_VARIABLE, "cpu"))
     made = gym.make(
         f"{task}-v1",
         num_envs=num_envs,
@@ -56,13 +55,23 @@ def make_env(
         reward_mode="none",
         control_mode=CONTROL_MODE,
         sim_backend=sim_backend,
-        render_backend=RENDER_BACKENDS[os.environ.get(DEVICE_VARIABLE, "cpu")] if drawn else "none",
+        render_backend=render_backend if drawn else "none",
         sensor_configs={"shader_config": shaders, "width": image_size, "height": image_size},
         human_render_camera_configs={"shader_config": shaders, **UNUSED_CAMERA},
         viewer_camera_configs={"shader_config": shaders},
         disable_env_checker=True,
     )
     return made.unwrapped
+
+
+def backends(sim_backend: str, device: str) -> tuple[str, str]:
+    """ManiSkill's names of the physics and the drawing, both on GPU N where `device` is "cuda:N".
+
+    Without a number SAPIEN takes the first GPU but PyTorch its current one, and a rank on another ends there.
+    """
+    _, colon, number = device.partition(":")
+    physics = f"{sim_backend}{colon}{number}" if sim_backend == "physx_cuda" else sim_backend
+    return physics, f"sapien_{device}"
 
 
 def fresh_physics(env: Any) -> None:

@@ -203,6 +203,33 @@ def test_gpu_physics_need_a_worker_for_their_start_states() -> None:
         ManiSkillBatch(made.tasks, SIZE, ("image",), num_envs=2, num_workers=0, first_seed=0)
 
 
+@pytest.mark.parametrize(
+    ("device", "physics", "names"),
+    [
+        ("cuda:3", "physx_cuda", ("physx_cuda:3", "sapien_cuda:3")),
+        ("cuda:3", "physx_cpu", ("physx_cpu", "sapien_cuda:3")),
+        ("cuda", "physx_cuda", ("physx_cuda", "sapien_cuda")),
+        ("cpu", "physx_cpu", ("physx_cpu", "sapien_cpu")),
+    ],
+)
+def test_physics_and_pictures_are_on_the_rank_s_own_gpu(
+    device: str, physics: str, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vla_gym.adapters.maniskill import scene
+
+    class Asked(Exception):
+        pass
+
+    def make(env_id: str, **options: Any) -> None:
+        raise Asked(options["sim_backend"], options["render_backend"])
+
+    monkeypatch.setenv("VLA_ZOO_SAPIEN_DEVICE", device)
+    monkeypatch.setattr(scene.gym, "make", make)
+    with pytest.raises(Asked) as asked:
+        scene.make_env("PickCube", SIZE, sim_backend=physics)
+    assert asked.value.args == names
+
+
 @pytest.fixture
 def envs(monkeypatch: pytest.MonkeyPatch) -> Iterator[vla_gym.VLAVectorEnv]:
     """What `make_vec(..., physics="gpu")` makes, but for the physics, its start states drawn in a worker."""
