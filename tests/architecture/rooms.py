@@ -15,7 +15,8 @@ ROOMS = {
     ),
     "vla_policies": (
         *("types", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
-        *("flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "registry", "recognition", "loading", "policy"),
+        *("flow_backbone", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
+        *("registry", "recognition", "loading", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms"),
@@ -25,7 +26,7 @@ ROOMS = {
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's
 `__init__` stand above all of these."""
 
-FAMILIES = ("nano", "openvla", "openvla_oft", "pi0")
+FAMILIES = ("nano", "openvla", "openvla_oft", "pi0", "smolvla")
 """Folders of `vla_policies` that do not import each other, `openvla_oft` from `openvla` excepted."""
 
 MODULES = module_files(ROOT)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,11 +33,11 @@ from vla_policies.pi0.config import (
     NetworkShape,
     Pi0Config,
     Preprocessing,
-    Statistics,
     VisionShape,
 )
 from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.processing.norm_stats import choose_key
+from vla_policies.processing.statistics import Normalization, Statistics
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """Keys of `config.json` of an openpi conversion, beside `precision`."""
@@ -46,7 +46,6 @@ IMPLIED = "implied_by_tensors"
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
-Normalization = Literal["mean_std", "quantiles"]
 _NORMALIZATIONS: dict[str, Normalization | None] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",

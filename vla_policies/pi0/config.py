@@ -6,13 +6,15 @@ The two families share all code; their differences are in `TRAITS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.json_records import Record, changed, from_json, to_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.modules.gemma import GemmaShape
+from vla_policies.processing.statistics import Statistics
+from vla_policies.vlm_flow_backbone import FlowLearning, with_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +89,6 @@ class NetworkShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
-    """Mean, standard deviation, 1 % and 99 % quantile of each dim of a vector. Only those in use need be given."""
-
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    q01: tuple[float, ...] = ()
-    q99: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
@@ -127,38 +119,17 @@ SETTABLE = ("delta_dims", "prompt_state", "resize")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class Learning(FlowLearning):
     """Heads and trainable parts."""
 
     value_feature: Literal["expert", "prefix"] = "expert"
     """The critic's input: the mean over the expert's tokens at t = 1 and x = 0, or over the VLM's hidden states.
     Either is a function of the observation alone, the same in rollout and update."""
-    value_hidden: tuple[int, ...] = (512, 256, 128)
-    """Hidden features of the critic; 1024, 512, 256 is published for pi0.5 on LIBERO and ManiSkill."""
-    detach_value: bool = True
-    """Whether the critic's gradient stops at its input."""
-    noise_hidden: tuple[int, ...] = (128, 64)
-    """Hidden features of Flow-Noise's network."""
-    train_expert_only: bool = True
-    """Freeze the VLM: its pass then keeps no activations."""
-    recompute_activations: bool = False
-    """Keep only the layers' inputs while training and run the layers again in the backward pass."""
-    cache_features: float = 0.0
-    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
-    vlm_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the VLM's weights; the expert and the heads stay in float32."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.value_feature not in ("expert", "prefix"):
             raise unknown_name("value_feature", str(self.value_feature), ("expert", "prefix"))
-        if not self.value_hidden or not self.noise_hidden:
-            raise BadValue("value_hidden and noise_hidden need at least one number each")
-        if self.vlm_dtype not in ("float32", "bfloat16"):
-            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("float32", "bfloat16"))
-        if self.cache_features and not self.train_expert_only:
-            raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
-        if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
-            raise BadValue("a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,16 +146,7 @@ class Pi0Config:
 
     def with_options(self, options: Mapping[str, Any]) -> Pi0Config:
         """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
-        names = [item.name for cls in (FlowSettings, Learning) for item in fields(cls)] + list(SETTABLE)
-        for key in options:
-            if key not in names:
-                raise unknown_name("option of a pi0 checkpoint", key, names)
-        return replace(
-            self,
-            flow=_changed(self.flow, options),
-            learning=_changed(self.learning, options),
-            preprocessing=_changed(self.preprocessing, options),
-        )
+        return with_options(self, options, SETTABLE, "pi0")
 
 
 def config_from_json(values: Mapping[str, Any], where: str) -> Pi0Config:
@@ -219,8 +181,3 @@ def tiny_config(family: str) -> Pi0Config:
         learning=Learning(value_feature=traits.value_feature, value_hidden=(64, 32)),
         flow=FlowSettings(),
     )
-
-
-def _changed(record: Record, options: Mapping[str, Any]) -> Record:
-    own = {item.name for item in fields(record)}  # type: ignore[arg-type]
-    return changed(record, {key: value for key, value in options.items() if key in own}, "backbone_kwargs")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
@@ -28,9 +27,8 @@ from vla_policies.checkpoint_io.weights import (
     write_text,
 )
 from vla_policies.conventions import CAMERA_KEYS, Conventions
-from vla_policies.flow_backbone import Denoised, FlowBackbone
-from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
-from vla_policies.modules.flow_head import NoiseHead
+from vla_policies.flow_backbone import Denoised
+from vla_policies.modules.prefix import Prefix, masked_mean
 from vla_policies.pi0.checkpoint import (
     folder_conventions,
     has_time_mlp,
@@ -40,10 +38,11 @@ from vla_policies.pi0.checkpoint import (
     statistics_of,
 )
 from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
-from vla_policies.pi0.network import Critic, Pi0Network, Prefix, join_prefixes, masked_mean, split_prefix
+from vla_policies.pi0.network import Pi0Network
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
 from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow_backbone import VLMFlowBackbone
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Context:
     """Normalised, padded state."""
 
 
-class Pi0Backbone(FlowBackbone):
+class Pi0Backbone(VLMFlowBackbone):
     """pi0: PaliGemma encodes, an action expert denoises; the state is one of the expert's tokens."""
 
     family: ClassVar[str] = "pi0"
@@ -83,18 +82,12 @@ class Pi0Backbone(FlowBackbone):
             self.network = Pi0Network(shape, adaptive=TRAITS[self.family].adaptive_norm)
         learning = config.learning
         width = shape.expert.width if learning.value_feature == "expert" else shape.vlm.width
-        self.value_head = Critic(width, learning.value_hidden)
-        self.noise_head = (
-            NoiseHead(shape.expert.width, learning.noise_hidden, shape.action_width, config.flow.noise_std)
-            if config.flow.scheme == "flow_noise"
-            else None
-        )
+        self._add_heads(config.flow, learning, value_width=width, expert_width=shape.expert.width)
         if learning.train_expert_only:
             self.network.vlm.requires_grad_(False)
         if not empty:
             self.network.vlm.to(self._vlm_dtype)
         self.network.vlm.recompute = self.network.expert.recompute = learning.recompute_activations
-        self._reset_cache()
         self._folder: Path | None = None
         self._processor: Pi0Processor | None = None
         self._check_state()
@@ -204,9 +197,6 @@ class Pi0Backbone(FlowBackbone):
     def config_json(self) -> dict[str, Any]:
         return self.config.to_json()
 
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        return self.value_head.parameters()
-
     # Observations and actions -------------------------------------------------------------------------
 
     @property
@@ -216,44 +206,21 @@ class Pi0Backbone(FlowBackbone):
             self._processor = self._build_processor()
         return self._processor
 
-    def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
-        return self.processor.prepare(obs)
-
-    def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
-        return self.processor.to_env(x_BHD, inputs)
-
-    def from_env(self, action_BKA: Tensor, inputs: PolicyInputs) -> Tensor:
-        action_BKA = self.processor.from_env(action_BKA, inputs)
-        missing = (self.flow_width - action_BKA.shape[2], self.horizon - action_BKA.shape[1])
-        return functional.pad(action_BKA, (0, missing[0], 0, missing[1]))
-
     # Deciding -----------------------------------------------------------------------------------------
 
     def encode(self, inputs: PolicyInputs) -> Context:
-        observed = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
-        if self._prefixes is None:
-            return Context(self._prefix(*observed), inputs.state_BS)
-        rows = self._prefixes.rows(
-            row_keys(*observed), lambda places: split_prefix(self._prefix(*(x[places] for x in observed)))
-        )
-        return Context(join_prefixes(rows), inputs.state_BS)
+        return Context(self.prefix_of(inputs), inputs.state_BS)
 
-    def _prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        learning, length = self.config.learning, int(text_mask_BL.sum(dim=1).max())
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not learning.train_expert_only):
-            text = text_BL[:, :length], text_mask_BL[:, :length]
-            x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, *text)
-            out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=learning.value_feature == "prefix")
+    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
+        with_hidden = self.config.learning.value_feature == "prefix"
+        out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=with_hidden)
         return out
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
         velocity_BHD = self.network.velocity(hidden_BQE, self.horizon)
         return Denoised(velocity_BHD.float(), hidden_BQE[:, -self.horizon :].float())
-
-    def learned_std(self, hidden_BHE: Tensor) -> Tensor:
-        assert self.noise_head is not None
-        return self.noise_head(hidden_BHE)
 
     def value_of(self, context: Context) -> Tensor:
         learning = self.config.learning
@@ -276,10 +243,6 @@ class Pi0Backbone(FlowBackbone):
         tokenizer = PromptTokenizer(encode, preprocessing.max_tokens)
         return Pi0Processor(self.conventions, preprocessing, shape, tokenizer)
 
-    @property
-    def _vlm_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.config.learning.vlm_dtype == "bfloat16" else torch.float32
-
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._vlm_dtype if name.startswith(NETWORK + "vlm.") else torch.float32
 
@@ -296,11 +259,6 @@ class Pi0Backbone(FlowBackbone):
         embeddings = self.network.vlm.vision_tower.embeddings
         if embeddings.position_ids.is_meta:
             embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
-
-    def _reset_cache(self) -> None:
-        """Drop the prefixes of earlier weights."""
-        gib = self.config.learning.cache_features
-        self._prefixes = FeatureCache(int(gib * GIB)) if gib else None
 
     def _check_state(self) -> None:
         reads = not TRAITS[self.family].adaptive_norm or self.config.preprocessing.prompt_state != "none"

@@ -6,35 +6,15 @@ Letters as in `modules.gemma`; W is the VLM's width, E the expert's, H predicted
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from vla_policies.modules.activation_checkpointing import checkpoint_fn
-from vla_policies.modules.feature_cache import Row
-from vla_policies.modules.flow_head import FlowHead, hidden_layers
-from vla_policies.modules.gemma import GemmaLayer, KeyValue, make_norm, rotary_embedding, suffix_mask
-from vla_policies.modules.mixed_precision import in_float32
+from vla_policies.modules.flow_head import FlowHead
+from vla_policies.modules.gemma import GemmaLayer, make_norm, suffix_mask
+from vla_policies.modules.prefix import Prefix, run_prefix
 from vla_policies.pi0.config import NetworkShape
-
-FIRST_VALUES_STD = 1e-3
-"""Spread of the critic's first output weights; 0.02 is published. Smaller, so that first values are near 0."""
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Images and text, encoded."""
-
-    layers: tuple[KeyValue, ...]
-    """Keys and values of every layer."""
-    mask_BL: Tensor
-    """True where a token is real."""
-    hidden_BLW: Tensor | None
-    """Hidden states after the last norm, arbitrary where padded; None unless requested."""
 
 
 class VisionLanguageModel(nn.Module):
@@ -84,19 +64,15 @@ class VisionLanguageModel(nn.Module):
 
     def forward(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
         """Run embedded tokens through all layers; without `with_hidden` the last computes keys and values only."""
-        position_BL = (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)
-        rotary = rotary_embedding(position_BL, self.shape.head_dim, x_BLW.dtype)
-        mask_B1QL = None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
-        run = checkpoint_fn(recompute=self.recompute)
-        kept = []
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, GemmaLayer)
-            if index + 1 == len(self.layers) and not with_hidden:
-                kept.append(layer.key_value(x_BLW, rotary))
-                break
-            x_BLW, own = run(layer, x_BLW, rotary, mask_B1QL)
-            kept.append(own)
-        return Prefix(tuple(kept), mask_BL, self.norm(x_BLW) if with_hidden else None)
+        return run_prefix(
+            self.layers,
+            self.norm,
+            x_BLW,
+            mask_BL,
+            head_dim=self.shape.head_dim,
+            recompute=self.recompute,
+            with_hidden=with_hidden,
+        )
 
 
 class Pi0Network(FlowHead):
@@ -124,52 +100,3 @@ class Pi0Network(FlowHead):
         mask = suffix_mask(prefix.mask_BL, x_BHD.shape[1], state_token=self.state_proj is not None)
         hidden_BQE: Tensor = self.expert(x_BQE, prefix.layers, position_BQ, mask, condition_BE)
         return hidden_BQE
-
-
-class Critic(nn.Module):
-    """MLP with ReLU to one number; keys `mlp.{0,2,4,...}.*` as published with RLinf."""
-
-    def __init__(self, width: int, hidden: Sequence[int]) -> None:
-        super().__init__()
-        last = nn.Linear(hidden[-1], 1)
-        self.mlp = nn.Sequential(*hidden_layers(width, hidden, nn.ReLU), last)
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
-        nn.init.normal_(last.weight, std=FIRST_VALUES_STD)
-
-    def forward(self, x_BD: Tensor) -> Tensor:
-        """Features of any float dtype to float32 `[B]`, under autocast too."""
-        return in_float32(self.mlp, x_BD)[:, 0]
-
-
-def split_prefix(prefix: Prefix) -> list[Row]:
-    """Split B observations into rows: the real tokens' keys and values `[L, C, F]` of every layer in turn, and last
-    their hidden states `[L, W]` where the prefix has them."""
-    length_B = prefix.mask_BL.sum(dim=1).tolist()
-    tensors = [x for layer in prefix.layers for x in (layer.key_BCLF, layer.value_BCLF)]
-    return [
-        (
-            *(x[place, :, :length].transpose(0, 1) for x in tensors),
-            *(() if prefix.hidden_BLW is None else (prefix.hidden_BLW[place, :length],)),
-        )
-        for place, length in enumerate(length_B)
-    ]
-
-
-def join_prefixes(rows: Sequence[Row]) -> Prefix:
-    """Inverse of `split_prefix`; padding, at the end of the shorter ones, is zeros."""
-    columns = [pad_sequence(list(column), batch_first=True) for column in zip(*rows, strict=True)]
-    length_B = torch.tensor([len(row[0]) for row in rows], device=columns[0].device)
-    hidden_BLW: Tensor | None = columns.pop() if len(columns) % 2 else None
-    place_L = torch.arange(columns[0].shape[1], device=length_B.device)
-    pairs = zip(columns[::2], columns[1::2], strict=True)
-    layers = (KeyValue(key.transpose(1, 2), value.transpose(1, 2)) for key, value in pairs)
-    return Prefix(tuple(layers), place_L < length_B[:, None], hidden_BLW)
-
-
-def masked_mean(x_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-    """Mean over the real tokens, float32 `[B, D]`."""
-    weight_BL1 = mask_BL[..., None].float()
-    return (x_BLD.float() * weight_BL1).sum(dim=1) / weight_BL1.sum(dim=1)

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
-from vla_policies.pi0.config import NetworkShape, Preprocessing, Statistics
+from vla_policies.pi0.config import NetworkShape, Preprocessing
 from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
 from vla_policies.processing.images import channels_last
 from vla_policies.processing.observations import decode_instructions
+from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
 from vla_policies.types import PolicyInputs
 
 
@@ -98,42 +99,17 @@ class Pi0Processor:
     # Statistics ---------------------------------------------------------------------------------------
 
     def _normalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
-        if statistics is None:
-            return x
-        offset, width = self._offset_and_width(statistics, self.preprocessing.epsilon, x)
-        scaled = (x - offset) / width
-        return scaled if self.preprocessing.normalization == "mean_std" else 2.0 * scaled - 1.0
+        preprocessing = self.preprocessing
+        return normalise(x, statistics, preprocessing.normalization, preprocessing.epsilon)
 
     def _unnormalise(self, x: Tensor, statistics: Statistics | None) -> Tensor:
-        if statistics is None:
-            return x
-        epsilon = self.preprocessing.epsilon if self.preprocessing.epsilon_back else 0.0
-        offset, width = self._offset_and_width(statistics, epsilon, x)
-        scaled = x if self.preprocessing.normalization == "mean_std" else 0.5 * (x + 1.0)
-        return scaled * width + offset
-
-    def _offset_and_width(self, statistics: Statistics, epsilon: float, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Offset and divisor of the first `x.shape[-1]` dims."""
-        dims = x.shape[-1]
-
-        def row(numbers: tuple[float, ...]) -> Tensor:
-            return torch.tensor(numbers[:dims], dtype=x.dtype, device=x.device)
-
-        if self.preprocessing.normalization == "mean_std":
-            return row(statistics.mean), row(statistics.std) + epsilon
-        offset = row(statistics.q01)
-        width = row(statistics.q99) - offset + epsilon
-        # A dimension that never moved: lerobot divides by 1e-8 there.
-        return offset, width.masked_fill(width == 0, 1e-8)
+        preprocessing = self.preprocessing
+        epsilon = preprocessing.epsilon if preprocessing.epsilon_back else 0.0
+        return unnormalise(x, statistics, preprocessing.normalization, epsilon)
 
     def _check_statistics(self) -> None:
-        names = ("mean", "std") if self.preprocessing.normalization == "mean_std" else ("q01", "q99")
         for part, needed in (("state", self.conventions.state_dim), ("action", self.conventions.action_dim)):
-            statistics: Statistics | None = getattr(self.preprocessing, part)
-            for name in names if statistics is not None else ():
-                got = len(getattr(statistics, name))
-                if got < needed:
-                    raise BadValue(f"the checkpoint's {part} statistics '{name}' have {got} dims, {needed} are needed")
+            check_dims(getattr(self.preprocessing, part), self.preprocessing.normalization, needed, part)
         if self.conventions.state_dim > self.state_width:
             raise BadValue(f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}")
         if self.preprocessing.delta_dims > min(self.conventions.state_dim, self.conventions.action_dim):

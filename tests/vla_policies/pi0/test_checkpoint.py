@@ -15,8 +15,8 @@ from vla_policies import Conventions, VLAPolicy
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.weights import write_tensors
 from vla_policies.loading import check_checkpoint, read_header
-from vla_policies.pi0.config import Statistics
 from vla_policies.pi0.model import Pi0Backbone
+from vla_policies.processing.statistics import Statistics
 
 from .conftest import Golden
 

@@ -10,10 +10,10 @@ from vla_policies.pi0.config import (
     NetworkShape,
     Pi0Config,
     Preprocessing,
-    Statistics,
     config_from_json,
     tiny_config,
 )
+from vla_policies.processing.statistics import Statistics
 
 
 def test_json_and_back() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from vla_policies.actions.flow import flow_times, step_mean, time_embedding
-from vla_policies.pi0.network import Prefix
+from vla_policies.modules.prefix import Prefix
 from vla_policies.pi0.processor import resize_with_pad
 
 from .conftest import Golden

@@ -1,37 +1,13 @@
-import pytest
 import torch
 
-from vla_policies.pi0.network import Critic, masked_mean
+from vla_policies.pi0.config import tiny_config
+from vla_policies.pi0.network import Pi0Network
 
 
-def test_the_critic_has_the_published_shape_and_first_values_near_zero() -> None:
-    torch.manual_seed(0)
-    critic = Critic(1024, (512, 256, 128))
-    assert {name: tuple(p.shape) for name, p in critic.named_parameters() if name.endswith("weight")} == {
-        "mlp.0.weight": (512, 1024),
-        "mlp.2.weight": (256, 512),
-        "mlp.4.weight": (128, 256),
-        "mlp.6.weight": (1, 128),
-    }
-    value_B = critic(torch.randn(64, 1024).bfloat16())
-    assert (value_B.shape, value_B.dtype) == ((64,), torch.float32)
-    assert value_B.abs().max() < 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_leaves_the_critic_in_float32(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    head = Critic(16, (8,))
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    x = torch.randn(5, 16).to(dtype)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = head(x)
-    assert out.dtype == torch.float32
-    assert torch.equal(out, head(x))
-
-
-def test_masked_mean_by_hand() -> None:
-    x = torch.tensor([[[2.0], [4.0], [100.0]]])
-    assert masked_mean(x, torch.tensor([[True, True, False]])).tolist() == [[3.0]]
+def test_the_state_is_a_token_of_pi0s_suffix_and_time_a_condition_of_pi05s() -> None:
+    x_BHD, time_B, state_BS = torch.zeros(2, 10, 32), torch.ones(2), torch.zeros(2, 32)
+    tokens, condition = Pi0Network(tiny_config("pi0").network, adaptive=False).embed_suffix(x_BHD, time_B, state_BS)
+    assert (tokens.shape, condition) == ((2, 11, 48), None)
+    tokens, condition = Pi0Network(tiny_config("pi05").network, adaptive=True).embed_suffix(x_BHD, time_B, None)
+    assert condition is not None
+    assert (tokens.shape, condition.shape) == ((2, 10, 48), (2, 48))

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import Conventions
-from vla_policies.pi0.config import NetworkShape, Preprocessing, Statistics, tiny_config
+from vla_policies.pi0.config import NetworkShape, Preprocessing, tiny_config
 from vla_policies.pi0.processor import Pi0Processor, resize_pil, resize_with_pad
 from vla_policies.pi0.prompt import PromptTokenizer
+from vla_policies.processing.statistics import Statistics
 from vla_policies.types import PolicyInputs
 
 CONVENTIONS = Conventions(cameras=("image",), image_size=56, state_dim=3, chunk=4, action_dim=2)
