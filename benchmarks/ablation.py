@@ -1,6 +1,8 @@
-"""Ablations of PPO and GRPO on Toy-Reach: one option changed at a time, several seeds, a markdown table.
+"""Ablations of PPO and GRPO: one option changed at a time, several seeds, a markdown table.
 
     python -m benchmarks.ablation --steps 40000 --seeds 5 --results ablation.jsonl
+    python -m benchmarks.ablation --env MetaWorld/drawer-open --policy agents/sft/MetaWorld-drawer-open --only GRPO \
+        --steps 150000 --seeds 3 --results drawer.jsonl
 
 A finished run is a line of the results file and is not repeated, so it can be stopped and started again.
 Every run is the committed recipe of its algorithm (`hyperparams/*.yml`), cut to `--steps` simulator steps so
@@ -29,6 +31,19 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "GRPO, ratio per token, 0.2 / 0.28 (recipe)": ("grpo", {}),
     "GRPO, ratio per action": ("grpo", {"logprob_level": "action"}),
     "GRPO, ratio per chunk": ("grpo", {"logprob_level": "chunk"}),
+    "GRPO, ratio per sequence, 3e-4 / 4e-4 (GSPO)": (
+        "grpo",
+        {"logprob_level": "sequence", "clip_range": "3.0e-4", "clip_range_high": "4.0e-4"},
+    ),
+    "GRPO, ratio per sequence, 0.02 / 0.028": (
+        "grpo",
+        {"logprob_level": "sequence", "clip_range": "0.02", "clip_range_high": "0.028"},
+    ),
+    "GRPO, advantage centred": ("grpo", {"advantage": "centred"}),
+    "GRPO, advantage leave-one-out (RLOO)": ("grpo", {"advantage": "rloo"}),
+    "GRPO, every token weighs the same (DAPO)": ("grpo", {"loss_weight": "token"}),
+    "GRPO, constant divisor (Dr. GRPO's)": ("grpo", {"loss_weight": "constant"}),
+    "GRPO, centred, constant divisor (Dr. GRPO)": ("grpo", {"advantage": "centred", "loss_weight": "constant"}),
     "GRPO, no clip-higher": ("grpo", {"clip_range_high": "0.2"}),
     "GRPO, only groups of 25 to 75 % success": ("grpo", {"score_bounds": "[0.25, 0.75]"}),
     "GRPO, dead groups sampled anew (2 rounds)": ("grpo", {"resample_dead_groups": "2"}),
@@ -36,10 +51,15 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """Row of the table -> algorithm and the settings that differ. 0.987 per step is 0.95 per chunk of four."""
 
 
-def run(algo: str, settings: Mapping[str, str], steps: int, seed: int) -> dict[str, float]:
-    """Train once in a process of its own; success of the last evaluation and the mean over training."""
+def run(
+    algo: str, settings: Mapping[str, str], steps: int, seed: int, start: Sequence[str] = ("--env", "Toy-Reach")
+) -> dict[str, float]:
+    """Train once in a process of its own; success of the last evaluation and the mean over training.
+
+    `start`: the flags of the environment and of the weights to start from.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "zoo.train", "--algo", algo, "--env", "Toy-Reach", "-n", str(steps)]
+        command = [sys.executable, "-m", "zoo.train", "--algo", algo, *start, "-n", str(steps)]
         command += ["--seed", str(seed), "-f", folder, "--device", "cpu"]
         if settings:
             command += ["-params", *(f"{name}:{value}" for name, value in settings.items())]
@@ -75,6 +95,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Do what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="Toy-Reach", help="environment whose recipes are changed")
+    parser.add_argument("--policy", default=None, help="weights to start from; the recipe's without")
     parser.add_argument("--steps", type=int, default=40_000, help="simulator steps of each run")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each variant, from 0")
     parser.add_argument("--results", type=Path, default=Path("ablation.jsonl"), help="one line for each run")
@@ -88,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = [name for name in VARIANTS if re.search(args.only, name)]
     missing = [(name, seed) for seed in range(args.seeds) for name in chosen if (name, args.steps, seed) not in done]
     for name, seed in missing[: args.limit]:
-        numbers = run(*VARIANTS[name], args.steps, seed)
+        start = ["--env", args.env, *([] if args.policy is None else ["--policy", args.policy])]
+        numbers = run(*VARIANTS[name], args.steps, seed, start)
         results.append({"variant": name, "steps": args.steps, "seed": seed, **numbers})
         with args.results.open("a") as file:
             file.write(json.dumps(results[-1]) + "\n")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
-from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
+from zoo.config.algorithm_configs import CreditLevel, GroupAdvantage, GroupLossWeight, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
-from zoo.rollout.log_prob_levels import even_scale, trajectory_scale
+from zoo.rollout.log_prob_levels import constant_scale, elements_per_decision, even_scale, trajectory_scale
 
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation, as published for GRPO."""
@@ -124,17 +124,27 @@ def _next_values(
     return torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
 
 
-def group_advantage(score_PG: Tensor, eps: float = GROUP_EPS) -> Tensor:
-    """`[P, G]` -> `[P, G]`: (score - group mean) / (unbiased group standard deviation + eps).
+def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std", eps: float = GROUP_EPS) -> Tensor:
+    """`[P, G]` -> `[P, G]`: scores compared with those of their group; a zero-variance group gets exactly zero.
 
-    Shao et al. 2024 (GRPO, arXiv:2402.03300, outcome supervision). A zero-variance group gets exactly zero.
+    "group_std": (score - group mean) / (unbiased group standard deviation + eps). Shao et al. 2024 (GRPO,
+    arXiv:2402.03300, outcome supervision).
+    "centred": score - group mean. Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783): the division lets starts that are
+    nearly always or nearly never solved weigh most.
+    "rloo": score - mean of the other G - 1, which is G / (G - 1) times "centred". Kool et al. 2019; Ahmadian et al.
+    2024 (RLOO, arXiv:2402.14740, eq. 8).
     """
     if score_PG.ndim != 2 or score_PG.shape[1] < 2:
         raise ValueError(f"score_PG must be [starts, group >= 2], got {tuple(score_PG.shape)}")
     centred_PG = score_PG - score_PG.mean(dim=1, keepdim=True)
     # The mean of equal floats may differ from them by a rounding error, which the division would blow up.
     alike_P1 = score_PG.amax(dim=1, keepdim=True) == score_PG.amin(dim=1, keepdim=True)
-    advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + eps)
+    if estimator == "centred":
+        advantage_PG = centred_PG
+    elif estimator == "rloo":
+        advantage_PG = centred_PG * (score_PG.shape[1] / (score_PG.shape[1] - 1))
+    else:
+        advantage_PG = centred_PG / (score_PG.std(dim=1, keepdim=True, unbiased=True) + eps)
     return advantage_PG.masked_fill(alike_P1, 0.0)
 
 
@@ -176,10 +186,10 @@ def check_levels(reward: str, value: str, logprob: str) -> None:
             "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "
             "for the first; set reward_level='action' too"
         )
-    if reward == "action" and logprob == "chunk":
+    if reward == "action" and logprob in ("chunk", "sequence"):
         raise BadValue(
-            "reward_level='action' gives the steps of a chunk advantages of their own, but logprob_level='chunk' has "
-            "one ratio for all of them; set logprob_level to 'action' or 'token'"
+            f"reward_level='action' gives the steps of a chunk advantages of their own, but logprob_level='{logprob}' "
+            "has one ratio for all of them; set logprob_level to 'action' or 'token'"
         )
 
 
@@ -261,6 +271,38 @@ def write_trajectory_weights(
         scale_TN[valid_TN] = trajectory_scale(
             elements_TN[valid_TN], name_M, process_group.all_reduce_sum, places=places
         )
+
+
+def write_group_weights(
+    buffer: ChunkRolloutBuffer,
+    selected_TN: Tensor,
+    level: LogprobLevel,
+    loss_weight: GroupLossWeight,
+    process_group: ProcessGroup,
+    *,
+    masked: bool,
+) -> None:
+    """Write the weights of the selected decisions (bool `[T, N]`), of one episode to a column.
+
+    "trajectory": every episode counts the same. "token": every element does, so long episodes count more. "constant":
+    every element does, and an episode counts by its share of the elements of one that takes all T whole chunks. With
+    `masked` minibatches ("trajectory" alone) the weights are for all places of the rollout.
+    """
+    elements_M = buffer.elements_TN(level)[selected_TN]
+    column_M = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)[selected_TN]
+    total = process_group.all_reduce_sum
+    scale: Tensor | float
+    if loss_weight == "token":
+        scale = even_scale(elements_M, total)
+    elif loss_weight == "constant":
+        chunk, action_dim = buffer.logprob_TNKA.shape[2:]
+        per_chunk = int(elements_per_decision(torch.tensor(chunk), action_dim, level))
+        scale = constant_scale(elements_M, column_M, buffer.buffer_size * per_chunk, total)
+    else:
+        num_columns = buffer.columns * process_group.size
+        places = (buffer.buffer_size * num_columns, num_columns) if masked else None
+        scale = trajectory_scale(elements_M, column_M, total, places=places)
+    buffer.element_scale_TN[selected_TN] = scale
 
 
 def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:

@@ -31,7 +31,7 @@ from zoo.algorithms.reference_policy import Reference, check_reference, check_st
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight
+from zoo.config.algorithm_configs import CreditLevel, GroupLossWeight, KLReference, LogprobLevel, LossWeight
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
@@ -103,7 +103,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     bootstrap_time_limit: bool = True
     bootstrap_termination: bool = False
     rounds_per_update: int | None = None
-    loss_weight: LossWeight = "decision"
+    loss_weight: LossWeight | GroupLossWeight = "decision"
     # Beyond the constructor's settings:
     offload_idle: bool = False
     """Whether the optimiser's state rests in main memory while the policy decides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -12,22 +12,21 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.algorithms.advantages import group_advantage, groups_with_signal
+from zoo.algorithms.advantages import group_advantage, groups_with_signal, write_group_weights
 from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters
 from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, discrete_entropy, nothing_to_learn
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
-from zoo.config.algorithm_configs import KLReference, LogprobLevel
+from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import RolloutCollector, is_chunk_policy
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
-from zoo.rollout.log_prob_levels import trajectory_scale
 from zoo.rollout.round_collector import decisions_of_an_episode
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
 
@@ -38,9 +37,10 @@ class GRPO(VLAOnPolicyAlgorithm):
     The environment's `group_size` G is the only setting of G: sub-environments g*G .. g*G + G-1 always begin in one
     start state, which is asserted by its hash. Each update runs `rollouts_per_update` rounds of one episode
     per sub-environment in lock-step (one whose episode has ended costs nothing until the round is over). An
-    episode's score is the sum of its rewards; its advantage (score - group mean) / (group std + 1e-6) goes
-    to every executed token. Groups whose scores are all alike (zero variance) are left out of the update
-    and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long it was.
+    episode's score is the sum of its rewards; its advantage, (score - group mean) / (group std + 1e-6) unless
+    `advantage` says otherwise, goes to every executed token. Groups whose scores are all alike (zero variance) are left
+    out of the update and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long
+    it was, unless `loss_weight` says otherwise.
 
     Exploration comes from the policy's sampling temperature. Needs a `VLAPolicy` and an environment of
     `vla_gym.make_vec(..., group_size=G)`, G >= 2, with `schedule="random"`.
@@ -52,12 +52,17 @@ class GRPO(VLAOnPolicyAlgorithm):
         (dynamic sampling); 0 = none.
     :param max_barren_episodes: episodes without a success or a group with signal after which the run is refused
         (`NothingToLearn`): at 0 % group comparison has nothing to compare. 0 = never.
+    :param advantage: "group_std"; "centred", score - group mean (Dr. GRPO); or "rloo", score - mean of the others.
+    :param loss_weight: what counts the same: "trajectory", every episode; "token", every ratio (DAPO); or "constant",
+        every ratio, with one divisor for all episodes (Dr. GRPO).
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps all with signal.
 
     The other parameters are those of `PPO`.
     """
 
     log_name = "GRPO"
+    advantage: GroupAdvantage
+    loss_weight: GroupLossWeight
     rollouts_per_update: int
     score_bounds: tuple[float, float] | None
     resample_dead_groups: int
@@ -85,6 +90,8 @@ class GRPO(VLAOnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         dual_clip: float | None = None,
+        advantage: GroupAdvantage = "group_std",
+        loss_weight: GroupLossWeight = "trajectory",
         score_bounds: tuple[float, float] | None = None,
         logprob_level: LogprobLevel = "token",
         recompute_logprobs: bool = False,
@@ -104,6 +111,15 @@ class GRPO(VLAOnPolicyAlgorithm):
             raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
         if max_barren_episodes < 0:
             raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
+        if advantage not in get_args(GroupAdvantage):
+            raise unknown_name("advantage", str(advantage), get_args(GroupAdvantage))
+        if loss_weight not in get_args(GroupLossWeight):
+            raise unknown_name("loss_weight", str(loss_weight), get_args(GroupLossWeight))
+        if masked_minibatches and loss_weight != "trajectory":
+            raise BadValue(
+                f"masked_minibatches weighs every episode by 1 / (all episodes), got loss_weight={loss_weight!r}; "
+                "leave one of the two out"
+            )
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
             **settings,
@@ -163,16 +179,16 @@ class GRPO(VLAOnPolicyAlgorithm):
         buffer, size = self.chunk_buffer, self.group_size
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
-        advantage_N = group_advantage(score_PG).flatten()
+        advantage_N = group_advantage(score_PG, self.advantage).flatten()
         selected_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))
-        column_TN = torch.arange(buffer.columns).expand(buffer.buffer_size, -1)
-        elements_M = buffer.elements_TN(self.logprob_level)[selected_TN]
-        places = None
-        if self.masked_minibatches:
-            places = (column_TN.numel() * self.process_group.size, buffer.columns * self.process_group.size)
-        buffer.element_scale_TN[selected_TN] = trajectory_scale(
-            elements_M, column_TN[selected_TN], self.process_group.all_reduce_sum, places=places
+        write_group_weights(
+            buffer,
+            selected_TN,
+            self.logprob_level,
+            self.loss_weight,
+            self.process_group,
+            masked=self.masked_minibatches,
         )
         self._log_groups(stats.groups, signal_P, zero_variance_P=~groups_with_signal(score_PG))
         executed_TN = buffer.executed_TN > 0

@@ -65,7 +65,7 @@ class PPO(VLAOnPolicyAlgorithm):
     :param value_clip: how `clip_range_vf` acts: "replace" as in SB3, or "max", the worse of both errors.
     :param huber_delta: Huber's error for the critic (with its factor 1/2) instead of the square.
     :param logprob_level: what one probability ratio is of: "token", "action" (the default published for
-        OpenVLA) or "chunk".
+        OpenVLA), "chunk", or "sequence", the geometric mean over the chunk's tokens (GSPO).
     :param recompute_logprobs: score the rollout again in the training path before the first step, at the
         price of one more forward pass; for weights in half precision.
     :param entropy_level: what one entropy of the bonus is of, as `logprob_level`; None = the same. A decision's bonus

@@ -26,12 +26,18 @@ from zoo.config.settings import (
     Texts,
 )
 
-LogprobLevel = Literal["token", "action", "chunk"]
-"""Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk."""
+LogprobLevel = Literal["token", "action", "chunk", "sequence"]
+"""Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk; "sequence" is the
+geometric mean of the chunk's tokens."""
 CreditLevel = Literal["chunk", "action"]
 """Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
 LossWeight = Literal["decision", "trajectory"]
 """What counts the same in PPO's loss: every decision, or every episode however long it was."""
+GroupLossWeight = Literal["trajectory", "token", "constant"]
+"""What counts the same in GRPO's loss: every episode, every ratio, or every ratio with a constant divisor."""
+GroupAdvantage = Literal["group_std", "centred", "rloo"]
+"""An episode's score less its group's mean, over the group's standard deviation; that difference alone; the score less
+the mean of the others."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 ValueClip = Literal["replace", "max"]
@@ -64,7 +70,7 @@ class OnPolicyConfig:
     dual_clip: Positive | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
     logprob_level: LogprobLevel
-    """Extent of one ratio. RLinf."""
+    """Extent of one ratio. RLinf; "sequence": GSPO, arXiv:2507.18071."""
     recompute_logprobs: bool = False
     """Whether the rollout is scored again in the training path before the first step. RLinf, pull request 1534."""
     entropy_level: LogprobLevel | None = None
@@ -136,6 +142,10 @@ class GRPOConfig(OnPolicyConfig):
     max_grad_norm: Positive = 1.0
     logprob_level: LogprobLevel = "token"
     clip_range_high: Positive | None = 0.28
+    advantage: GroupAdvantage = "group_std"
+    """Estimate of an episode's advantage. arXiv:2402.03300; "centred": arXiv:2503.20783; "rloo": arXiv:2402.14740."""
+    loss_weight: GroupLossWeight = "trajectory"
+    """What counts the same in the loss. "token": DAPO, arXiv:2503.14476; "constant": Dr. GRPO, arXiv:2503.20783."""
     rollouts_per_update: Passes = 1
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
     score_bounds: tuple[float, float] | None = None

@@ -204,7 +204,7 @@ class ChunkRolloutBuffer:
     def _advantage(self, take: Callable[[Tensor], Tensor], level: LogprobLevel) -> Tensor:
         if self.step_advantage_TNK is None:
             return take(self.advantage_TN)[:, None]
-        assert level != "chunk", "a chunk's ratio cannot take the advantages of its steps"
+        assert level in ("token", "action"), "a chunk's ratio cannot take the advantages of its steps"
         repeats = self.logprob_TNKA.shape[3] if level == "token" else 1
         return take(self.step_advantage_TNK).repeat_interleave(repeats, dim=1)
 

@@ -29,7 +29,8 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
     """Token numbers (log-probabilities, entropies) summed up to `level`, with their mask.
 
     Returns float `[B, L]` and bool `[B, L]`, L = K * A, K or 1. Elements that were not executed are zero and masked;
-    so is a chunk of which nothing was executed.
+    so is a chunk of which nothing was executed. "sequence" is the mean over the executed tokens of the chunk: its ratio
+    is their geometric mean (Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 7).
     """
     if token_BKA.ndim != 3:
         raise ValueError(f"token_BKA must be [decisions, steps, dims], got {tuple(token_BKA.shape)}")
@@ -41,7 +42,11 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
         return kept_BKA.flatten(1), mask_BK.repeat_interleave(token_BKA.shape[2], dim=1)
     if level == "action":
         return kept_BKA.sum(dim=2), mask_BK
-    return kept_BKA.sum(dim=(1, 2))[:, None], mask_BK.any(dim=1, keepdim=True)
+    sum_B1, mask_B1 = kept_BKA.sum(dim=(1, 2))[:, None], mask_BK.any(dim=1, keepdim=True)
+    if level == "chunk":
+        return sum_B1, mask_B1
+    num_tokens_B1 = (mask_BK.sum(dim=1, keepdim=True) * token_BKA.shape[2]).clamp(min=1)
+    return sum_B1 / num_tokens_B1, mask_B1
 
 
 def entropies(entropy_BKA: Tensor, executed_B: Tensor, level: LogprobLevel, own_level: LogprobLevel) -> Tensor:
@@ -53,8 +58,9 @@ def entropies(entropy_BKA: Tensor, executed_B: Tensor, level: LogprobLevel, own_
     entropy_BL, mask_BL = to_level(entropy_BKA, executed_B, level)
     if own_level == level:
         return entropy_BL
-    count_B = elements_per_decision(executed_B, entropy_BKA.shape[2], own_level).clamp(min=1)
-    return (entropy_BL.sum(dim=1) / count_B)[:, None] * mask_BL
+    own_BE, own_mask_BE = to_level(entropy_BKA, executed_B, own_level)
+    mean_B = own_BE.sum(dim=1) / own_mask_BE.sum(dim=1).clamp(min=1)
+    return mean_B[:, None] * mask_BL
 
 
 def elements_per_decision(executed: Tensor, action_dim: int, level: LogprobLevel) -> Tensor:
@@ -94,6 +100,18 @@ def trajectory_scale(
     per_trajectory.index_add_(0, index_M, elements_M.float())
     decisions, trajectories = places or total(torch.tensor([len(elements_M), len(names)])).tolist()
     return decisions / (trajectories * per_trajectory[index_M])
+
+
+def constant_scale(elements_M: Tensor, trajectory_M: Tensor, num_elements: int, total: Total = Tensor.double) -> float:
+    """The weight of each element of M decisions with which the loss of a trajectory is its sum over `num_elements`.
+
+    The divisor is the same for all trajectories, so an element of a long one counts as much as one of a short one and
+    the length has no influence on its sign (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783, section 3.2): each element
+    weighs M / (B * num_elements). M and B are those of all ranks. Zero without any.
+    """
+    counts = torch.tensor([len(elements_M), len(torch.unique(trajectory_M))])
+    decisions, trajectories = total(counts).tolist()
+    return float(decisions / (trajectories * num_elements)) if trajectories else 0.0
 
 
 def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:

@@ -27,6 +27,7 @@ from zoo.algorithms.advantages import (
     write_even_weights,
     write_trajectory_weights,
 )
+from zoo.config.algorithm_configs import GroupAdvantage
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 
@@ -180,6 +181,22 @@ def test_groups_are_judged_by_themselves():
 @pytest.mark.parametrize("score", [0.0, 1.0, 0.1])
 def test_a_zero_variance_group_has_exactly_zero_advantage(score: float):
     assert group_advantage(torch.full((1, 3), score)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # Scores 1, 0, 0, 0: mean 1/4, unbiased standard deviation 1/2; the others' means are 0 and 1/3.
+        ("group_std", [1.5, -0.5, -0.5, -0.5]),
+        ("centred", [0.75, -0.25, -0.25, -0.25]),
+        ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3]),
+    ],
+)
+def test_estimates_of_the_same_group(estimator: GroupAdvantage, expected: list[float]):
+    scores_PG = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0] * 4])
+    solved, alike = group_advantage(scores_PG, estimator).tolist()
+    assert solved == pytest.approx(expected, abs=1e-5)
+    assert alike == [0.0] * 4
 
 
 def test_a_group_needs_two_members():
@@ -371,6 +388,7 @@ def test_rewards_of_steps_must_be_told():
         ({"value_level": "token"}, UnknownName, "action"),
         ({"reward_level": "chunk", "value_level": "action"}, BadValue, "reward_level='action' too"),
         ({"logprob_level": "chunk"}, BadValue, "one ratio"),
+        ({"logprob_level": "sequence"}, BadValue, "one ratio"),
     ],
 )
 def test_levels_that_do_not_go_together_are_refused(kwargs: dict[str, Any], error: type, match: str):

@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.algorithms.advantages import group_advantage
@@ -119,6 +119,45 @@ def test_each_kept_episode_weighs_the_same_and_zero_variance_groups_nothing(leve
     assert buffer.element_scale_TN[0, 0].item() == pytest.approx(13 / 4 / (4 * elements))
 
 
+@pytest.mark.parametrize(
+    ("loss_weight", "level", "losers", "winner"),
+    [
+        # Three losers of 4 decisions x 6 tokens, a winner of 4 tokens: 76 of them in 13 decisions.
+        ("token", "token", 24 / 76, 4 / 76),
+        ("constant", "token", 1 / 4, 4 / 24 / 4),
+        # 13 chunks, of which a whole episode has 4.
+        ("token", "sequence", 4 / 13, 1 / 13),
+        ("constant", "chunk", 1 / 4, 1 / 4 / 4),
+        ("trajectory", "sequence", 1 / 4, 1 / 4),
+    ],
+)
+def test_what_an_episode_weighs(loss_weight: str, level: str, losers: float, winner: float):
+    model = two_groups(loss_weight=loss_weight, logprob_level=level)
+    model.compute_returns_and_advantages(collected())
+    buffer = model.chunk_buffer
+    weight_N = (buffer.element_scale_TN * buffer.elements_TN(model.logprob_level)).sum(dim=0) / 13
+    assert weight_N.tolist() == pytest.approx([losers, winner, losers, losers] + [0.0] * 4)
+
+
+def test_the_advantage_is_the_one_asked_for():
+    model = two_groups(advantage="rloo")
+    model.compute_returns_and_advantages(collected())
+    assert model.chunk_buffer.advantage_TN[0, :4].tolist() == pytest.approx([-1 / 3, 1.0, -1 / 3, -1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"advantage": "centered"}, UnknownName, "centred"),
+        ({"loss_weight": "decision"}, UnknownName, "constant, token, trajectory"),
+        ({"loss_weight": "token", "masked_minibatches": True}, BadValue, "leave one of the two out"),
+    ],
+)
+def test_estimates_and_weights_that_do_not_exist_are_refused(settings: dict[str, Any], error: type, match: str):
+    with pytest.raises(error, match=match):
+        toy(**settings)
+
+
 def test_what_is_logged_of_the_groups():
     model = two_groups()
     model.compute_returns_and_advantages(collected())
@@ -177,8 +216,9 @@ def test_members_of_a_group_share_the_first_picture():
     assert (first[0, 0] != first[1, 0]).any()
 
 
-def test_the_ratio_is_one_before_the_first_step():
-    model = toy()
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_ratio_is_one_before_the_first_step(level: str):
+    model = toy(logprob_level=level)
     model.learn(1)
     rows = model.logger.output_formats[0].rows
     assert rows[-1]["train/actor/ratio_first"] == pytest.approx(1.0, abs=1e-6)

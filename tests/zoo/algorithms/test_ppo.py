@@ -413,7 +413,7 @@ def test_an_option_that_cannot_apply_is_refused():
 def test_chunk_and_tokens_agree_on_the_weights_of_equal_chunks():
     """With whole chunks executed, every level's loss is the same mean advantage before the first step."""
     losses = []
-    for level in ("token", "action", "chunk"):
+    for level in ("token", "action", "chunk", "sequence"):
         env = ScriptedVecEnv([[(1.0, CHUNK, "on"), (0.0, CHUNK, "on"), (2.0, CHUNK, "terminated")]] * 2)
         model = PPO(
             StandInPolicy, env, n_steps=3, batch_size=6, n_epochs=1, logprob_level=level,
@@ -422,7 +422,7 @@ def test_chunk_and_tokens_agree_on_the_weights_of_equal_chunks():
         model.set_logger(Logger(None, [Rows()]))
         model.learn(1)
         losses.append(model.logger.output_formats[0].rows[-1]["train/actor/policy_loss"])
-    assert losses == pytest.approx([losses[0]] * 3)
+    assert losses == pytest.approx([losses[0]] * 4)
 
 
 @pytest.mark.parametrize("level", ["token", "chunk"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from zoo.rollout.log_prob_levels import (
+    constant_scale,
     elements_per_decision,
     entropies,
     even_scale,
@@ -37,6 +38,8 @@ def test_steps_that_were_not_executed_are_masked():
         ("action", "token", [[2.5, 2.5], [5.5, 0]]),
         ("chunk", "token", [[2.5], [5.5]]),
         ("chunk", "action", [[5], [11]]),
+        ("sequence", "token", [[2.5], [5.5]]),
+        ("token", "sequence", [[2.5] * 4, [5.5, 5.5, 0, 0]]),
     ],
 )
 def test_entropies_have_a_level_of_their_own(level, own_level, values):
@@ -53,6 +56,7 @@ def test_a_decision_of_which_nothing_ran_has_no_entropy():
         ("token", [[1, 2, 3, 4], [5, 6, 0, 0]], [[True] * 4, [True, True, False, False]]),
         ("action", [[3, 7], [11, 0]], [[True, True], [True, False]]),
         ("chunk", [[10], [11]], [[True], [True]]),
+        ("sequence", [[2.5], [5.5]], [[True], [True]]),
     ],
 )
 def test_levels_sum_what_was_executed(level, values, mask):
@@ -62,7 +66,7 @@ def test_levels_sum_what_was_executed(level, values, mask):
     assert elements_per_decision(EXECUTED_B, 2, level).tolist() == [sum(row) for row in mask]
 
 
-@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+@pytest.mark.parametrize("level", ["token", "action", "chunk", "sequence"])
 def test_a_decision_that_did_nothing_is_masked_whole(level):
     _, mask_BL = to_level(TOKEN_BKA, torch.tensor([0, 0]), level)
     assert not mask_BL.any()
@@ -77,7 +81,7 @@ def test_a_forbidden_token_of_an_unexecuted_step_does_no_harm():
 def test_levels_agree_where_a_chunk_is_one_token():
     token_BKA = torch.tensor([[[-0.5]], [[-2.0]]])
     executed_B = torch.ones(2, dtype=torch.int64)
-    results = [to_level(token_BKA, executed_B, level)[0].tolist() for level in ("token", "action", "chunk")]
+    results = [to_level(token_BKA, executed_B, level)[0].tolist() for level in ("token", "action", "chunk", "sequence")]
     assert results[0] == results[1] == results[2] == [[-0.5], [-2.0]]
 
 
@@ -107,6 +111,15 @@ def test_weights_are_those_of_what_is_kept():
     kept = torch.tensor([True, False, True])
     scale_M = trajectory_scale(elements_M[kept], trajectory_M[kept])
     assert (scale_M * 4 / 2).tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_a_constant_divisor_lets_elements_count_alike_whatever_the_length():
+    # Trajectory 0 has 3 + 3 elements, trajectory 1 two; a whole one would have 6.
+    elements_M, trajectory_M = torch.tensor([3, 3, 2]), torch.tensor([0, 0, 1])
+    scale = constant_scale(elements_M, trajectory_M, 6)
+    # Mean over three decisions of the weighted sums = (6 + 2) / 6 over two trajectories.
+    assert (scale * elements_M).sum() / 3 == pytest.approx((6 + 2) / 6 / 2)
+    assert constant_scale(elements_M[:0], trajectory_M[:0], 6) == 0.0
 
 
 def test_equal_lengths_make_both_scales_equal():
