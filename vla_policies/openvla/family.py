@@ -90,7 +90,7 @@ class OpenVLAFamily(Backbone):
         state_dim = conventions.state_dim if config.settings.use_state else 0
         fitted = replace(conventions, image_size=config.image_size, state_dim=state_dim)
         backbone = cls(fitted, config, f"fresh {cls.family}")
-        backbone.network.to(checkpoint.weight_dtype(config)).to_empty(device="cpu")
+        backbone.network.to(checkpoint.weight_dtype(config)).to_empty(device=torch.get_default_device())
         initialise(backbone.network)
         backbone.value_head.initialise()
         backbone.finish()
