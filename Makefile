@@ -17,7 +17,7 @@ TRAIN_ARGS ?= -n 2048 -params learning_rate:1e-5 --eval-tasks LIBERO-Object LIBE
 TRAIN_POLICY ?= agents/ppo/LIBERO-Object
 PYTEST_ARGS ?=
 
-.PHONY: help setup system train test test-fast fuzz lint format docs bench clean
+.PHONY: help setup system train test test-fast fuzz lint format docs bench bench-gpu clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench: setup  ## our steps and resets per second against upstream's environments
 	@$(PY) -m benchmarks.maniskill
 	@$(PY) -m benchmarks.openvla_oft
 	@$(PY) -m benchmarks.pipelining --libero
+
+bench-gpu: setup  ## one GPU measured in ten minutes: gpu-results/gpu.json and gpu.md
+	@$(PY) -m benchmarks.gpu
 
 clean:  ## remove the environment and caches (run folders in logs/ stay)
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache docs/_build docs/reference/generated

@@ -78,6 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
     (arguments.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (arguments.out / "gpu.md").write_text(page, encoding="utf-8")
     print(page)
+    return exit_code(outcomes)
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return 1 if a stage failed that should work."""
     return int(any(one.status == "failed" and not one.optional for one in outcomes))
 
 

@@ -80,7 +80,7 @@ def update(family: str, settings: Settings, options: Mapping[str, Any] | None = 
 def ratio_gap(family: str, settings: Settings) -> Figures:
     """How far the first ratio of an update is from 1, when acting and scoring had other batch sizes."""
     policy = build(family, backbone_options(family, settings.size), settings.device)
-    small, large = sorted(settings.batches)[:2]
+    small, large = sorted(settings.batches)[-2:]
     obs = observations(policy, large)
     parts = [slice(start, start + small) for start in range(0, large, small)]
     acted = [policy.act({key: value[part] for key, value in obs.items()}) for part in parts]

@@ -78,7 +78,7 @@ class Pi0Backbone(VLMFlowBackbone):
         conventions = replace(conventions, image_size=shape.vision.image_size)
         super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
         self.config = config
-        with torch.device("meta" if empty else "cpu"):
+        with torch.device("meta") if empty else torch.get_default_device():
             self.network = Pi0Network(shape, adaptive=TRAITS[self.family].adaptive_norm)
         learning = config.learning
         width = shape.expert.width if learning.value_feature == "expert" else shape.vlm.width
