@@ -50,7 +50,7 @@ class Needs:
     gradients_gb: float
     """In and out of each GPU for averaging gradients (ring), GB."""
     weights_gb: float
-    """Out of the busiest rank where half of the GPUs decide and half learn, passed on by a binary tree, GB."""
+    """Out of each rank where half of the GPUs decide and half learn: one copy, in the ring of an NCCL broadcast, GB."""
 
 
 def needs(gpus: int, recipe: Recipe, parameters: int, parameter_bytes: int) -> Needs:
@@ -68,7 +68,7 @@ def needs(gpus: int, recipe: Recipe, parameters: int, parameter_bytes: int) -> N
         simulator_gb=workers * WORKER_GB + (slots - workers) * SLOT_GB,
         columns_gb=decisions * DECISION_BYTES / 1e9,
         gradients_gb=optimizer_steps * 2 * (gpus - 1) / gpus * size,
-        weights_gb=min(gpus // 2, 2) * size,
+        weights_gb=min(gpus // 2, 1) * size,
     )
 
 

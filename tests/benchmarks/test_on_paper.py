@@ -17,9 +17,9 @@ def test_eight_gpus_with_adapters_by_hand():
     # 26 workers of 2.2 GB and 38 further slots of 0.4 GB; 4096 decisions of 197,506 B.
     assert one.simulator_gb == pytest.approx(72.4)
     assert one.columns_gb == pytest.approx(0.809, abs=1e-3)
-    # 112,991,744 parameters of 4 B: 0.452 GB; eight steps of 2 x 7/8 of it; two copies.
+    # 112,991,744 parameters of 4 B: 0.452 GB; eight steps of 2 x 7/8 of it; one copy.
     assert one.gradients_gb == pytest.approx(8 * 1.75 * 0.451967, rel=1e-5)
-    assert one.weights_gb == pytest.approx(2 * 0.451967, rel=1e-5)
+    assert one.weights_gb == pytest.approx(0.451967, rel=1e-5)
 
 
 def test_the_page_shows_this_table():

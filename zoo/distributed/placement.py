@@ -48,17 +48,6 @@ class Placement:
         """Ranks that decide with weights sent by the first actor rank."""
         return tuple(rank for rank in self.rollout if rank not in self.actor)
 
-    def relay(self, rank: int) -> tuple[int | None, tuple[int, ...]]:
-        """The rank that `rank` receives weights from (or None), and the ranks it sends them on to.
-
-        A binary tree below the first actor rank: each sends at most two copies, however many ranks decide.
-        """
-        nodes = (self.actor[0], *self.weights_to)
-        if rank not in nodes:
-            return None, ()
-        place = nodes.index(rank)
-        return nodes[(place - 1) // 2] if place else None, nodes[2 * place + 1 : 2 * place + 3]
-
     def servers_of(self, rollout: int) -> tuple[tuple[int, int], ...]:
         """(env rank, index of its connection) that a rollout rank's sub-environments are dealt to, in order."""
         place, served, servers = self.rollout.index(rollout), len(self.rollout), len(self.env)

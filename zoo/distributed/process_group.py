@@ -29,6 +29,9 @@ from zoo.config.run_config import RunConfig
 
 HOST_TIMEOUT = timedelta(hours=2)
 """How long ranks wait for each other: the slowest rollout, a video of rank 0. A rank that ends is noticed at once."""
+DEVICE_TIMEOUT = timedelta(minutes=10)
+"""How long a collective of tensors on devices may take: NCCL's own default, after which its watchdog ends the process.
+Ranks have met over gloo before."""
 
 
 class ProcessGroup:
@@ -213,7 +216,7 @@ def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
         return ProcessGroup(), wanted
     if wanted.index is not None:
         raise BadValue(f"with several processes each takes a GPU of its own; give --device cuda, not {device}")
-    state = PartialState(cpu=wanted.type == "cpu")
+    state = _meet(wanted.type)
     return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
 
 
@@ -226,8 +229,23 @@ def current_process_group() -> ProcessGroup:
     """All processes of the run; meets them where `join` has not."""
     if launched_processes() == 1:
         return ProcessGroup()
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = _meet(check_device("auto").type)
     return ProcessGroup(state.process_index, state.num_processes, _host_group())
+
+
+def backends(device_type: str) -> str:
+    """Backends of a rank's collectives, by the device of their tensors: on the CPU gloo, on GPUs NCCL.
+
+    A rank without a GPU has no NCCL, which cannot be made there; gloo's part is the same on all ranks.
+    """
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "cpu:gloo"
+
+
+def _meet(device_type: str) -> PartialState:
+    """The state of this process among the run's, which meet once."""
+    if not dist.is_initialized():
+        dist.init_process_group(backends(device_type), timeout=DEVICE_TIMEOUT)
+    return PartialState(cpu=device_type == "cpu")
 
 
 @functools.cache

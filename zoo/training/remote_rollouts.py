@@ -17,7 +17,7 @@ from vla_gym.errors import BadValue
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
-from zoo.distributed.weight_sync import WeightSender, debug_sync, trained, weights_hash
+from zoo.distributed.weight_sync import WeightSync, debug_sync, trained, weights_hash, weights_layout
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutRecorder, RolloutStats
 from zoo.rollout.types import Observation, OnStep, RolloutStart
@@ -38,9 +38,11 @@ class RemoteRollouts:
         channel: Channel,
         num_envs: int,
         *,
+        weights: WeightSync | None = None,
         own: RolloutWorker | None = None,
         max_staleness: int = 0,
     ) -> None:
+        """`weights`: takes this rank's to ranks that decide with them; None on all actor ranks but the first."""
         self.obs: Observation = {}
         self.last_value_N: Tensor | None = None
         """Values after the last decision of this rank's sub-environments; None for groups."""
@@ -52,11 +54,11 @@ class RemoteRollouts:
         self._rank = rank
         self._channel = channel
         self._num_envs = num_envs
+        self._weights = weights
         self._own = own
         self._max_staleness = max_staleness
         self._place = placement.actor.index(rank)
         self._envs = block(self._place, len(placement.actor), num_envs)
-        self._sender: WeightSender | None = None
         self._groups: GroupStats | None = None
         self._requested = self._received = 0
 
@@ -70,7 +72,7 @@ class RemoteRollouts:
         stats = self.recorder.finish(process_group, start.num_timesteps)
         oldest = float(self.version_N.min())
         metrics = {"rollout/policy_version": oldest, "rollout/staleness": start.number - oldest}
-        if self._below():
+        if self._weights is not None:
             metrics["placement/weights_mb"] = weights_mb
         return replace(stats, last_value_N=self.last_value_N, groups=self._groups, metrics=metrics)
 
@@ -92,32 +94,35 @@ class RemoteRollouts:
         for _ in range(self._received, self._requested):
             for rank in self._senders():
                 self._channel.receive(rank)
-        for rank in self._below():
-            self._channel.send(rank, {"stop": True})
+        if self._weights is not None:
+            for rank in self._placement.weights_to:
+                self._channel.send(rank, {"stop": True})
+            self._weights.wait()
         self._channel.wait()
 
     def _request(self, version: int) -> float:
         """Send the weights of `version` with requests for the rollouts that may be collected with them."""
-        if not version or debug_sync():
-            digests = self._model.process_group.all_gather_object(weights_hash(trained(self._model.policy)))
-            if len(set(digests)) > 1:
-                raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
-        self._requested = max(self._requested, version)
-        numbers = range(self._requested, version + self._max_staleness + 1)
-        self._requested = numbers.stop
+        digest = self._checked_hash(version) if debug_sync() else None
+        rollouts = range(max(self._requested, version), version + self._max_staleness + 1)
+        self._requested = rollouts.stop
         sent = 0
-        for number in numbers if self._below() else ():
-            if self._sender is None:
-                self._sender = WeightSender(self._model.policy)
-            update = self._sender.update(version)
-            sent += update.size
-            request = {"stop": False, "rollout": number, "version": version, "digest": update.digest}
-            for rank in self._below():
-                self._channel.send(rank, request, update.tensors)
+        if self._weights is not None:
+            layout = weights_layout(self._model.policy)
+            request = {"rollouts": list(rollouts), "version": version, "layout": layout, "digest": digest}
+            for rank in self._placement.weights_to:
+                self._channel.send(rank, {"stop": False, **request})
+            sent = self._weights.send()
         if self._own is not None:
             self._own.version = version
             self._own.collect(version)
         return sent / 1e6
+
+    def _checked_hash(self, version: int) -> str:
+        """Hash of the weights; raises `BadValue` where the actor ranks' differ from each other."""
+        digests = self._model.process_group.all_gather_object(weights_hash(trained(self._model.policy)))
+        if len(set(digests)) > 1:
+            raise BadValue(f"the actor ranks' weights of version {version} differ from each other")
+        return str(digests[0])
 
     def _receive_shards(self) -> None:
         self.version_N = np.zeros(len(self._envs), dtype=np.int64)
@@ -134,10 +139,6 @@ class RemoteRollouts:
 
     def _block(self, place: int) -> range:
         return block(place, len(self._placement.actor), self._num_envs)
-
-    def _below(self) -> tuple[int, ...]:
-        """Ranks that receive weights and requests from this one; none unless it is the first actor rank."""
-        return self._placement.relay(self._rank)[1]
 
     def _senders(self) -> list[int]:
         """Other ranks that collect sub-environments of this one."""

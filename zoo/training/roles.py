@@ -19,6 +19,7 @@ from zoo.config.run_config import RunConfig
 from zoo.distributed.channel import Channel
 from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.process_group import ProcessGroup, training_share
+from zoo.distributed.weight_sync import WeightSync
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
 from zoo.training.callbacks import StopSignals
@@ -74,6 +75,7 @@ class _PlacedRank:
         # All ranks make both groups, members or not.
         self._rollouts = process_group.subgroup(placement.rollout)
         self._actors = process_group.subgroup(placement.actor)
+        self._sync = _weights_group(plan, process_group, device)
         self.servers: EnvServers = open_env_servers(placement, process_group)
         self.learner: VLAOnPolicyAlgorithm | None = None
         self._worker: RolloutWorker | None = None
@@ -93,7 +95,9 @@ class _PlacedRank:
             model = self._model(envs, self._rollouts)
             if self.learner is not None:
                 model.policy = self.learner.policy
-            self._worker = RolloutWorker(model, placement, self._number, self._channel, config.num_envs)
+            self._worker = RolloutWorker(
+                model, placement, self._number, self._channel, config.num_envs, weights=self._weights(model)
+            )
 
     def learn(self) -> RunFolder | None:
         """Train, as an actor rank."""
@@ -108,6 +112,7 @@ class _PlacedRank:
             self._number,
             self._channel,
             self._config.num_envs,
+            weights=self._weights(learner),
             own=self._worker,
             max_staleness=self._config.max_staleness,
         )
@@ -129,7 +134,7 @@ class _PlacedRank:
         # SIGTERM reaches the actor ranks too: they save, and then stop this one.
         with StopSignals(lambda: None):
             if self._worker is not None:
-                self._worker.serve(self._config.max_staleness)
+                self._worker.serve()
                 self._cleanup.close()
             self.servers.join()
 
@@ -152,8 +157,27 @@ class _PlacedRank:
         connections = self.servers.connect(self._placement, self._number)
         return RemotePool(sub_env_setup(benchmark, config).memory, connections, num_stages=config.pipeline_stages)
 
+    def _weights(self, model: VLAOnPolicyAlgorithm) -> WeightSync | None:
+        """How the model's weights travel; None on ranks that neither send nor receive them."""
+        return None if self._sync is None else WeightSync(model.policy, self._placement.actor[0], *self._sync)
+
     def _model(self, envs: VLAVectorEnv, process_group: ProcessGroup) -> VLAOnPolicyAlgorithm:
         return make_model(self._config, envs, self._device, process_group, weights=self._job.checkpoint)
+
+
+def _weights_group(plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> tuple[Any, torch.device] | None:
+    """Group, and device of the buffers, in which weights travel; None off the way. Every rank must call it.
+
+    Over NCCL where sender and receivers have GPUs. A rank that collects ahead comes late for the weights, which then
+    wait for it in main memory: a waiting NCCL kernel would hold a GPU.
+    """
+    sender, receivers = plan.placement.actor[0], plan.placement.weights_to
+    devices = process_group.all_gather_object(device.type)
+    members = process_group.subgroup(sorted((sender, *receivers))) if receivers else None
+    if members is None or process_group.rank not in (sender, *receivers):
+        return None
+    on_device = all(devices[rank] != "cpu" for rank in (sender, *receivers)) and not plan.config.max_staleness
+    return (members.gradient_group, device) if on_device else (members.host_group, torch.device("cpu"))
 
 
 def _absent_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:

@@ -5,15 +5,17 @@ It decides with the weights that a rollout request brings, and sends each actor 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
+from vla_gym.errors import BadValue
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
-from zoo.distributed.weight_sync import WeightUpdate, receive_weights
+from zoo.distributed.weight_sync import WeightSync, trained, weights_hash, weights_layout
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome
 from zoo.rollout.types import RolloutStart
@@ -23,8 +25,16 @@ class RolloutWorker:
     """Collects rollouts with `model`'s policy in its environments, this rank's share of `num_envs`."""
 
     def __init__(
-        self, model: VLAOnPolicyAlgorithm, placement: Placement, rank: int, channel: Channel, num_envs: int
+        self,
+        model: VLAOnPolicyAlgorithm,
+        placement: Placement,
+        rank: int,
+        channel: Channel,
+        num_envs: int,
+        *,
+        weights: WeightSync | None = None,
     ) -> None:
+        """`weights`: brings those of the first actor rank, where this rank does not learn."""
         self.policy = model.policy
         self.collector = model.collector()
         self.version = -1
@@ -32,30 +42,33 @@ class RolloutWorker:
         self._placement = placement
         self._rank = rank
         self._channel = channel
+        self._weights = weights
         self._num_envs = num_envs
         self.held = block(placement.rollout.index(rank), len(placement.rollout), num_envs)
         """Indices among all `num_envs` of the sub-environments that this rank collects."""
 
-    def serve(self, max_staleness: int) -> None:
-        """Answer the first actor rank's requests, and send them on, until it stops."""
-        source, below = self._placement.relay(self._rank)
-        assert source is not None, "this rank learns: it receives no weights"
-        first = None
-        while True:
-            request, tensors = self._channel.receive(source)
-            for rank in below:
-                self._channel.send(rank, request, tensors)
-            if request["stop"]:
-                break
-            first = request["version"] if first is None else first
-            update = WeightUpdate(request["version"], tensors, request["digest"])
-            receive_weights(self.policy, update, wanted=max(first, request["rollout"] - max_staleness))
-            self.version = request["version"]
-            self.collect(request["rollout"])
-            for place, actor in enumerate(self._placement.actor):
-                if len(self._shard_envs(place)):
-                    self._channel.send(actor, *self.shard(place))
+    def serve(self) -> None:
+        """Answer the first actor rank's requests until it stops."""
+        while not (request := self._channel.receive(self._placement.actor[0])[0])["stop"]:
+            self._receive_weights(request)
+            for rollout in request["rollouts"]:
+                self.collect(rollout)
+                for place, actor in enumerate(self._placement.actor):
+                    if len(self._shard_envs(place)):
+                        self._channel.send(actor, *self.shard(place))
         self._channel.wait()
+
+    def _receive_weights(self, request: Mapping[str, Any]) -> None:
+        assert self._weights is not None, "this rank learns: it receives no weights"
+        if request["layout"] != weights_layout(self.policy):
+            raise BadValue(
+                "the weights trained here have other names, types or shapes than the first actor rank's: do all ranks "
+                "read the same checkpoint with the same versions of the code?"
+            )
+        self._weights.receive()
+        self.version = request["version"]
+        if request["digest"] is not None and request["digest"] != weights_hash(trained(self.policy)):
+            raise BadValue(f"weights of version {self.version} differ here from the first actor rank's")
 
     def collect(self, rollout: int) -> None:
         """Collect rollout number `rollout` of the run into the collector's buffer."""

@@ -53,15 +53,6 @@ def test_one_env_rank_serves_several_rollout_ranks():
     assert few.clients_of(0) == 2
 
 
-def test_weights_are_passed_on_by_a_binary_tree():
-    wide = parse_placement("env=0-4,rollout=0-4,actor=5", 6)
-    # Nodes: 5; 0 and 1 below it; 2 and 3 below 0; 4 below 1.
-    assert [wide.relay(rank) for rank in (5, 0, 1)] == [(None, (0, 1)), (5, (2, 3)), (5, (4,))]
-    assert [wide.relay(rank) for rank in (2, 3, 4)] == [(0, ()), (0, ()), (1, ())]
-    # Who learns has its weights already.
-    assert parse_placement("all", 2).relay(1) == (None, ())
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from vla_gym.errors import BadValue
-from zoo.distributed.process_group import ProcessGroup, check_device, launched_processes
+from zoo.distributed.process_group import ProcessGroup, backends, check_device, launched_processes
 
 
 def test_moments_are_mean_and_unbiased_deviation():
@@ -59,3 +60,11 @@ def test_cpu_and_auto_are_always_here() -> None:
 def test_a_device_that_is_not_here_is_named(name: str, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         check_device(name)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"),
+    [("cuda", {"cpu": "gloo", "cuda": "nccl"}), ("cpu", {"cpu": "gloo"})],
+)
+def test_each_device_has_its_backend_and_a_cpu_machine_no_nccl(device: str, wanted: dict[str, str]) -> None:
+    assert dist.distributed_c10d.BackendConfig(backends(device)).get_device_backend_map() == wanted

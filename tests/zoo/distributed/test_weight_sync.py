@@ -1,69 +1,103 @@
-"""Changed weights are sent, and a hash proves equality."""
+"""Weights of one rank on another: the trained ones, in place, every version, with or without a GPU's backend beside."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from vla_gym import BadValue
-from zoo.distributed.weight_sync import WeightSender, WeightUpdate, receive_weights, trained, weights_hash
+from tests.zoo.launching import free_port
+from zoo.distributed.weight_sync import trained, weights_hash, weights_layout
+
+ROOT = Path(__file__).parents[3]
+SYNC = textwrap.dedent("""
+    import os, sys, torch, torch.distributed as dist
+    from torch import nn
+    from torch.testing._internal.distributed import fake_pg
+    from zoo.distributed import process_group as processes
+    from zoo.distributed.weight_sync import WeightSync
+
+    # Rank 1 is a machine with GPUs, whose NCCL is played by a backend that sends nothing.
+    rank = int(os.environ["RANK"])
+    if rank == 1:
+        processes.backends = lambda device_type: "cpu:gloo,cuda:fake"
+    group, _ = processes.join("cpu")
+    assert torch.equal(group.all_gather(torch.full((1, 1), rank)), torch.tensor([[0, 1, 2]]))
+    members = group.subgroup([0, 1])
+    if members is not None:
+        net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1).bfloat16(), nn.Linear(1, 1))
+        net[2].weight.requires_grad_(False)
+        kept = net[0].weight
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(1.0 + rank)
+        for device_group in (members.host_group, members.gradient_group):
+            sync = WeightSync(net, 1, device_group, torch.device("cpu"))
+            for version in range(2):
+                if rank == 1:
+                    # 6 + 3 + 1 float32 and 3 + 1 bfloat16.
+                    assert sync.send() == 4 * 10 + 2 * 4
+                    with torch.no_grad():
+                        for parameter in net.parameters():
+                            parameter += 1
+                else:
+                    sync.receive()
+            sync.wait()
+            print(rank, [float(parameter.flatten()[0]) for parameter in net.parameters()], kept is net[0].weight)
+    group.any(False)
+    dist.destroy_process_group()
+""")
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    net[0].weight.requires_grad_(False)
-    return net
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def test_first_everything_trained_then_what_changed():
-    sent, received = network(), network()
-    sender = WeightSender(sent)
-    first = sender.update(0)
-    # The frozen weight stays at home: 3 + 3 + 1 numbers of 4 bytes.
-    assert sorted(first.tensors) == ["0.bias", "1.bias", "1.weight"]
-    assert first.size == 28
+@pytest.mark.processes
+def test_versions_arrive_in_order_whatever_else_a_rank_has(tmp_path: Path) -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SYNC],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(3)
+    ]
+    said = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], said
+    # Rank 1 began with 2 everywhere and added 1 after each of two versions: 2 and 3 were sent, then 4 and 5. The last
+    # layer's weight is frozen.
+    assert "0 [3.0, 3.0, 3.0, 3.0, 1.0, 3.0] True\n0 [5.0, 5.0, 5.0, 5.0, 1.0, 5.0] True" in said[0]
+
+
+def test_a_layout_is_what_is_trained_and_not_its_numbers() -> None:
+    net = network()
+    layout = weights_layout(net)
     with torch.no_grad():
-        sent[1].bias += 1
-    second = sender.update(1)
-    assert sorted(second.tensors) == ["1.bias"]
-    receive_weights(received, first, wanted=0)
-    receive_weights(received, second, wanted=1)
-    assert weights_hash(trained(received)) == weights_hash(trained(sent))
-    assert second.digest is None, "a hash of all weights at every version is a debugging aid"
-    assert sender.update(2).tensors == {}
-
-
-def test_the_receiver_keeps_its_tensors():
-    sent, received = network(), network()
-    before = received[1].bias
-    with torch.no_grad():
-        sent[1].bias.fill_(7.0)
-    receive_weights(received, WeightSender(sent).update(0), wanted=0)
-    assert received[1].bias is before
-    assert before.item() == 7.0
+        net[0].weight.add_(1)
+    assert weights_layout(net) == layout
+    assert weights_layout(network().double()) != layout
+    net[0].bias.requires_grad_(False)
+    assert weights_layout(net) != layout
+    assert sorted(trained(net)) == ["0.weight", "1.bias", "1.weight"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_hash_sees_one_number_name_type_and_shape(dtype: torch.dtype):
+def test_the_hash_sees_one_number_name_type_and_shape(dtype: torch.dtype) -> None:
     base = {"a": torch.zeros(2, 3, dtype=dtype)}
     changed = {"a": torch.zeros(2, 3, dtype=dtype)}
     changed["a"][1, 2] = 2.0**-20
     others = [{"b": base["a"]}, {"a": base["a"].reshape(3, 2)}, {"a": base["a"].double()}, changed]
     assert weights_hash({"a": base["a"].clone()}) == weights_hash(base)
     assert len({weights_hash(tensors) for tensors in [base, *others]}) == 5
-
-
-def test_what_does_not_fit_is_refused():
-    sent, received = network(), network()
-    update = WeightSender(sent).update(3)
-    with pytest.raises(BadValue, match="version 3 came where version 2 was due"):
-        receive_weights(received, update, wanted=2)
-    wrong = WeightUpdate(3, {"2.weight": torch.zeros(1)}, update.digest)
-    with pytest.raises(BadValue, match=r"'2.weight' \[1\], which the policy here lacks"):
-        receive_weights(received, wrong, wanted=3)
-    with torch.no_grad():
-        received[1].weight += 1
-    with pytest.raises(BadValue, match="differ from the first actor rank's"):
-        receive_weights(received, WeightUpdate(3, {}, update.digest), wanted=3)

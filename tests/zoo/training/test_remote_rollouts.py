@@ -19,7 +19,7 @@ from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import AbsentPool, Pool
 from zoo import PPO
 from zoo.distributed.placement import parse_placement
-from zoo.distributed.weight_sync import WeightSender, trained, weights_hash
+from zoo.distributed.weight_sync import trained, weights_hash, weights_layout
 from zoo.rollout.stats import RolloutStats
 from zoo.rollout.types import RolloutStart
 from zoo.training.remote_rollouts import RemoteRollouts
@@ -50,6 +50,26 @@ class QueueChannel:
         """Queues take everything at once."""
 
 
+class QueueWeights:
+    """As `zoo.distributed.weight_sync.WeightSync`, through a queue in memory."""
+
+    def __init__(self, module: torch.nn.Module, line: queue.Queue[dict[str, Tensor]]) -> None:
+        self._module = module
+        self._line = line
+
+    def send(self) -> int:
+        copies = {name: tensor.clone() for name, tensor in trained(self._module).items()}
+        self._line.put(copies)
+        return sum(tensor.nbytes for tensor in copies.values())
+
+    def receive(self) -> None:
+        for name, tensor in self._line.get(timeout=60).items():
+            trained(self._module)[name].copy_(tensor)
+
+    def wait(self) -> None:
+        """Queues take everything at once."""
+
+
 def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:
     return AbsentPool(sub_env_setup(benchmark, config).memory)
 
@@ -69,11 +89,15 @@ class Pair:
         self.failures: list[Exception] = []
         self.learner = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1, pool=absent))
         self.model = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1))
+        line: queue.Queue[dict[str, Tensor]] = queue.Queue()
         worker_channel: Any = QueueChannel(ROLLOUT, queues)
-        self.worker = RolloutWorker(self.model, PLACEMENT, ROLLOUT, worker_channel, 4)
+        weights: list[Any] = [QueueWeights(model.policy, line) for model in (self.learner, self.model)]
+        self.worker = RolloutWorker(self.model, PLACEMENT, ROLLOUT, worker_channel, 4, weights=weights[1])
         channel: Any = self.channel
-        self.source = RemoteRollouts(self.learner, PLACEMENT, ACTOR, channel, 4, max_staleness=max_staleness)
-        self.thread = threading.Thread(target=self._serve, args=(max_staleness,))
+        self.source = RemoteRollouts(
+            self.learner, PLACEMENT, ACTOR, channel, 4, weights=weights[0], max_staleness=max_staleness
+        )
+        self.thread = threading.Thread(target=self._serve)
         self.thread.start()
 
     def collect(self) -> RolloutStats:
@@ -95,9 +119,9 @@ class Pair:
         self.thread.join(timeout=60)
         assert not self.thread.is_alive()
 
-    def _serve(self, max_staleness: int) -> None:
+    def _serve(self) -> None:
         try:
-            self.worker.serve(max_staleness)
+            self.worker.serve()
         except Exception as error:  # noqa: BLE001  looked at by the test
             self.failures.append(error)
 
@@ -148,37 +172,37 @@ def test_rollouts_are_requested_as_far_ahead_as_staleness_allows(pairs: Any):
         pair.move()
     # Rollouts 0, 1, 2 are requested at once with the first weights, then one with each new version.
     assert seen == [0, 0, 0, 1]
-    requests = [(request["rollout"], request["version"]) for request in pair.channel.sent]
-    assert requests == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
+    requests = [(request["rollouts"], request["version"]) for request in pair.channel.sent]
+    assert requests == [([0, 1, 2], 0), ([3], 1), ([4], 2), ([5], 3)]
 
 
-def test_weights_that_differ_end_the_worker(pairs: Any):
+def test_every_byte_of_the_trained_weights_is_counted(pairs: Any):
+    pair = pairs()
+    size = sum(tensor.nbytes for tensor in trained(pair.learner.policy).values())
+    assert pair.collect().metrics["placement/weights_mb"] == size / 1e6
+
+
+def test_weights_that_cannot_be_shared_end_the_worker(pairs: Any):
     pair = pairs()
     pair.collect()
-    with torch.no_grad():
-        next(pair.model.policy.parameters()).add_(1.0)
-    # Nothing changed since the last request, so nothing is sent that could hide the difference.
-    digest = weights_hash(trained(pair.learner.policy))
-    pair.channel.send(ROLLOUT, {"stop": False, "rollout": 0, "version": 0, "digest": digest}, {})
+    request = {"stop": False, "rollouts": [1], "version": 1, "layout": "of another policy", "digest": None}
+    pair.channel.send(ROLLOUT, request)
     pair.thread.join(timeout=60)
     assert [type(error) for error in pair.failures] == [BadValue]
+    assert "do all ranks read the same checkpoint" in str(pair.failures[0])
 
 
-def test_a_worker_passes_requests_on_as_they_came():
-    placement = parse_placement("env=1-4,rollout=1-4,actor=0", 5)
-    queues: Queues = defaultdict(queue.Queue)
-    model = ppo(make_vec("Toy-Reach", 1, chunk=4, seed=1))
-    channel: Any = QueueChannel(1, queues)
-    update = WeightSender(model.policy).update(7)
-    request = {"stop": False, "rollout": 7, "version": 7, "digest": update.digest}
-    queues[0, 1].put((request, dict(update.tensors)))
-    queues[0, 1].put(({"stop": True}, {}))
-    RolloutWorker(model, placement, 1, channel, 4).serve(0)
-    for below in (3, 4):
-        metadata, tensors = queues[1, below].get_nowait()
-        assert metadata == request
-        assert weights_hash(tensors) == weights_hash(update.tensors)
-        assert queues[1, below].get_nowait() == ({"stop": True}, {})
-    metadata, tensors = queues[1, 0].get_nowait()
-    assert (metadata["version"], metadata["envs"]) == (7, [0, 1])
-    assert tensors["reward_TN"].shape == (4, 1)
+def test_hashes_are_compared_where_they_are_asked_for(pairs: Any, monkeypatch: pytest.MonkeyPatch):
+    pair = pairs()
+    pair.collect()
+    assert pair.channel.sent[0]["digest"] is None, "a pass over all weights is a debugging aid"
+    monkeypatch.setenv("VLA_ZOO_DEBUG_SYNC", "1")
+    pair.move()
+    pair.collect()
+    assert pair.channel.sent[1]["digest"] == weights_hash(trained(pair.model.policy))
+    assert pair.channel.sent[1]["layout"] == weights_layout(pair.model.policy)
+    request = {"stop": False, "rollouts": [2], "version": 2, "digest": "of other numbers"}
+    pair.channel.send(ROLLOUT, {**request, "layout": weights_layout(pair.learner.policy)})
+    pair.source._weights.send()
+    pair.thread.join(timeout=60)
+    assert "version 2 differ here" in str(pair.failures[0])
