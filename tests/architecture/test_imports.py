@@ -49,6 +49,8 @@ LATE = {
     "vla_gym.adapters.metaworld.task_env": {"metaworld", "mujoco"},
     "vla_gym.adapters.mujoco.model_store": {"mujoco"},
     "vla_gym.adapters.mujoco.camera": {"mujoco"},
+    "vla_gym.adapters.mujoco.gl_lists": {"mujoco"},
+    "vla_gym.adapters.mujoco.sight": {"mujoco"},
     "vla_gym.adapters.libero.osc": {"mujoco", "robosuite"},
     "vla_gym.adapters.plate25.arm": {"sapien"},
     "vla_gym.adapters.plate25.scene": {"sapien"},

@@ -21,8 +21,6 @@ from vla_gym.specs import StartState, Task
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
 SETTLE_ACTION = np.zeros(4, dtype=np.float32)
-EFFECTS = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION)
-"""Left out by `render_quality="fast"`."""
 
 
 class RendererPool:
@@ -57,15 +55,9 @@ class RendererPool:
             self._camera = None
 
     def _set_up(self, model: mujoco.MjModel) -> Camera:
-        if self._quality == "fast":
-            model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
-        camera = Camera(model, (CAMERA,), self._image_size)
+        camera = Camera(model, (CAMERA,), self._image_size, effects=self._quality == "full")
         forget_textures(model)
         self._scenes = camera.new_scenes()
-        if self._quality == "fast":
-            for scene in self._scenes.values():
-                for effect in EFFECTS:
-                    scene.flags[effect] = 0
         return camera
 
 

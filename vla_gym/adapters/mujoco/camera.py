@@ -11,15 +11,19 @@ import ctypes
 import functools
 import mmap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
+from vla_gym.adapters.mujoco.gl_lists import PassLists
 from vla_gym.adapters.mujoco.gl_textures import TEXTURES
+from vla_gym.adapters.mujoco.sight import Seen, Sight, mirrors
 
 MAX_GEOMS = 1000
 """Visible geometries per scene, robosuite binding_utils.py:MjRenderContext."""
+EFFECTS = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION)
 HIDDEN_GROUP = mujoco.mjNGROUP - 1
 """Geom group that is never drawn; MuJoCo hides it by default."""
 CONTEXT_SIZE = 64
@@ -32,6 +36,16 @@ def _gl_context() -> mujoco.GLContext:
     return mujoco.GLContext(CONTEXT_SIZE, CONTEXT_SIZE)
 
 
+@dataclass
+class View:
+    """What one camera is about to draw for one slot."""
+
+    scene: mujoco.MjvScene
+    seen: Seen
+    aimed: bool = False
+    """Whether the scene's meshes already go by `seen`."""
+
+
 class Camera:
     """Square pictures of one model through some of its cameras.
 
@@ -42,6 +56,7 @@ class Camera:
         hidden_groups: geom groups not drawn (robosuite hides group 0, the collision shapes).
         textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
             process share them.
+        effects: whether shadows and reflections are drawn.
     """
 
     def __init__(
@@ -52,10 +67,13 @@ class Camera:
         *,
         hidden_groups: Sequence[int] = (),
         textures: Mapping[int, Path] | None = None,
+        effects: bool = True,
     ) -> None:
         _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
-        self._model = model
+        if not effects:
+            model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
+        self._model, self._effects = model, effects
         self._names = tuple(names)
         self._resources, self._shared = TEXTURES.upload(model, textures or {})
         self._viewport = mujoco.MjrRect(0, 0, size, size)
@@ -63,34 +81,39 @@ class Camera:
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
         for group in (HIDDEN_GROUP, *hidden_groups):
             self._option.geomgroup[group] = 0
-        self._frustum = Frustum(model, self._option.geomgroup)
         self._views = {name: _view(model.camera(name).id) for name in self._names}
+        self._mirrors = self._find_mirrors() if effects else []
+        self._sight = Sight(model, self._mirrors, shadows=effects)
+        self._lists = PassLists(model, self._resources) if self._mirrors else None
 
-    def new_scenes(self) -> dict[str, mujoco.MjvScene]:
+    def new_scenes(self) -> dict[str, View]:
         """Return an empty scene per camera, for one slot."""
-        return {name: mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS) for name in self._names}
+        everything = np.ones(self._model.ngeom, dtype=bool)
+        return {name: View(self._empty_scene(), Seen(everything, everything, reflects=False)) for name in self._names}
 
-    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, mujoco.MjvScene]) -> None:
+    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, View]) -> None:
         """Copy the visible part of `data` into each camera's scene; nothing is drawn."""
-        groups, everything = self._model.geom_group, mujoco.mjtCatBit.mjCAT_ALL
-        for name, scene in scenes.items():
-            view = self._views[name]
-            unseen = self._frustum.unseen(data, view.fixedcamid)
+        groups = self._model.geom_group
+        for name, view in scenes.items():
+            view.seen, view.aimed = self._sight.seen(data, self._views[name].fixedcamid), False
+            unseen = ~(view.seen.direct_G | view.seen.mirrored_G)
+            unseen[self._mirrors] = False  # without the first, MuJoCo would mirror in the second
             kept = groups[unseen]
             groups[unseen] = HIDDEN_GROUP
-            mujoco.mjv_updateScene(self._model, data, self._option, self._perturb, view, everything, scene)
+            self._copy(data, name, view.scene)
             groups[unseen] = kept
 
-    def render(self, scenes: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
+    def render(self, scenes: Mapping[str, View]) -> list[np.ndarray]:
         """Draw each scene: fresh u8 `[size, size, 3]`, rows bottom-up as OpenGL reads them."""
         _gl_context().make_current()
         # Drawing goes to whichever model's buffer was bound last, reading comes from this one's: with two
         # models in a process each would get the other's picture.
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         pictures = []
-        for scene in scenes.values():
+        for view in scenes.values():
+            self._aim(view)
             picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
-            mujoco.mjr_render(self._viewport, scene, self._resources)
+            mujoco.mjr_render(self._viewport, view.scene, self._resources)
             mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
             pictures.append(picture)
         return pictures
@@ -98,67 +121,54 @@ class Camera:
     def close(self) -> None:
         """Free the GL resources."""
         _gl_context().make_current()
+        if self._lists is not None:
+            self._lists.close()
         TEXTURES.release(self._resources, self._shared)
         self._resources.free()
+
+    def _aim(self, view: View) -> None:
+        if self._lists is None:
+            return
+        if not view.aimed:
+            self._lists.aim(view.scene, view.seen)
+            view.aimed = True
+        self._lists.begin(reflects=view.seen.reflects)
+
+    def _empty_scene(self) -> mujoco.MjvScene:
+        scene = mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
+        if not self._effects:
+            for effect in EFFECTS:
+                scene.flags[effect] = 0
+        return scene
+
+    def _copy(self, data: mujoco.MjData, name: str, scene: mujoco.MjvScene) -> None:
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, self._option, self._perturb, self._views[name], everything, scene)
+
+    def _find_mirrors(self) -> list[int]:
+        """Ids of the geometries that may mirror, in the order in which MuJoCo looks for one."""
+        data, scene = mujoco.MjData(self._model), self._empty_scene()
+        mujoco.mj_forward(self._model, data)
+        self._copy(data, self._names[0], scene)
+        return mirrors(scene)
 
 
 class NoCamera:
     """A `Camera` for no pictures: no GL context, no GL resources."""
 
-    def new_scenes(self) -> dict[str, mujoco.MjvScene]:
+    def new_scenes(self) -> dict[str, View]:
         """Return no scene."""
         return {}
 
-    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, mujoco.MjvScene]) -> None:
+    def update_scenes(self, data: mujoco.MjData, scenes: Mapping[str, View]) -> None:
         """Do nothing."""
 
-    def render(self, scenes: Mapping[str, mujoco.MjvScene]) -> list[np.ndarray]:
+    def render(self, scenes: Mapping[str, View]) -> list[np.ndarray]:
         """Return no pictures."""
         return []
 
     def close(self) -> None:
         """Do nothing."""
-
-
-class Frustum:
-    """Finds geometries that cannot reach a picture: leaving them out is exact and saves a third of the drawing.
-
-    A geometry is out when its bounding sphere lies beyond one side of the view, and so does its image in
-    every mirror (MuJoCo mirrors in planes and in the upper faces of boxes). With lights that cast shadows
-    nothing is left out, for a shadow may fall into the view.
-    """
-
-    def __init__(self, model: mujoco.MjModel, drawn_groups: np.ndarray) -> None:
-        self._radius = model.geom_rbound.copy()
-        half = np.deg2rad(model.cam_fovy) / 2
-        self._sine, self._cosine = np.sin(half), np.cos(half)
-        self._applies = ~(model.cam_orthographic.astype(bool) | model.cam_sensorsize.any(axis=1))
-        if model.light_castshadow.any():
-            self._applies[:] = False
-        flat = np.isin(model.geom_type, (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX))
-        reflectance = np.append(model.mat_reflectance, 0.0)[model.geom_matid]
-        drawn = np.asarray(drawn_groups, dtype=bool)[model.geom_group]
-        self._mirrors = np.flatnonzero(flat & (reflectance > 0) & drawn)
-        box = model.geom_type[self._mirrors] == mujoco.mjtGeom.mjGEOM_BOX
-        self._mirror_height = np.where(box, model.geom_size[self._mirrors, 2], 0.0)
-
-    def unseen(self, data: mujoco.MjData, camera: int) -> np.ndarray:
-        """Return the ids of the geometries that camera id `camera` cannot see."""
-        if not self._applies[camera]:
-            return np.empty(0, dtype=int)
-        out = self._outside(data, camera, data.geom_xpos)
-        for mirror, height in zip(self._mirrors, self._mirror_height, strict=True):
-            normal = data.geom_xmat[mirror].reshape(3, 3)[:, 2]
-            above = (data.geom_xpos - data.geom_xpos[mirror]) @ normal - height
-            out &= self._outside(data, camera, data.geom_xpos - 2.0 * above[:, None] * normal)
-        return np.flatnonzero(out)
-
-    def _outside(self, data: mujoco.MjData, camera: int, centre: np.ndarray) -> np.ndarray:
-        """Bool per geometry; a radius of 0 (planes) means unbounded. The camera looks along -z."""
-        x, y, z = ((centre - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)).T
-        sine, cosine, radius = self._sine[camera], self._cosine[camera], self._radius
-        beyond = np.maximum(np.abs(x), np.abs(y)) * cosine + z * sine > radius
-        return (beyond | (z > radius)) & (radius > 0)
 
 
 def forget_textures(model: mujoco.MjModel) -> None:
