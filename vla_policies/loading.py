@@ -14,10 +14,10 @@ from gymnasium import spaces
 from huggingface_hub.errors import StrictDataclassError
 
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
-from vla_gym.reading import user_path
+from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header, Request
-from vla_policies.checkpoint_io.hub import CHECKPOINTS, POLICY_FILES, HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
@@ -271,11 +271,17 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """Where the files of a LoRA adapter are, if the folder holds one and no whole model; openvla-oft's training writes
-    them to `lora_adapter/`, beside merged weights or instead of them."""
+    """Where the files of a LoRA adapter are, if the folder holds one and no model that it is merged into;
+    openvla-oft's training writes them to `lora_adapter/`, beside merged weights or instead of them."""
     if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
-        return None
+        return folder if names_own_base(folder) else None
     return next((place for place in (folder, folder / LORA_FOLDER) if (place / ADAPTER_CONFIG).is_file()), None)
+
+
+def names_own_base(folder: Path) -> bool:
+    """Whether the folder holds an adapter and the model that it belongs to, apart."""
+    path = folder / ADAPTER_CONFIG
+    return path.is_file() and read_json_object(path).get("base_model_name_or_path") == OWN_BASE
 
 
 def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
@@ -298,6 +304,8 @@ def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
 
 def _find_base(folder: Path, name: str, revision: str | None) -> Path:
     """The model that the adapter in `folder` names, or that the user names for it."""
+    if name == OWN_BASE:
+        return folder
     instead = "give the model's folder or Hub id as policy_kwargs base"
     if name not in FAMILIES and not user_path(name).is_dir() and parse_hub_id(name) is None:
         raise BadValue(f"the adapter in '{folder}' belongs to the model '{name}', which is not here; {instead}")
@@ -341,7 +349,8 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
         if adapter is None:
             backbone.source = str(folder.resolve())
         else:
-            backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+            if adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
+                backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
             backbone.load_adapter(adapter.folder)
     return Pretrained(backbone, header.sampling)
 

@@ -24,6 +24,7 @@ from vla_gym.specs import ActionSpec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Greedy, Sampling
 from vla_policies.backbone import Backbone, Request
+from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
 from vla_policies.loading import (
@@ -232,11 +233,18 @@ class VLAPolicy(ActorCriticPolicy):
         save_checkpoint(Path(folder), self.backbone, self.sampling)
 
     def save_trained(self, folder: str | Path) -> None:
-        """Write the weights that training changed, to load or resume: the adapter where there is one, else all."""
-        if self.backbone.has_adapter and self.backbone.source is not None:
+        """Write the weights that training changed, to load or resume: the adapter where there is one, else all.
+
+        An adapter of weights that were fresh is written beside them: merged, no run could go on from them.
+        """
+        if not self.backbone.has_adapter:
+            self.save_pretrained(folder)
+        elif self.backbone.source is not None:
             self.save_adapter(folder)
         else:
-            self.save_pretrained(folder)
+            with self.backbone.adapter_off():
+                self.save_pretrained(folder)
+            self.save_adapter(folder, OWN_BASE)
 
     def save_adapter(self, folder: str | Path, base: str | None = None) -> None:
         """Write the LoRA adapter and the value head alone, in plain peft's layout; the folder loads again by itself.

@@ -13,6 +13,8 @@ from typing import TypeVar
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object, user_path
 
+OWN_BASE = "."
+"""An adapter's name for the model in its own folder: how weights that were fresh are kept, with their adapter apart."""
 POLICY_FILES = ("*.json", "*.safetensors", "action_head--*.pt", "proprio_projector--*.pt")
 """Files that the download of a policy may bring: no code, and of torch's own files only those read with
 `weights_only=True`."""

@@ -127,14 +127,17 @@ def merge(module: nn.Module) -> None:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict as if merged, under the names of the plain module; `module` does not change."""
+    """Return the state dict as if merged, under the names of the plain module; `module` does not change.
+
+    Adapters that are switched off are left out.
+    """
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     state = {}
     for key, tensor in module.state_dict().items():
         if ".lora_" in key:
             continue
         owner = key.split(".base_layer.")[0]
-        if ".base_layer." in key and key.endswith(".weight"):
+        if ".base_layer." in key and key.endswith(".weight") and not layers[owner].disable_adapters:
             delta = layers[owner].get_delta_weight(_NAME)
             tensor = (tensor.float() + delta.float()).to(tensor.dtype)
         state[key.replace(".base_layer.", ".")] = tensor

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
-from vla_policies.checkpoint_io.hub import call, parse_hub_id
+from vla_policies.checkpoint_io.hub import OWN_BASE, call, parse_hub_id
 from zoo.files import content_of, file_sha256, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
@@ -137,10 +137,12 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
 def card_facts(publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]) -> CardFacts:
     """Return the facts of the model card; `weights` is the SHA-256 of the policy's."""
     run, config = publication.run, publication.run.config()
-    adapter = ADAPTER_CONFIG_FILE in files
     base = config.policy.partition("@")[0]
-    if adapter:
-        base = str(read_json(files[ADAPTER_CONFIG_FILE])["base_model_name_or_path"])
+    beneath = OWN_BASE
+    if ADAPTER_CONFIG_FILE in files:
+        beneath = str(read_json(files[ADAPTER_CONFIG_FILE])["base_model_name_or_path"])
+    adapter = beneath != OWN_BASE
+    base = beneath if adapter else base
     named = adapter and publication.base is not None
     step = _step_of(policy)
     protocol = files.get(PROTOCOL_FILE)
@@ -163,7 +165,7 @@ def base_is_local(publication: Publication) -> str | None:
     if publication.base is not None or not path.is_file():
         return None
     base = str(read_json(path)["base_model_name_or_path"])
-    return base if Path(base).is_dir() else None
+    return base if base != OWN_BASE and Path(base).is_dir() else None
 
 
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:

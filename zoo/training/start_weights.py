@@ -10,7 +10,7 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.backbone import Request
-from vla_policies.checkpoint_io.hub import HubId, cached, endpoint, parse_hub_id, policy_size
+from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint
 from vla_policies.modules.lora import read_adapter_config
@@ -62,7 +62,7 @@ def start_parts(policy: str, kwargs: Mapping[str, Any]) -> list[Part]:
         base, revision = str(named["base_model_name_or_path"]), named.get("revision")
     else:
         revision = None
-    if base is None:
+    if base in (None, OWN_BASE):
         return [first]
     adapter = Part(role="adapter", name=first.name, revision=first.revision, folder=first.folder)
     return [adapter, _part("its model", base, revision)]

@@ -93,6 +93,32 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
     assert torch.equal(logits(loaded, observe(0)), logits(trained, observe(0)))
 
 
+@FAMILIES
+def test_fresh_weights_are_kept_apart_from_their_adapter(family: str, observe: Observe, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy = VLAPolicy.from_pretrained(family, backbone_kwargs={"size": "tiny", **LORA}, device="cpu")
+    before = {name: one.clone() for name, one in policy.backbone.network.state_dict().items() if ".lora_" not in name}
+    train_a_step(policy, observe(2))
+    train_a_step(policy, observe(2))
+    policy.save_trained(tmp_path / "first")
+    opened = VLAPolicy.from_pretrained(tmp_path / "first", device="cpu")
+    opened.save_trained(tmp_path / "second")  # as a run does that went on, its first folder gone
+    (tmp_path / "first").rename(tmp_path / "elsewhere")
+    again = VLAPolicy.from_pretrained(tmp_path / "second", device="cpu")
+    for one in (opened, again):
+        assert torch.equal(logits(one, observe(2)), logits(policy, observe(2)))
+        sizes = [[tuple(p.shape) for p in group["params"]] for group in one.optimizer.param_groups]
+        assert sizes == [[tuple(p.shape) for p in group["params"]] for group in policy.optimizer.param_groups]
+        state = one.backbone.network.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    with torch.no_grad():
+        for parameter in again.parameters():
+            if parameter.requires_grad:
+                parameter.zero_()
+    again.backbone.restore(tmp_path / "elsewhere")
+    assert torch.equal(logits(again, observe(2)), logits(policy, observe(2)))
+
+
 @BOTH
 def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe: Observe, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
