@@ -189,6 +189,9 @@ class Backbone(nn.Module, ABC):
         """Raise as `load` would for tensors that do not fit, from the files' headers alone."""
         check_tensors(weight_files(folder)[0], read_shapes(folder), self.state_dict())
 
+    def as_loaded(self) -> None:
+        """Give a network that is to have no weights the types and adapters with which `load` leaves it."""
+
     def restore(self, folder: Path) -> None:
         """As `load`, into a network that already holds weights: tensors are overwritten in place, so an
         optimiser goes on with them."""

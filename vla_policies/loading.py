@@ -355,10 +355,11 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
     return Pretrained(backbone, header.sampling)
 
 
-def check_checkpoint(folder: Path, request: Request) -> Header:
-    """Raise as `load_checkpoint` would for weights that do not fit, without reading or making any; return the header.
+def check_checkpoint(folder: Path, request: Request) -> tuple[Header, Backbone]:
+    """Raise as `load_checkpoint` would for weights that do not fit, without reading or making any.
 
-    The network is built on the meta device, and the files' headers say the tensors' names and shapes.
+    The network is built on the meta device, and the files' headers say the tensors' names and shapes. Returned are the
+    header and that network, in the types and with the adapters in which it would be loaded.
     """
     with _damage_reported(folder):
         header = read_header(folder, request)
@@ -367,9 +368,10 @@ def check_checkpoint(folder: Path, request: Request) -> Header:
         with torch.device("meta"):
             backbone = family_class(header.family).from_config(header.conventions, header.model, _model_of(base))
             backbone.check_weights(base)
+            backbone.as_loaded()
             if adapter is not None:
                 backbone.check_adapter(adapter.folder)
-    return header
+    return header, backbone
 
 
 def _model_of(folder: Path) -> str:

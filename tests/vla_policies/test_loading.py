@@ -300,7 +300,7 @@ def test_an_adapter_whose_base_has_moved_takes_the_one_it_is_given(tmp_path: Pat
     with pytest.raises(BadValue, match=r"belongs to the model '/mnt/public/oft-sft', which is not here; give .* base"):
         read_header(adapter)
     request = Request(family="openvla-oft", unnorm_key="bridge_orig", base=str(base))
-    assert check_checkpoint(adapter, request).conventions.action_dim == 7
+    assert check_checkpoint(adapter, request)[0].conventions.action_dim == 7
     mock_checkpoints.openvla_adapter(adapter, base="/mnt/public/oft-sft", size="tiny")
     with pytest.raises(BadValue, match=r"adapter_model\.safetensors' does not fit"):
         check_checkpoint(adapter, request)
@@ -313,16 +313,16 @@ def test_openvla_ofts_training_folder_is_an_adapter_until_it_is_merged(tmp_path:
     key = "libero_130_no_noops_trajall"
     (folder / "dataset_statistics.json").write_text(json.dumps({key: mock_checkpoints.statistics()}))
     assert adapter_folder(folder) == folder / "lora_adapter"
-    header = check_checkpoint(folder, Request(family="openvla-oft", unnorm_key=key))
+    header, _ = check_checkpoint(folder, Request(family="openvla-oft", unnorm_key=key))
     assert header.model["unnorm_key"] == key
     mock_checkpoints.openvla(folder, [key])
     assert adapter_folder(folder) is None
-    assert check_checkpoint(folder, Request(family="openvla-oft")).model["unnorm_key"] == key
+    assert check_checkpoint(folder, Request(family="openvla-oft"))[0].model["unnorm_key"] == key
 
 
 def test_a_checkpoint_of_this_package_is_checked_by_its_header(tmp_path: Path) -> None:
     VLAPolicy.from_pretrained("nano", backbone_kwargs={"size": "tiny"}).save_pretrained(tmp_path)
-    assert check_checkpoint(tmp_path, Request()).family == "nano"
+    assert check_checkpoint(tmp_path, Request())[0].family == "nano"
     config = json.loads((tmp_path / "config.json").read_text())
     config["conventions"]["action_dim"] += 1
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -185,6 +185,10 @@ class OpenVLAFamily(Backbone):
     def check_weights(self, folder: Path) -> None:
         checkpoint.check_weights(folder, self.network)
 
+    def as_loaded(self) -> None:
+        self.network.to(checkpoint.weight_dtype(self.config))
+        self.finish()
+
     def restore(self, folder: Path) -> None:
         self._features = None
         if self.has_adapter:

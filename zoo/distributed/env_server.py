@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 
@@ -14,6 +15,10 @@ from vla_gym import VLAVectorEnv
 from vla_gym.workers.remote_pool import serve
 from zoo.distributed.placement import Placement
 from zoo.distributed.process_group import ProcessGroup
+
+LOOPBACK = "127.0.0.1"
+OUTSIDE = "192.0.2.1"
+"""An address that no machine has (TEST-NET-1, RFC 5737): the way there is the default route."""
 
 
 @dataclass
@@ -74,8 +79,26 @@ def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvSe
 
 
 def local_address() -> str:
-    """Address of this machine for the run's other machines: the one it reaches `MASTER_ADDR` from."""
+    """Address of this machine for the run's other machines: the one it reaches `MASTER_ADDR` from.
+
+    A machine's own name may stand for a loopback address there (127.0.1.1 on Debian), which no other machine reaches:
+    then it is the one of the route to the outside, where there is one. A `MASTER_ADDR` that says loopback means it.
+    """
+    meeting = os.environ.get("MASTER_ADDR", LOOPBACK)
+    own = _address_towards(meeting)
+    if _is_loopback(own) and meeting != "localhost" and not _is_loopback(meeting):
+        with suppress(OSError):  # no such route: the run is on one machine
+            return _address_towards(OUTSIDE)
+    return own
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the route to `host`; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))
+        probe.connect((host, 1))
         address: str = probe.getsockname()[0]
         return address
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.")

@@ -18,6 +18,7 @@ from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.memory_plan import observation_layout
 from zoo.config.run_config import RunConfig
+from zoo.distributed.fsdp import check_precision
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -126,11 +127,12 @@ def check_fit(config: RunConfig) -> str:
     )
     folder = find_checkpoint(config.policy, request.options, kwargs.get("revision"))
     assert folder is not None, "fresh weights have no parts"
-    header = check_checkpoint(folder, request)
+    header, backbone = check_checkpoint(folder, request)
     own = header.conventions
     if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
         raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")
     names = ("state_dim", "chunk", "action_dim")
     check_lengths({name: getattr(own, name) for name in names}, {name: getattr(wanted, name) for name in names})
     check_compatible(benchmark.action_spec, own.action_spec)
+    check_precision(backbone)
     return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({header.family})"

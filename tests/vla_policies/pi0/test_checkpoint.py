@@ -336,7 +336,7 @@ def test_rlinfs_layout_without_a_config(
     folder = rlinf_pi0(tmp_path / "sft", data_set, pi05=pi05, dims=dims, actions=actions)
     with pytest.raises(BadValue, match="give backbone_kwargs horizon"):
         read_header(folder)
-    header = check_checkpoint(folder, Request(options={"horizon": horizon}))
+    header, _ = check_checkpoint(folder, Request(options={"horizon": horizon}))
     assert header.family == ("pi05" if pi05 else "pi0")
     assert (header.model["network"]["horizon"], header.conventions.action_dim) == (horizon, actions)
     assert header.model["preprocessing"]["action"] is not None

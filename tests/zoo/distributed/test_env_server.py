@@ -13,10 +13,13 @@ from vla_gym.specs import Benchmark
 from vla_gym.vector.protocol import EnvConfig
 from vla_gym.workers.pool import Pool
 from vla_gym.workers.remote_pool import RemotePool
+from zoo.distributed import env_server
 from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.placement import parse_placement
 from zoo.distributed.process_group import ProcessGroup
 
+ROUTES = {"node-0": "127.0.0.1", "10.0.0.2": "10.0.0.1", "localhost": "127.0.0.1", "127.0.1.1": "127.0.0.1"}
+"""Host -> this machine's address on the way there; its own name is node-0, 127.0.1.1 in its /etc/hosts."""
 PLACEMENT = parse_placement("env=0,rollout=1,actor=2", 3)
 
 
@@ -65,3 +68,45 @@ def test_without_remote_simulators_nobody_listens():
     assert found.addresses == [[]]
     assert found.listeners == []
     found.join()
+
+
+@pytest.mark.parametrize(
+    ("meeting", "outside", "own"),
+    [
+        ("10.0.0.2", "10.0.0.1", "10.0.0.1"),
+        ("node-0", "10.0.0.1", "10.0.0.1"),
+        ("node-0", None, "127.0.0.1"),
+        ("localhost", "10.0.0.1", "127.0.0.1"),
+        ("127.0.1.1", "10.0.0.1", "127.0.0.1"),
+        (None, "10.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_a_machine_s_own_name_is_not_announced_as_loopback(
+    meeting: str | None, outside: str | None, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Probe:
+        """A UDP socket on that machine."""
+
+        def __init__(self, *kind: int) -> None:
+            self.host = ""
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def connect(self, address: tuple[str, int]) -> None:
+            self.host = address[0]
+            if self.host not in ROUTES and outside is None:
+                raise OSError("Network is unreachable")
+
+        def getsockname(self) -> tuple[str, int]:
+            return ROUTES.get(self.host, outside or ""), 1
+
+    monkeypatch.setattr(env_server.socket, "socket", Probe)
+    monkeypatch.setitem(ROUTES, "127.0.0.1", "127.0.0.1")
+    if meeting is None:
+        monkeypatch.delenv("MASTER_ADDR", raising=False)
+    else:
+        monkeypatch.setenv("MASTER_ADDR", meeting)
+    assert env_server.local_address() == own

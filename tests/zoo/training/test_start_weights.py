@@ -51,6 +51,13 @@ def test_a_dry_run_lists_what_it_would_fetch_and_fetches_nothing(hub: LoopbackHu
     assert all("/resolve/" not in request for request in hub.requests)
 
 
+def test_weights_that_would_train_in_16_bits_end_before_simulators_and_weights_come_up(hub: LoopbackHub) -> None:
+    half = "policy_kwargs:{backbone_kwargs: {dtype: bfloat16%s}}"
+    with pytest.raises(BadValue, match=r"weights that are trained must be float32.*lora: \{rank: 32\}"):
+        fetch_start_weights(config_of(half % ""))
+    fetch_start_weights(config_of(half % ", lora: {rank: 4}"))
+
+
 def test_what_was_fetched_is_here_and_checked(hub: LoopbackHub) -> None:
     fetch_start_weights(config_of())
     assert any("/resolve/" in request for request in hub.requests)
