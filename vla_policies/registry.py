@@ -17,6 +17,7 @@ FAMILIES: dict[str, str] = {
     "nano-flow": "vla_policies.nano.flow_model:NanoFlowBackbone",
     "pi0": "vla_policies.pi0.model:Pi0Backbone",
     "pi05": "vla_policies.pi0.model:Pi05Backbone",
+    "smolvla": "vla_policies.smolvla.model:SmolVLABackbone",
 }
 """Family name -> "module:Class"; the module is imported only when the family is used."""
 
@@ -25,6 +26,7 @@ PUBLISHED_LAYOUTS: dict[str, tuple[str, ...]] = {
     "pi0": ("pi0",),
     "pi05": ("pi05",),
     "openpi": ("pi0", "pi05"),
+    "smolvla": ("smolvla",),
 }
 """`model_type` (or `type`) in the `config.json` of published checkpoints -> families that read such folders.
 The default is the first whose class recognises the folder."""

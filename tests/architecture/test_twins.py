@@ -30,6 +30,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
         "vla_policies/openvla/processor.py",
         "vla_policies/openvla/vision.py",
     ),
+    "vla_policies/smolvla/test_network.py": ("vla_policies/smolvla/layers.py",),
     "vla_policies/openvla/test_rl.py": ("vla_policies/openvla/family.py", "vla_policies/openvla/fresh.py"),
     "vla_policies/test_policy.py": ("vla_policies/backbone.py",),
     # Described once, driven where it runs.

@@ -96,13 +96,21 @@ def shapes_of(path: Path) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file; raises `BadValue` for one that is not finite, with which every decision is nonsense."""
+def read_safetensors(
+    path: Path, *, skip: Callable[[str], bool] | None = None, finite: bool = True
+) -> dict[str, Tensor]:
+    """The tensors of one file but those that `skip` is true of; where they must be `finite`, raises `BadValue` for one
+    that is not: every decision would be nonsense."""
     try:
-        tensors = load_file(path)
+        if skip is None:
+            tensors = load_file(path)
+        else:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys() if not skip(name)}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise BadValue(f"'{path}' cannot be read as safetensors: {error}") from error
-    check_finite(path, tensors)
+    if finite:
+        check_finite(path, tensors)
     return tensors
 
 
@@ -118,11 +126,11 @@ def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 raise BadValue(f"'{path}' is damaged: its tensor '{name}' holds numbers that are not finite")
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder."""
+def read_tensors(folder: Path, *, skip: Callable[[str], bool] | None = None, finite: bool = True) -> dict[str, Tensor]:
+    """The tensors of the folder, as of `read_safetensors`."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        tensors |= read_safetensors(path)
+        tensors |= read_safetensors(path, skip=skip, finite=finite)
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""Heads of pi0, pi0.5 and nano-flow: the velocity of noisy actions at a time, given a prefix; Flow-Noise's noise."""
+"""Heads of pi0, SmolVLA and nano-flow: the velocity of noisy actions at a time, given a prefix; Flow-Noise's noise."""
 
 from __future__ import annotations
 
@@ -14,30 +14,24 @@ from vla_policies.modules.gemma import ActionExpert, GemmaShape
 from vla_policies.modules.mixed_precision import in_float32
 
 
-class FlowHead(nn.Module):
-    """Action expert with its projections; time conditions the norms where `adaptive` (pi0.5), else an MLP's input."""
+class ActionProjections(nn.Module):
+    """Noisy actions and their time to an expert's tokens, and the expert's tokens to a velocity."""
 
-    def __init__(
-        self,
-        shape: GemmaShape,
-        action_width: int,
-        *,
-        adaptive: bool,
-        periods: tuple[float, float] = (4e-3, 4.0),
+    def add_projections(
+        self, width: int, action_width: int, *, adaptive: bool, periods: tuple[float, float] = (4e-3, 4.0)
     ) -> None:
-        super().__init__()
+        """Create the layers; time conditions the expert's norms where `adaptive` (pi0.5), else is an MLP's input."""
         self.adaptive = adaptive
         self.periods = periods
-        self.width = shape.width
-        self.expert = ActionExpert(shape, adaptive=adaptive)
-        self.action_in_proj = nn.Linear(action_width, shape.width)
-        self.action_out_proj = nn.Linear(shape.width, action_width)
+        self.width = width
+        self.action_in_proj = nn.Linear(action_width, width)
+        self.action_out_proj = nn.Linear(width, action_width)
         if adaptive:
-            self.time_mlp_in = nn.Linear(shape.width, shape.width)
-            self.time_mlp_out = nn.Linear(shape.width, shape.width)
+            self.time_mlp_in = nn.Linear(width, width)
+            self.time_mlp_out = nn.Linear(width, width)
         else:
-            self.action_time_mlp_in = nn.Linear(2 * shape.width, shape.width)
-            self.action_time_mlp_out = nn.Linear(shape.width, shape.width)
+            self.action_time_mlp_in = nn.Linear(2 * width, width)
+            self.action_time_mlp_out = nn.Linear(width, width)
 
     def embed_actions(self, x_BHD: Tensor, time_B: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens `[B, H, E]` of noisy actions and, for pi0.5, the condition `[B, E]` of the expert's norms."""
@@ -52,6 +46,22 @@ class FlowHead(nn.Module):
         """The velocity `[B, H, D]` of the last `horizon` tokens."""
         velocity_BHD: Tensor = self.action_out_proj(hidden_BQE[:, -horizon:])
         return velocity_BHD
+
+
+class FlowHead(ActionProjections):
+    """Action expert of Gemma layers with its projections."""
+
+    def __init__(
+        self,
+        shape: GemmaShape,
+        action_width: int,
+        *,
+        adaptive: bool,
+        periods: tuple[float, float] = (4e-3, 4.0),
+    ) -> None:
+        super().__init__()
+        self.expert = ActionExpert(shape, adaptive=adaptive)
+        self.add_projections(shape.width, action_width, adaptive=adaptive, periods=periods)
 
 
 class NoiseHead(nn.Module):

@@ -47,6 +47,13 @@ class KeyValue:
     key_BCLF: Tensor
     value_BCLF: Tensor
 
+    def followed_by(self, later: KeyValue) -> KeyValue:
+        """These tokens, then `later`, in the dtype of those."""
+        return KeyValue(
+            torch.cat([self.key_BCLF.to(later.key_BCLF.dtype), later.key_BCLF], dim=2),
+            torch.cat([self.value_BCLF.to(later.value_BCLF.dtype), later.value_BCLF], dim=2),
+        )
+
 
 class AdaptiveRMSNorm(nn.Module):
     """RMS norm whose scale, shift and residual gate come from a condition (pi0.5's time)."""
@@ -93,7 +100,7 @@ class GemmaLayer(nn.Module):
         """
         normed, gate = apply_norm(self.input_layernorm, x_BQD, condition_BD)
         query, own = self._project(normed, rotary)
-        joined = own if earlier is None else _after(earlier, own)
+        joined = own if earlier is None else earlier.followed_by(own)
         mixed = functional.scaled_dot_product_attention(
             query, joined.key_BCLF, joined.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
         )
@@ -175,10 +182,3 @@ def gated(x_BQD: Tensor, gate_B1D: Tensor | None) -> Tensor:
 
 def make_norm(width: int, *, adaptive: bool) -> nn.Module:
     return AdaptiveRMSNorm(width) if adaptive else GemmaRMSNorm(width, eps=NORM_EPSILON)
-
-
-def _after(earlier: KeyValue, own: KeyValue) -> KeyValue:
-    return KeyValue(
-        torch.cat([earlier.key_BCLF.to(own.key_BCLF.dtype), own.key_BCLF], dim=2),
-        torch.cat([earlier.value_BCLF.to(own.value_BCLF.dtype), own.value_BCLF], dim=2),
-    )

@@ -69,7 +69,7 @@ class LoraSettings:
         return min(self.rank, 16) if self.alpha is None else self.alpha
 
 
-def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) -> None:
+def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...] | str) -> None:
     """Put an adapter beside every target layer of `module`, in place, and freeze everything else.
 
     An adapter starts as no change (B = 0) and is float32 for any dtype of the weights.
@@ -83,6 +83,16 @@ def attach(module: nn.Module, settings: LoraSettings, targets: tuple[str, ...]) 
         target_modules=chosen if isinstance(chosen, str) else list(chosen),
     )
     _inject(module, config)
+
+
+def attached_settings(module: nn.Module) -> LoraSettings | None:
+    """Size and place of the attached adapter; None for one of peft's that they cannot describe."""
+    config = getattr(module, "peft_config", {})[_NAME]
+    if config.use_rslora or config.rank_pattern or config.alpha_pattern:
+        return None
+    targets = config.target_modules
+    named = targets if isinstance(targets, str) else tuple(sorted(targets))
+    return LoraSettings(rank=config.r, alpha=config.lora_alpha, targets=named)
 
 
 def is_attached(module: nn.Module) -> bool:

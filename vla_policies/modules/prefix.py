@@ -38,13 +38,15 @@ def run_prefix(
     head_dim: int,
     recompute: bool,
     with_hidden: bool,
+    rotary_dtype: torch.dtype | None = None,
 ) -> Prefix:
     """Run embedded tokens, which all see each other, through all `layers`: each gives its output and its `KeyValue`.
 
-    Without `with_hidden` the last one computes keys and values only. Padding takes no position.
+    Without `with_hidden` the last one computes keys and values only. Padding takes no position. `rotary_dtype` is that
+    of cosines and sines; None = that of the tokens.
     """
     position_BL = (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)
-    rotary = rotary_embedding(position_BL, head_dim, x_BLW.dtype)
+    rotary = rotary_embedding(position_BL, head_dim, rotary_dtype or x_BLW.dtype)
     mask_B1QL = None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
     run = checkpoint_fn(recompute=recompute)
     kept: list[KeyValue] = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import ActionCodec
 from vla_policies.backbone import Backbone, Header, Request
-from vla_policies.checkpoint_io.json_records import from_json
+from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
     check_tensors,
@@ -28,6 +28,7 @@ from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
 from vla_policies.modules.lora import (
     LoraSettings,
     attach,
+    attached_settings,
     check_adapter,
     copy_adapter,
     is_attached,
@@ -239,7 +240,8 @@ class OpenVLAFamily(Backbone):
 
     def load_adapter(self, folder: Path) -> None:
         load_adapter(self.network, folder)
-        self._update_settings(lora=_attached_lora(self.network))
+        settings = attached_settings(self.network)
+        self._update_settings(lora=None if settings is None else to_json(settings))
         self.network.freeze_unused()
         path = folder / checkpoint.VALUE_HEAD_FILE
         if path.is_file():
@@ -262,13 +264,3 @@ class OpenVLAFamily(Backbone):
     def _update_settings(self, **settings: Any) -> None:
         """Change settings, from which Stable-Baselines3's `load` builds the network again."""
         self.config = replace(self.config, settings=replace(self.config.settings, **settings))
-
-
-def _attached_lora(network: nn.Module) -> dict[str, Any] | None:
-    """The attached adapter as `Settings.lora`; None for one of peft's that `Settings.lora` cannot describe."""
-    config: Any = network.peft_config["default"]  # type: ignore[index]
-    if config.use_rslora or config.rank_pattern or config.alpha_pattern:
-        return None
-    targets = config.target_modules
-    named = targets if isinstance(targets, str) else sorted(targets)
-    return {"rank": config.r, "alpha": config.lora_alpha, "targets": named}

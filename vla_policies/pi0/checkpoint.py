@@ -18,12 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import INDEX_FILE, WEIGHTS_FILE, read_safetensors, read_shapes, weight_files
+from vla_policies.checkpoint_io.weights import INDEX_FILE, WEIGHTS_FILE, read_shapes, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
@@ -36,8 +36,9 @@ from vla_policies.pi0.config import (
     VisionShape,
 )
 from vla_policies.pi0.prompt import TOKENIZER_FILE
+from vla_policies.processing.lerobot_files import ACTION, feature_dims, lerobot_statistics, normalizations
 from vla_policies.processing.norm_stats import choose_key
-from vla_policies.processing.statistics import Normalization, Statistics
+from vla_policies.processing.statistics import Statistics, statistics_of_numbers
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """Keys of `config.json` of an openpi conversion, beside `precision`."""
@@ -46,12 +47,6 @@ IMPLIED = "implied_by_tensors"
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
-_NORMALIZATIONS: dict[str, Normalization | None] = {
-    "MEAN_STD": "mean_std",
-    "QUANTILES": "quantiles",
-    "IDENTITY": None,
-}
-"""lerobot's `normalization_mapping` to `Preprocessing.normalization`; None = not normalised."""
 _VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
@@ -121,7 +116,7 @@ def read_config(
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]
-    kinds = _normalizations(config, traits.normalization, where)
+    kinds = normalizations(config, traits.normalization, where)
     normalization = kinds["state"] or kinds["action"] or traits.normalization
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
     return Pi0Config(
@@ -140,29 +135,6 @@ def read_config(
         learning=Learning(value_feature=traits.value_feature, value_hidden=_VALUE_HIDDEN[family]),
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
     )
-
-
-def _normalizations(config: Mapping[str, Any], usual: Normalization, where: str) -> dict[str, Normalization | None]:
-    """Normalisation of "state" and "action", None = none; `usual` without a mapping.
-
-    As in lerobot, a part that is absent from the mapping is not normalised.
-    """
-    if "normalization_mapping" not in config:
-        return {"state": usual, "action": usual}
-    mapping = config["normalization_mapping"]
-    if not isinstance(mapping, Mapping):
-        raise BadValue(f"{where}: normalization_mapping must be a mapping, got {shown(mapping)}")
-    for part, kind in mapping.items():
-        allowed = tuple(_NORMALIZATIONS) if part in ("STATE", "ACTION") else ("IDENTITY",)
-        if kind not in allowed:
-            raise BadValue(f"{where}: normalization_mapping {part} must be one of {', '.join(allowed)}, got '{kind}'")
-    kinds = {part: _NORMALIZATIONS[mapping.get(part.upper(), "IDENTITY")] for part in ("state", "action")}
-    if None not in kinds.values() and kinds["state"] != kinds["action"]:
-        raise BadValue(
-            f"{where}: normalization_mapping must be the same for STATE and ACTION, or IDENTITY for one of them, "
-            f"got {mapping['STATE']} and {mapping['ACTION']}"
-        )
-    return kinds
 
 
 def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -257,21 +229,7 @@ def _variant(name: str, where: str) -> GemmaShape:
 
 def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> its statistics."""
-    return _openpi_statistics(folder) if is_openpi(config) else _lerobot_statistics(folder)
-
-
-def _lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
-    """From the normaliser's own file, flat names such as `observation.state.mean`; one data set, "default"."""
-    files = sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
-    if not files:
-        return {}
-    flat = read_safetensors(files[0])
-    found = {}
-    for part, prefix in (("state", "observation.state."), ("action", "action.")):
-        numbers = {name.removeprefix(prefix): x.tolist() for name, x in flat.items() if name.startswith(prefix)}
-        if numbers:
-            found[part] = _statistics(numbers)
-    return {"default": found} if found else {}
+    return _openpi_statistics(folder) if is_openpi(config) else lerobot_statistics(folder)
 
 
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
@@ -281,7 +239,7 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     for path in sorted(root.glob("**/norm_stats.json")):
         try:
             parts = read_json_object(path)["norm_stats"]
-            entry = {"state": _statistics(parts["state"]), "action": _statistics(parts["actions"])}
+            entry = {"state": statistics_of_numbers(parts["state"]), "action": statistics_of_numbers(parts["actions"])}
         except BadValue:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -290,11 +248,6 @@ def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
             ) from error
         found[path.parent.relative_to(root).as_posix()] = entry
     return found
-
-
-def _statistics(numbers: Mapping[str, Any]) -> Statistics:
-    names = ("mean", "std", "q01", "q99")
-    return Statistics(**{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None})
 
 
 def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Request) -> Conventions:
@@ -306,15 +259,10 @@ def folder_conventions(config: Mapping[str, Any], own: Pi0Config, request: Reque
     return Conventions(
         cameras=CAMERA_KEYS,
         image_size=size,
-        state_dim=_dims(config, "input_features", "observation.state", statistics.state, own.network.state_width),
+        state_dim=feature_dims(
+            config, "input_features", "observation.state", statistics.state, own.network.state_width
+        ),
         chunk=int(config.get("n_action_steps", own.network.horizon)),
-        action_dim=_dims(config, "output_features", "action", statistics.action, own.network.action_width),
+        action_dim=feature_dims(config, "output_features", ACTION, statistics.action, own.network.action_width),
         action_spec=spec,
     )
-
-
-def _dims(config: Mapping[str, Any], side: str, name: str, statistics: Any, otherwise: int) -> int:
-    if statistics is not None:
-        return max(len(statistics.mean), len(statistics.q01))
-    shape = config.get(side, {}).get(name, {}).get("shape")
-    return int(shape[0]) if shape else otherwise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,12 @@ class Statistics:
     std: tuple[float, ...] = ()
     q01: tuple[float, ...] = ()
     q99: tuple[float, ...] = ()
+
+
+def statistics_of_numbers(numbers: Mapping[str, Any]) -> Statistics:
+    """Those of the known statistics that `numbers`, lists by name, has."""
+    names = [item.name for item in fields(Statistics)]
+    return Statistics(**{name: tuple(map(float, numbers[name])) for name in names if numbers.get(name) is not None})
 
 
 def normalise(x: Tensor, statistics: Statistics | None, kind: Normalization, epsilon: float) -> Tensor:

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_gym.errors import BadValue, UnknownName
+from vla_policies import VLAPolicy
+from vla_policies.actions.sampling import Sampling
+from vla_policies.smolvla.model import SmolVLABackbone
+
+from .conftest import CONVENTIONS, Golden
+
+MakeBackbone = Callable[..., SmolVLABackbone]
+Obs = dict[str, Tensor]
+
+
+def act(backbone: SmolVLABackbone, obs: Obs, *, deterministic: bool = False):
+    torch.manual_seed(2)
+    with torch.no_grad():
+        return backbone.act(backbone.prepare(obs), Sampling(), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("scheme", ["flow_sde", "flow_cps", "flow_noise"])
+@pytest.mark.parametrize("feature", ["state", "expert", "prefix"])
+def test_the_ratio_is_exactly_one_on_fresh_data(
+    make_backbone: MakeBackbone, obs: Obs, feature: str, scheme: str
+) -> None:
+    backbone = make_backbone(scheme=scheme, value_feature=feature, num_steps=3)
+    sample = act(backbone, obs)
+    backbone.train()
+    result = backbone.evaluate(backbone.prepare(obs), sample.record, Sampling())
+    assert torch.equal((result.logprob_BKA - sample.logprob_BKA).exp(), torch.ones(3, 4, 2))
+    assert torch.equal(result.value_B, sample.value_B)
+    assert torch.equal(backbone.value(backbone.prepare(obs)), sample.value_B)
+    assert result.logprob_BKA.requires_grad
+
+
+def test_only_executed_actions_are_denoised(make_backbone: MakeBackbone, obs: Obs) -> None:
+    assert act(make_backbone(num_steps=3), obs).record["chain"].shape == (3, 4, 4, 32)
+
+
+def test_kept_prefixes_change_nothing(make_backbone: MakeBackbone, obs: Obs) -> None:
+    plain = make_backbone(train_expert_only=True)
+    kept = make_backbone(train_expert_only=True, cache_features=0.1)
+    first = act(kept, obs)
+    assert torch.equal(first.action_BKA, act(plain, obs).action_BKA)
+    # The state is no part of what is kept: another one, with the same pictures, is seen.
+    moved = {**obs, "state": obs["state"] + 0.5}
+    assert torch.equal(act(kept, moved).logprob_BKA, act(plain, moved).logprob_BKA)
+    assert kept._prefixes is not None
+    assert len(kept._prefixes) == 3
+    result = kept.evaluate(kept.prepare(obs), first.record, Sampling())
+    assert torch.equal(result.logprob_BKA, first.logprob_BKA)
+    result.logprob_BKA.sum().backward()
+    grad = kept.network.state_proj.weight.grad
+    assert grad is not None
+    assert grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "fixed"),
+    [
+        ({"train_expert_only": True}, "lm_expert.layers.1.self_attn.k_proj", "text_model.layers.0"),
+        ({"train_expert_only": True}, "state_proj", "vision_model"),
+        ({"train_expert_only": True, "train_state_proj": False}, "action_in_proj", "state_proj"),
+        ({}, "vision_model.embeddings.patch_embedding", "lm_head"),
+        ({"freeze_vision_encoder": True}, "text_model.layers.0", "vision_model"),
+    ],
+)
+def test_what_is_trained_gets_a_gradient_and_nothing_else(
+    make_backbone: MakeBackbone, obs: Obs, options: dict, trained: str, fixed: str
+) -> None:
+    backbone = make_backbone(recompute_activations=True, **options)
+    result = backbone.evaluate(backbone.prepare(obs), act(backbone, obs).record, Sampling())
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    for name, parameter in backbone.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+    assert all(parameter.requires_grad for name, parameter in backbone.named_parameters() if trained in name)
+    assert not any(parameter.requires_grad for name, parameter in backbone.named_parameters() if fixed in name)
+
+
+@pytest.mark.parametrize("key", ["image", "state", "instruction"])
+def test_every_part_of_the_observation_matters(make_backbone: MakeBackbone, obs: Obs, key: str) -> None:
+    backbone = make_backbone()
+    changed = {**obs, key: obs[key].roll(1, dims=0)}
+    first, other = act(backbone, obs, deterministic=True), act(backbone, changed, deterministic=True)
+    assert (first.record["chain"][:, -1] - other.record["chain"][:, -1]).abs().max() > 1e-4
+
+
+def test_outputs_are_float32_under_autocast(make_backbone: MakeBackbone, obs: Obs) -> None:
+    backbone = make_backbone(scheme="flow_noise", num_steps=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        sample = act(backbone, obs)
+        result = backbone.evaluate(backbone.prepare(obs), sample.record, Sampling())
+    for tensor in (sample.logprob_BKA, sample.value_B, result.logprob_BKA, result.entropy_BKA, result.value_B):
+        assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("scheme", ["flow_sde", "flow_noise"])
+def test_round_trip_in_lerobots_layout(golden: Golden, tmp_path: Path, scheme: str) -> None:
+    settings = {"backbone_kwargs": {"scheme": scheme, "num_steps": 2}}
+    policy = VLAPolicy.from_pretrained(golden.folder / "checkpoint", device="cpu", **settings)  # type: ignore[arg-type]
+    policy.save_pretrained(tmp_path)
+    first, second = (load_file(folder / "model.safetensors") for folder in (golden.folder / "checkpoint", tmp_path))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name in ("policy_preprocessor", "policy_postprocessor"):
+        before, after = (
+            json.loads((folder / f"{name}.json").read_text()) for folder in (golden.folder / "checkpoint", tmp_path)
+        )
+        assert [step["registry_name"] for step in before["steps"]] == [step["registry_name"] for step in after["steps"]]
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (golden.folder / "checkpoint", tmp_path)
+    )
+    assert before.keys() == after.keys()
+    loaded = VLAPolicy.from_pretrained(tmp_path, device="cpu")
+    assert loaded.conventions == policy.conventions
+    results = [p.backbone.act(golden.inputs, Sampling(), deterministic=True) for p in (policy, loaded)]
+    for name in ("action_BKA", "logprob_BKA", "value_B"):
+        assert torch.equal(getattr(results[0], name), getattr(results[1], name))
+    # What one scheme trained may be opened with the other, whose noise head then is new.
+    again = VLAPolicy.from_pretrained(tmp_path, device="cpu", backbone_kwargs={"scheme": "flow_noise"})
+    assert isinstance(again.backbone, SmolVLABackbone)
+    assert again.backbone.noise_head is not None
+    # Without our own files it is read as lerobot's.
+    (tmp_path / "vla_zoo.json").unlink()
+    plain = VLAPolicy.from_pretrained(tmp_path, device="cpu", **settings)  # type: ignore[arg-type]
+    assert torch.equal(
+        plain.backbone.act(golden.inputs, Sampling(), deterministic=True).action_BKA, results[0].action_BKA
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "so100_", "so100-blue_"])
+def test_the_layout_before_lerobot_0_4(joint: Golden, tmp_path: Path, prefix: str) -> None:
+    """Statistics among the weights, names of compiled training, fewer settings, no language head, no processors."""
+    source = joint.folder / "checkpoint"
+    flat = load_file(source / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    tensors = {
+        name.replace("model.", "model._orig_mod.", 1): tensor
+        for name, tensor in load_file(source / "model.safetensors").items()
+        if not name.endswith("lm_head.weight")
+    }
+    for kind in ("mean", "std"):
+        tensors[f"normalize_inputs.{prefix}buffer_observation_state.{kind}"] = flat[f"observation.state.{kind}"].clone()
+        for owner in ("normalize_targets", "unnormalize_outputs"):
+            tensors[f"{owner}.{prefix}buffer_action.{kind}"] = flat[f"action.{kind}"].clone()
+    tensors["normalize_inputs.buffer_observation_image.mean"] = torch.full((3, 1, 1), torch.inf)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    for key in (
+        "min_period",
+        "max_period",
+        "pretrained_path",
+        "rtc_config",
+        "use_peft",
+        "compile_model",
+        "compile_mode",
+    ):
+        del config[key]
+    config["vlm_model_name"] = str(joint.folder / "vlm")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backbone = VLAPolicy.from_pretrained(tmp_path, device="cpu").backbone
+    assert isinstance(backbone, SmolVLABackbone)
+    chunk = backbone.integrate(joint.inputs, joint.tensors["in.noise"], 10)[:, -1]
+    torch.testing.assert_close(backbone.processor.to_robot(chunk), joint.tensors["chunk"], rtol=0, atol=1e-5)
+
+
+def test_adapters_are_saved_alone_and_merged(golden: Golden, tmp_path: Path) -> None:
+    source = golden.folder / "checkpoint"
+    policy = VLAPolicy.from_pretrained(source, device="cpu", backbone_kwargs={"lora": {"rank": 4}})
+    trained = {name for name, p in policy.backbone.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or name.startswith("value_head.") for name in trained)
+    with torch.no_grad():
+        for name, parameter in policy.backbone.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    expected = policy.backbone.act(golden.inputs, Sampling(), deterministic=True)
+    policy.save_trained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert "base_model.model.model.vlm_with_expert.lm_expert.layers.0.self_attn.q_proj.lora_A.weight" in names
+    policy.merge_adapter()
+    policy.save_pretrained(tmp_path / "merged")
+    for folder in ("adapter", "merged"):
+        loaded = VLAPolicy.from_pretrained(tmp_path / folder, device="cpu").backbone
+        got = loaded.act(golden.inputs, Sampling(), deterministic=True)
+        torch.testing.assert_close(got.action_BKA, expected.action_BKA, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.value_B, expected.value_B, rtol=0, atol=1e-5)
+
+
+def test_weights_are_restored_in_place(make_backbone: MakeBackbone, obs: Obs, tmp_path: Path) -> None:
+    backbone = make_backbone()
+    backbone.save(tmp_path, {"sampling": {}})
+    before, places = act(backbone, obs, deterministic=True), [p.data_ptr() for p in backbone.parameters()]
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.mul_(2.0)
+    backbone.restore(tmp_path)
+    assert [p.data_ptr() for p in backbone.parameters()] == places
+    assert torch.equal(act(backbone, obs, deterministic=True).action_BKA, before.action_BKA)
+
+
+def test_stable_baselines3s_own_save_and_load(obs: Obs, tmp_path: Path) -> None:
+    spaces = CONVENTIONS.observation_space(), CONVENTIONS.action_space()
+    policy = VLAPolicy(*spaces, lambda _: 1e-3, backbone="smolvla", backbone_kwargs={"size": "tiny", "num_steps": 2})
+    policy.save(str(tmp_path / "policy.pth"))
+    loaded = VLAPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
+    arrays = {key: value.numpy() for key, value in obs.items()}
+    assert np.array_equal(loaded.predict(arrays, deterministic=True)[0], policy.predict(arrays, deterministic=True)[0])
+
+
+def test_an_environment_decides_chunk_and_cameras(joint: Golden) -> None:
+    wanted = replace(CONVENTIONS, cameras=("image", "wrist_image"), state_dim=8, action_dim=7)
+    spaces = wanted.observation_space(), wanted.action_space()
+    policy = VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint")
+    assert (policy.conventions.chunk, policy.conventions.image_size) == (4, 64)
+    other = replace(wanted, action_dim=9)
+    spaces = other.observation_space(), other.action_space()
+    with pytest.raises(BadValue, match="have 7 dims, 9 are needed; those of another robot are left out by"):
+        VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint")
+    options = {"use_statistics": False}
+    VLAPolicy(*spaces, lambda _: 1e-3, backbone=joint.folder / "checkpoint", backbone_kwargs=options)
+
+
+def test_the_published_size() -> None:
+    with torch.device("meta"):
+        backbone = SmolVLABackbone.fresh(replace(CONVENTIONS, image_size=512), {"size": "full"})
+    assert sum(parameter.numel() for parameter in backbone.policy.parameters()) == 450_046_176
+    assert len(backbone.policy.state_dict()) == 500
+    trained = sum(p.numel() for p in backbone.policy.parameters() if p.requires_grad)
+    assert trained == 99_880_992
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(UnknownName, match="no size of smolvla 'huge'"):
+        SmolVLABackbone.fresh(CONVENTIONS, {"size": "huge"})
+    with pytest.raises(UnknownName, match="Did you mean 'num_steps'"):
+        SmolVLABackbone.fresh(CONVENTIONS, {"size": "tiny", "num_step": 3})
+    with pytest.raises(BadValue, match="predicts 16 actions"):
+        SmolVLABackbone.fresh(replace(CONVENTIONS, chunk=17), {"size": "tiny"})
+    with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
+        SmolVLABackbone.fresh(
+            CONVENTIONS,
+            {"size": "tiny", "train_expert_only": True, "cache_features": 1.0, "lora": {"targets": ["q_proj"]}},
+        )
+    with pytest.raises(UnknownName, match="no value_feature of backbone_kwargs 'vlm'"):
+        SmolVLABackbone.fresh(CONVENTIONS, {"size": "tiny", "value_feature": "vlm"})

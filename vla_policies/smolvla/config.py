@@ -1,0 +1,203 @@
+"""The config of a SmolVLA checkpoint: sizes, preprocessing, reinforcement learning. Plain data.
+
+Defaults are those of `lerobot/smolvla_base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.checkpoint_io.json_records import from_json, to_json
+from vla_policies.modules.gemma import GemmaShape
+from vla_policies.modules.lora import LoraSettings
+from vla_policies.processing.statistics import Normalization, Statistics
+from vla_policies.vlm_flow_backbone import FlowLearning, with_options
+
+VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+"""Repository of the vision-language model that the published weights are cut from."""
+WORDS = "words"
+"""`Preprocessing.tokenizer` of small random networks that no tokenizer belongs to: words are hashed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionShape:
+    """SigLIP: fields of transformers' `SmolVLMVisionConfig`; all blocks and the last norm are used."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    patch_size: int = 16
+    image_size: int = 512
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape(GemmaShape):
+    """One Llama stream."""
+
+    num_heads: int = 15
+    num_kv_heads: int = 5
+    head_dim: int = 64
+    norm_epsilon: float = 1e-5
+    """Epsilon of the RMS norms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkShape:
+    """Everything that decides the network's tensors and what it computes from them, heads for learning aside."""
+
+    vision: VisionShape = field(default_factory=VisionShape)
+    """The image tower."""
+    pixel_shuffle: int = 4
+    """Side of the squares of patches that become one token."""
+    picture_size: int | None = 512
+    """Side that pictures are resized to, padded above and on the left; None = they are taken as they are."""
+    text: LlamaShape = field(default_factory=lambda: LlamaShape(width=960, mlp_dim=2560, depth=16))
+    """The stream that reads images, text and state."""
+    vocab_size: int = 49280
+    """Rows of the token table."""
+    image_brackets: tuple[int, int] | None = None
+    """Tokens (fake image, global image) around every image: fake, global before it, fake after it; None = none."""
+    empty_blocks: int = 0
+    """Absent cameras of which the brackets, not the image, are read; without brackets nothing of them is."""
+    expert: LlamaShape = field(default_factory=lambda: LlamaShape(width=720, mlp_dim=2048, depth=16))
+    """The stream that denoises actions; layer j reads the text layer j text.depth / expert.depth."""
+    joint_layers: tuple[int, ...] = (0, 2, 4, 6, 8, 10, 12, 14)
+    """Expert layers whose tokens attend to the prefix and, causally, to each other; others to the prefix alone."""
+    horizon: int = 50
+    """Actions that were predicted at once in training; as many are decoded as are executed."""
+    action_width: int = 32
+    """D, numbers per action, padding included."""
+    state_width: int = 32
+    """Numbers of the state, padding included."""
+    min_period: float = 4e-3
+    """Shortest period of the time embedding."""
+    max_period: float = 4.0
+    """Longest period of the time embedding."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self.text, name) != getattr(self.expert, name):
+                raise BadValue(
+                    f"the streams share attention: {name} must be equal, "
+                    f"got {getattr(self.text, name)} (text) and {getattr(self.expert, name)} (expert)"
+                )
+        if self.expert.depth < 1 or self.text.depth % self.expert.depth:
+            raise BadValue(
+                f"the expert's layers must divide the text model's, got {self.expert.depth} and {self.text.depth}"
+            )
+        if self.expert.width % 2:
+            raise BadValue(f"the expert's width must be even, got {self.expert.width}")
+        side = self.vision.patch_size * self.pixel_shuffle
+        for name, size in (("image_size", self.vision.image_size), ("picture_size", self.picture_size)):
+            if size is not None and (size % side or size < side):
+                raise BadValue(f"{name} must be a multiple of patch_size x pixel_shuffle = {side}, got {size}")
+
+    @property
+    def image_size(self) -> int:
+        """Side of the pictures, pixels."""
+        return self.vision.image_size if self.picture_size is None else self.picture_size
+
+    @property
+    def text_layer_of(self) -> tuple[int, ...]:
+        """Text layer that every expert layer reads."""
+        return tuple(range(0, self.text.depth, self.text.depth // self.expert.depth))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """Preprocessing and postprocessing: properties of a checkpoint."""
+
+    normalization: Normalization = "mean_std"
+    """Statistics in use, for state and action alike."""
+    state: Statistics | None = None
+    """Of the proprioceptive vector; None = not normalised."""
+    action: Statistics | None = None
+    """Of an action; None = not normalised."""
+    use_statistics: bool = True
+    """False takes states and actions as they are: for weights whose statistics are of another robot."""
+    max_tokens: int = 48
+    """Length of the text, tokens; longer ones are cut."""
+    tokenizer: str = WORDS
+    """Folder or Hub id of the vision-language model whose tokenizer reads the text, or "words"."""
+
+
+SETTABLE = ("use_statistics",)
+"""Preprocessing that a user may change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(FlowLearning):
+    """Heads and trainable parts."""
+
+    value_feature: Literal["state", "expert", "prefix"] = "state"
+    """The critic's input: the state token after the VLM's last norm, which has seen everything; the mean over the
+    expert's tokens at t = 1 and x = 0; or the mean over the VLM's image and text tokens, which have not seen the
+    state."""
+    train_state_proj: bool = True
+    """Whether the state's projection is trained; its gradient passes through the VLM's layers."""
+    freeze_vision_encoder: bool = True
+    """Whether the image tower stays fixed where the VLM is trained."""
+    lora: LoraSettings | None = None
+    """Adapters that are trained instead of weights; None = none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_feature not in ("state", "expert", "prefix"):
+            raise unknown_name("value_feature", str(self.value_feature), ("state", "expert", "prefix"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmolVLAConfig:
+    """Config of one checkpoint."""
+
+    network: NetworkShape
+    preprocessing: Preprocessing
+    learning: Learning
+    flow: FlowSettings
+    published: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of lerobot's `config.json`, as far as it knows them, for writing it again."""
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+    def with_options(self, options: Mapping[str, Any]) -> SmolVLAConfig:
+        """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
+        return with_options(self, options, SETTABLE, "SmolVLA")
+
+
+def config_from_json(values: Mapping[str, Any], where: str) -> SmolVLAConfig:
+    """Inverse of `SmolVLAConfig.to_json`; unknown or absent keys raise and are named."""
+    return from_json(SmolVLAConfig, values, where)
+
+
+def tiny_config() -> SmolVLAConfig:
+    """Some hundred thousand parameters, random weights, all trained, hashed words: for trials without a download."""
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    return SmolVLAConfig(
+        network=NetworkShape(
+            vision=VisionShape(
+                hidden_size=48,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=3,
+                patch_size=8,
+                image_size=64,
+            ),
+            picture_size=64,
+            text=LlamaShape(width=64, mlp_dim=128, depth=2, **heads),
+            vocab_size=1024,
+            expert=LlamaShape(width=48, mlp_dim=256, depth=2, **heads),
+            joint_layers=(0,),
+            horizon=16,
+        ),
+        preprocessing=Preprocessing(),
+        learning=Learning(value_hidden=(64, 32), train_expert_only=False, freeze_vision_encoder=False),
+        flow=FlowSettings(),
+    )

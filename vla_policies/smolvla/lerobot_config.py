@@ -1,0 +1,227 @@
+"""lerobot's `config.json` of SmolVLA, and the network that it describes together with the vision-language model's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import SmolVLMConfig
+
+from vla_gym.errors import BadValue
+from vla_gym.reading import read_json_object, user_path
+from vla_policies.checkpoint_io.hub import HubId, fetch, parse_hub_id
+from vla_policies.checkpoint_io.weights import CONFIG_FILE
+from vla_policies.smolvla.config import VLM_NAME, LlamaShape, NetworkShape, VisionShape
+from vla_policies.smolvla.tokenizer import bracket_ids
+
+VLM_FOLDER = "vlm"
+"""Name by which a folder of this project names a vision-language model that has no other."""
+VLM_CONFIG = "vlm_config.json"
+"""The vision-language model's `config.json` in a folder of this project, its tokenizer's files beside it."""
+VLM_FILES = ("*.json", "*.txt")
+"""Of a vision-language model, everything but its weights."""
+SETTINGS: Mapping[str, Any] = {
+    "type": "smolvla",
+    "n_obs_steps": 1,
+    "input_features": {},
+    "output_features": {},
+    "device": "cpu",
+    "use_amp": False,
+    "use_peft": False,
+    "push_to_hub": False,
+    "repo_id": None,
+    "private": None,
+    "tags": None,
+    "license": None,
+    "pretrained_path": None,
+    "chunk_size": 50,
+    "n_action_steps": 50,
+    "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+    "max_state_dim": 32,
+    "max_action_dim": 32,
+    "resize_imgs_with_padding": [512, 512],
+    "empty_cameras": 0,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+    "tokenizer_max_length": 48,
+    "num_steps": 10,
+    "use_cache": True,
+    "freeze_vision_encoder": True,
+    "train_expert_only": True,
+    "train_state_proj": True,
+    "optimizer_lr": 1e-4,
+    "optimizer_betas": [0.9, 0.95],
+    "optimizer_eps": 1e-8,
+    "optimizer_weight_decay": 1e-10,
+    "optimizer_grad_clip_norm": 10,
+    "scheduler_warmup_steps": 1000,
+    "scheduler_decay_steps": 30000,
+    "scheduler_decay_lr": 2.5e-6,
+    "vlm_model_name": VLM_NAME,
+    "load_vlm_weights": False,
+    "add_image_special_tokens": False,
+    "attention_mode": "cross_attn",
+    "prefix_length": -1,
+    "pad_language_to": "longest",
+    "num_expert_layers": -1,
+    "num_vlm_layers": 16,
+    "self_attn_every_n_layers": 2,
+    "expert_width_multiplier": 0.75,
+    "min_period": 0.004,
+    "max_period": 4.0,
+    "rtc_config": None,
+    "compile_model": False,
+    "compile_mode": "max-autotune",
+}
+"""Keys of `config.json` and their defaults, as of lerobot 0.4.4, which knows no others; absent ones have these."""
+
+
+def find_vlm(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where the vision-language model `name` of a checkpoint folder has its `config.json`, and the folder of its
+    tokenizer: in the checkpoint, beside it, here, or on the Hub."""
+    if (folder / VLM_CONFIG).is_file():
+        return folder / VLM_CONFIG, folder.resolve()
+    for place in (folder / name, folder.parent / name, user_path(name)):
+        if place.resolve() != folder.resolve() and (place / CONFIG_FILE).is_file():
+            return place / CONFIG_FILE, place.resolve()
+    hub = parse_hub_id(name)
+    if hub is None:
+        raise BadValue(
+            f"the vision-language model '{name}' of '{folder}' is no folder in it or beside it and no Hub id; put its "
+            f"{CONFIG_FILE} and tokenizer into '{folder / VLM_FOLDER}' and set vlm_model_name to {VLM_FOLDER}"
+        )
+    fetched = fetch(HubId(hub.repo, hub.revision), allow=VLM_FILES)
+    return fetched / CONFIG_FILE, fetched
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of `Preprocessing.tokenizer`: itself, or a Hub id's."""
+    path = user_path(name)
+    return path if path.is_dir() else find_vlm(path, name)[1]
+
+
+def network_shape(values: Mapping[str, Any], vlm: tuple[Path, Path], where: str) -> NetworkShape:
+    """Sizes of the network that lerobot builds from its settings and the vision-language model's, which is at `vlm`."""
+    whole = SmolVLMConfig(**read_json_object(vlm[0]))
+    text, vision = whole.text_config, whole.vision_config
+    depth = values["num_vlm_layers"] if values["num_vlm_layers"] > 0 else text.num_hidden_layers
+    expert_depth = values["num_expert_layers"] if values["num_expert_layers"] > 0 else depth
+    width = int(text.hidden_size * values["expert_width_multiplier"])
+    heads = {
+        "num_heads": text.num_attention_heads,
+        "num_kv_heads": text.num_key_value_heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        "norm_epsilon": text.rms_norm_eps,
+    }
+    bracketed = bool(values["add_image_special_tokens"])
+    return NetworkShape(
+        vision=VisionShape(
+            hidden_size=vision.hidden_size,
+            intermediate_size=vision.intermediate_size,
+            num_hidden_layers=vision.num_hidden_layers,
+            num_attention_heads=vision.num_attention_heads,
+            patch_size=vision.patch_size,
+            image_size=vision.image_size,
+            hidden_act=vision.hidden_act,
+            layer_norm_eps=vision.layer_norm_eps,
+        ),
+        pixel_shuffle=whole.scale_factor,
+        picture_size=_picture_size(values["resize_imgs_with_padding"], where),
+        text=LlamaShape(width=text.hidden_size, mlp_dim=text.intermediate_size, depth=depth, **heads),
+        vocab_size=text.vocab_size,
+        image_brackets=bracket_ids(vlm[1]) if bracketed else None,
+        expert=LlamaShape(width=width, mlp_dim=expert_mlp(width), depth=expert_depth, **heads),
+        joint_layers=joint_layers(values, depth, expert_depth, where),
+        horizon=int(values["chunk_size"]),
+        action_width=int(values["max_action_dim"]),
+        state_width=int(values["max_state_dim"]),
+        min_period=float(values["min_period"]),
+        max_period=float(values["max_period"]),
+    )
+
+
+def expert_mlp(width: int) -> int:
+    """Hidden features of the expert's MLPs: four times two thirds of its width, up to the next multiple of 256."""
+    return 256 * -(-4 * int(2 * width / 3) // 256)
+
+
+def joint_layers(values: Mapping[str, Any], depth: int, expert_depth: int, where: str) -> tuple[int, ...]:
+    """Expert layers with self-attention: every n-th text layer's, all without cross-attention, none where n <= 0.
+
+    With fewer expert layers than text layers lerobot decides a layer's sizes by its own number and what it does by its
+    text layer's; settings where the two differ, or a joint text layer has no expert, run nowhere and raise.
+    """
+    every = int(values["self_attn_every_n_layers"])
+
+    def joint(layer: int) -> bool:
+        return "cross" not in values["attention_mode"] or (every > 0 and layer % every == 0)
+
+    step = depth // expert_depth
+    if step > 1 and (
+        any(joint(layer) != joint(layer * step) for layer in range(expert_depth))
+        or any(joint(layer) for layer in range(depth) if layer % step)
+    ):
+        raise BadValue(
+            f"{where}: with {expert_depth} expert layers on {depth}, self_attn_every_n_layers must be <= 0 or >= "
+            f"{depth}, got {every}"
+        )
+    return tuple(layer for layer in range(expert_depth) if joint(layer))
+
+
+def _picture_size(sides: Any, where: str) -> int | None:
+    if sides is None:
+        return None
+    if not isinstance(sides, Sequence) or len(sides) != 2 or sides[0] != sides[1]:
+        raise BadValue(f"{where}: resize_imgs_with_padding must be two equal sides or null, got {sides}")
+    return int(sides[0])
+
+
+def pictures_of(values: Mapping[str, Any]) -> list[str]:
+    """Names of the cameras in `config.json`, absent ones that are always filled in left out, main camera first."""
+    features = values["input_features"]
+    pictures = [name for name, feature in features.items() if feature.get("type") == "VISUAL"]
+    return [name for name in pictures if not re.fullmatch(r"observation\.images\.empty_camera_\d+", name)]
+
+
+def settings_of(shape: NetworkShape) -> dict[str, Any]:
+    """The settings of `config.json` that give a network of this shape, for fresh weights."""
+    joint, depth = shape.joint_layers, shape.expert.depth
+    every = 0 if not joint else depth if len(joint) == 1 else joint[1]
+    sides = None if shape.picture_size is None else [shape.picture_size] * 2
+    return {
+        "resize_imgs_with_padding": sides,
+        "max_state_dim": shape.state_width,
+        "max_action_dim": shape.action_width,
+        "num_vlm_layers": shape.text.depth,
+        "num_expert_layers": depth,
+        "self_attn_every_n_layers": every,
+        "expert_width_multiplier": shape.expert.width / shape.text.width,
+        "min_period": shape.min_period,
+        "max_period": shape.max_period,
+    }
+
+
+def vlm_json(shape: NetworkShape) -> dict[str, Any]:
+    """The vision-language model's `config.json` that gives a network of this shape, for fresh weights."""
+    text = shape.text
+    return {
+        "model_type": "smolvlm",
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "scale_factor": shape.pixel_shuffle,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "smolvlm_vision", **asdict(shape.vision)},
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": text.width,
+            "intermediate_size": text.mlp_dim,
+            "num_hidden_layers": text.depth,
+            "num_attention_heads": text.num_heads,
+            "num_key_value_heads": text.num_kv_heads,
+            "head_dim": text.head_dim,
+            "rms_norm_eps": text.norm_epsilon,
+            "vocab_size": shape.vocab_size,
+        },
+    }

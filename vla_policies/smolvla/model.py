@@ -1,0 +1,363 @@
+"""The family `smolvla`: network, processor and heads, behind the interface of `VLMFlowBackbone`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.sampling import Sampling
+from vla_policies.backbone import Header, Request
+from vla_policies.checkpoint_io.json_records import as_annotated, from_json
+from vla_policies.checkpoint_io.weights import (
+    ADAPTER_SETTINGS,
+    OWN_KEY,
+    check_tensors,
+    fill,
+    read_config,
+    read_safetensors,
+    weight_files,
+    write_json,
+    write_safetensors,
+)
+from vla_policies.conventions import CAMERA_KEYS, Conventions
+from vla_policies.flow_backbone import Denoised
+from vla_policies.modules.lora import (
+    attach,
+    attached_settings,
+    check_adapter,
+    copy_adapter,
+    is_attached,
+    load_adapter,
+    merge,
+    merged_state,
+    save_adapter,
+    switched_off,
+)
+from vla_policies.modules.prefix import Prefix, masked_mean
+from vla_policies.smolvla import checkpoint
+from vla_policies.smolvla.config import (
+    VLM_NAME,
+    WORDS,
+    NetworkShape,
+    SmolVLAConfig,
+    config_from_json,
+    tiny_config,
+)
+from vla_policies.smolvla.lerobot_config import tokenizer_folder
+from vla_policies.smolvla.network import Memory, SmolVLANetwork
+from vla_policies.smolvla.processor import SmolVLAProcessor
+from vla_policies.smolvla.tokenizer import TextTokenizer, folder_encoder, words_encoder
+from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow_backbone import VLMFlowBackbone
+
+_log = logging.getLogger(__name__)
+
+SIZES = ("tiny", "full")
+"""Sizes of fresh weights: for trials, and the published one with random weights (450 million)."""
+HEADS_FILE = "heads.safetensors"
+"""The critic and Flow-Noise's network, beside the published weights."""
+LORA_TARGETS = (
+    r"model\.vlm_with_expert\.lm_expert\.layers\.[0-9]+\.self_attn\.[qv]_proj|"
+    r"model\.(state_proj|action_in_proj|action_out_proj|action_time_mlp_in|action_time_mlp_out)"
+)
+"""Layers that get an adapter where nothing is said, as in lerobot: the expert's queries and values, and the
+projections of state, actions and time."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The encoded observation of a decision."""
+
+    memory: Memory
+    """Images, text and state, as the expert reads them."""
+    feature_BW: Tensor | None
+    """The critic's input, where it is not the expert's."""
+
+
+class SmolVLABackbone(VLMFlowBackbone):
+    """SmolVLA: a cut SmolVLM encodes images, text and state, a causal expert denoises.
+
+    As the expert is causal, only the actions that are executed are denoised.
+    """
+
+    family: ClassVar[str] = "smolvla"
+    published: ClassVar[str | None] = "lerobot/smolvla_base"
+    fits_environment: ClassVar[bool] = True
+    default_conventions: ClassVar[Conventions] = Conventions(
+        cameras=CAMERA_KEYS, image_size=512, state_dim=8, chunk=10, action_dim=7
+    )
+
+    def __init__(self, conventions: Conventions, config: SmolVLAConfig, *, empty: bool = False) -> None:
+        """:param empty: create the network on the meta device; `load` fills it."""
+        shape, learning = config.network, config.learning
+        conventions = replace(conventions, image_size=shape.image_size)
+        super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
+        self.horizon = conventions.chunk
+        self.config = config
+        with torch.device("meta" if empty else "cpu"):
+            self.policy = nn.ModuleDict({"model": SmolVLANetwork(shape)})
+        width = shape.expert.width if learning.value_feature == "expert" else shape.text.width
+        self._add_heads(config.flow, learning, value_width=width, expert_width=shape.expert.width)
+        self._processor: SmolVLAProcessor | None = None
+        if not empty:
+            for name, parameter in self.policy.named_parameters():
+                parameter.data = parameter.data.to(self._dtype_of(name))
+            self._finish()
+
+    @property
+    def network(self) -> SmolVLANetwork:
+        """The network; in `policy` its tensors have their published names."""
+        found = self.policy["model"]
+        assert isinstance(found, SmolVLANetwork)
+        return found
+
+    # Building, loading --------------------------------------------------------------------------------
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        return "size" in options or "network" in options
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
+        rest = dict(options)
+        if "network" in rest:
+            return cls(conventions, config_from_json(rest, f"backbone_kwargs of {cls.family}"))
+        size = rest.pop("size", None)
+        if size not in SIZES:
+            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
+        config = tiny_config()
+        if size == "full":
+            learning = replace(config.learning, train_expert_only=True, freeze_vision_encoder=True)
+            learning = replace(learning, value_hidden=type(learning).value_hidden)
+            preprocessing = replace(config.preprocessing, tokenizer=VLM_NAME)
+            config = replace(config, network=NetworkShape(), preprocessing=preprocessing, learning=learning)
+        return cls(conventions, config.with_options(rest))
+
+    @classmethod
+    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
+        return cls(conventions, config_from_json(config, where), empty=True)
+
+    @classmethod
+    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+        return list(checkpoint.statistics_of(folder))
+
+    @classmethod
+    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+        """Header of lerobot's folder, or of one that this project wrote in its layout; cameras, chunk and dims are the
+        environment's where one is given."""
+        own = config.get(OWN_KEY)
+        if own is None and (folder / ADAPTER_SETTINGS).is_file():
+            own = read_config(folder, ADAPTER_SETTINGS)[OWN_KEY]
+        if own is not None:
+            return cls._own_header(folder, own, request)
+        options = dict(request.options)
+        cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
+        found = checkpoint.read_config(folder, config, request.unnorm_key).with_options(options)
+        conventions = checkpoint.folder_conventions(found, request, cameras)
+        found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
+        return Header(cls.family, conventions, Sampling(), found.to_json())
+
+    @classmethod
+    def _own_header(cls, folder: Path, own: Mapping[str, Any], request: Request) -> Header:
+        where = f"{ADAPTER_SETTINGS} of '{folder}'"
+        found = config_from_json(own["model"], f"model in {where}")
+        if found.preprocessing.tokenizer != WORDS:
+            found = checkpoint.with_tokenizer(found, folder)
+        return Header(
+            family=cls.family,
+            conventions=from_json(Conventions, own["conventions"], f"conventions in {where}"),
+            sampling=from_json(Sampling, own["sampling"], f"sampling in {where}"),
+            model=found.with_options(request.options).to_json(),
+        )
+
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        return {} if dtype == "auto" else {"vlm_dtype": dtype}
+
+    def load(self, folder: Path) -> None:
+        """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
+        tensors = checkpoint.read_weights(folder, self.policy.state_dict())
+        fill(self.policy, tensors, weight_files(folder)[0], self._dtype_of)
+        self._load_heads(folder)
+        preprocessing = self.config.preprocessing
+        if preprocessing.action is None and preprocessing.use_statistics and preprocessing.tokenizer != WORDS:
+            _log.warning("'%s' has no statistics: states and actions are taken as they are", folder)
+        self._processor = self._build_processor()
+        self._finish()
+
+    def check_weights(self, folder: Path) -> None:
+        wanted = self.policy.state_dict()
+        check_tensors(weight_files(folder)[0], checkpoint.read_weight_shapes(folder, wanted), wanted)
+
+    def restore(self, folder: Path) -> None:
+        """Overwrite all weights in place by those of a folder that `save` or `save_adapter` wrote."""
+        if self.has_adapter:
+            copy_adapter(self.policy, folder)
+        else:
+            tensors = checkpoint.read_weights(folder, self.policy.state_dict())
+            check_tensors(weight_files(folder)[0], tensors, self.policy.state_dict())
+            self.policy.load_state_dict(tensors, strict=True)
+        self._load_heads(folder)
+        self._reset_cache()
+
+    def save(self, folder: Path, config: Mapping[str, Any]) -> None:
+        tensors = merged_state(self.policy) if self.has_adapter else self.policy.state_dict()
+        checkpoint.write_folder(folder, self.config, self.conventions, tensors)
+        self._save_own(folder, config)
+
+    def config_json(self) -> dict[str, Any]:
+        return self.config.to_json()
+
+    def _heads(self) -> dict[str, Tensor]:
+        names = ("value_head.", "noise_head.")
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(names)}
+
+    def _load_heads(self, folder: Path) -> None:
+        """Read the heads that the folder has; what one scheme trained may be opened with another."""
+        path = folder / HEADS_FILE
+        if not path.is_file():
+            return
+        stored = read_safetensors(path)
+        wanted = {name: x for name, x in self._heads().items() if name.startswith("value_head.") or name in stored}
+        stored = {name: x for name, x in stored.items() if name in wanted or name.startswith("value_head.")}
+        check_tensors(path, stored, wanted)
+        self.load_state_dict(stored, strict=False)
+
+    def _save_own(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Write the heads, and the settings beyond lerobot's layout with which the folder opens the same way again."""
+        write_safetensors(folder / HEADS_FILE, self._heads())
+        saved = replace(self.config, learning=replace(self.config.learning, lora=None))
+        own = {
+            "conventions": self.conventions.to_json(),
+            "sampling": config["sampling"],
+            "model": checkpoint.portable(saved).to_json(),
+        }
+        write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own})
+
+    # Adapters -----------------------------------------------------------------------------------------
+
+    @property
+    def has_adapter(self) -> bool:
+        return is_attached(self.policy)
+
+    def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
+        revision = self.source_revision if base == self.source else None
+        save_adapter(self.policy, folder, base, revision)
+        self._save_own(folder, config)
+
+    def check_adapter(self, folder: Path) -> None:
+        check_adapter(self.policy, folder)
+
+    def load_adapter(self, folder: Path) -> None:
+        load_adapter(self.policy, folder)
+        self._set_learning(lora=attached_settings(self.policy))
+        self._load_heads(folder)
+        self._finish()
+
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        with switched_off(self.policy):
+            yield
+
+    def merge_adapter(self) -> None:
+        merge(self.policy)
+        self._set_learning(lora=None)
+        self._finish()
+
+    # Deciding -----------------------------------------------------------------------------------------
+
+    @property
+    def processor(self) -> SmolVLAProcessor:
+        """Observation to inputs, denoised chunks to actions."""
+        if self._processor is None:
+            self._processor = self._build_processor()
+        return self._processor
+
+    def encode(self, inputs: PolicyInputs) -> Context:
+        assert inputs.state_BS is not None
+        prefix, feature = self.prefix_of(inputs), self.config.learning.value_feature
+        whole, state_BW = self.network.read_state(prefix, inputs.state_BS, with_hidden=feature == "state")
+        if feature == "prefix":
+            assert prefix.hidden_BLW is not None
+            state_BW = masked_mean(prefix.hidden_BLW, prefix.mask_BL)
+        return Context(self.network.expert.memory(whole), state_BW)
+
+    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
+        with_hidden = self.config.learning.value_feature == "prefix"
+        out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=with_hidden)
+        return out
+
+    def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
+        hidden_BHE = self.network.hidden(context.memory, x_BHD, time_B)
+        return Denoised(self.network.velocity(hidden_BHE, x_BHD.shape[1]).float(), hidden_BHE.float())
+
+    def value_of(self, context: Context) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.learning.detach_value):
+            feature_BD = context.feature_BW
+            if feature_BD is None:
+                num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
+                zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
+                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
+        return self.value_head(feature_BD.detach() if self.config.learning.detach_value else feature_BD)
+
+    # Inside -------------------------------------------------------------------------------------------
+
+    def _build_processor(self) -> SmolVLAProcessor:
+        preprocessing, shape = self.config.preprocessing, self.config.network
+        name = preprocessing.tokenizer
+        encoder = words_encoder(shape.vocab_size) if name == WORDS else folder_encoder(tokenizer_folder(name))
+        tokenizer = TextTokenizer(encoder, preprocessing.max_tokens)
+        return SmolVLAProcessor(self.conventions, preprocessing, shape, tokenizer)
+
+    def _finish(self) -> None:
+        """With weights in place: attach adapters where set, freeze what is not trained."""
+        learning, network = self.learning, self.network
+        if self.config.learning.lora is not None and not self.has_adapter:
+            attach(self.policy, self.config.learning.lora, LORA_TARGETS)
+        if not self.has_adapter:
+            self._freeze()
+        network.vlm.recompute = network.expert.recompute = learning.recompute_activations
+        if learning.cache_features and not self._prefix_is_frozen:
+            raise BadValue("cache_features is for a frozen VLM; adapt the expert alone, or set cache_features: 0")
+        self._reset_cache()
+
+    def _freeze(self) -> None:
+        """Freeze what is not to be trained, and weights that nothing trained depends on."""
+        network, learning = self.network, self.config.learning
+        network.requires_grad_(True)
+        network.vlm_with_expert["vlm"]["lm_head"].requires_grad_(False)  # type: ignore[index]
+        network.state_proj.requires_grad_(learning.train_state_proj)
+        if learning.train_expert_only:
+            network.vlm.requires_grad_(False)
+            return
+        network.vlm.vision_model.requires_grad_(not learning.freeze_vision_encoder)
+        if learning.value_feature == "expert" or learning.detach_value:
+            # Of the last layer, the expert reads keys and values alone.
+            text = network.vlm.text_model
+            last: Any = text.layers[-1]
+            unread = (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp, last.post_attention_layernorm, text.norm)
+            for part in unread:
+                part.requires_grad_(False)
+
+    @property
+    def _prefix_is_frozen(self) -> bool:
+        return not any(parameter.requires_grad for parameter in self.network.vlm.parameters())
+
+    def _set_learning(self, **settings: Any) -> None:
+        """Change settings, from which Stable-Baselines3's `load` builds the network again."""
+        learning = replace(self.config.learning, **settings)
+        self.config = replace(self.config, learning=learning)
+        self.learning = learning
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return self._vlm_dtype if name.startswith("model.vlm_with_expert.vlm.") else torch.float32

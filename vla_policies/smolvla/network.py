@@ -1,0 +1,234 @@
+"""SmolVLA's network: a cut SmolVLM encodes images, text and state; the expert denoises given its keys and values.
+
+Submodules have the names of the published tensors, so that weights and adapters are read and written as they are.
+Letters as in `modules.gemma`; W is the VLM's width, E the expert's, H actions, M cameras, S padded state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import SmolVLMConfig, SmolVLMVisionConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+
+from vla_policies.modules.activation_checkpointing import checkpoint_fn
+from vla_policies.modules.flow_head import ActionProjections
+from vla_policies.modules.gemma import KeyValue, rotary_embedding
+from vla_policies.modules.prefix import Prefix, run_prefix
+from vla_policies.smolvla.config import NetworkShape, VisionShape
+from vla_policies.smolvla.layers import CrossLayer, LlamaLayer
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All that the expert attends to: images, text and state, as each of its layers reads them."""
+
+    layers: tuple[KeyValue, ...]
+    """Of every expert layer: the prefix's for joint ones, their own projections of it for cross ones."""
+    mask_BL: Tensor
+    """True where a token is real."""
+
+
+class TextModel(nn.Module):
+    """Token table and Llama layers, as many as were kept."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.text.width)
+        self.layers = nn.ModuleList(LlamaLayer(shape.text) for _ in range(shape.text.depth))
+        self.norm = LlamaRMSNorm(shape.text.width, eps=shape.text.norm_epsilon)
+        # Times sqrt(W), a token begins with features of size 1, as the images' do.
+        nn.init.normal_(self.embed_tokens.weight, std=shape.text.width**-0.5)
+
+
+class VisionLanguageModel(nn.Module):
+    """SmolVLM: the image tower, the connector that makes tokens of its patches, the text model."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.recompute = False
+        vision = _vision_config(shape.vision)
+        self.vision_model = SmolVLMVisionTransformer(vision)
+        whole = SmolVLMConfig(
+            vision_config=vision.to_dict(),
+            text_config={"model_type": "llama", "hidden_size": shape.text.width, "num_attention_heads": 1},
+            scale_factor=shape.pixel_shuffle,
+        )
+        self.connector = SmolVLMConnector(whole)
+        projection = self.connector.modality_projection.proj
+        nn.init.normal_(projection.weight, std=(projection.in_features * shape.text.width) ** -0.5)
+        self.text_model = TextModel(shape)
+
+    def image_tokens(self, pixels_BCHW: Tensor) -> Tensor:
+        """Images in [-1, 1] to tokens `[B, tokens, W]`, unscaled."""
+        pixels_BCHW = pixels_BCHW.to(self.connector.modality_projection.proj.weight.dtype)
+        tokens: Tensor = self.connector(self.vision_model(pixel_values=pixels_BCHW).last_hidden_state)
+        return tokens
+
+    def embed(
+        self, pixels_BMCHW: Tensor, camera_mask_BM: Tensor | None, text_BL: Tensor, text_mask_BL: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of all cameras, then of the text, `[B, L, W]`, and which are real, bool `[B, L]`.
+
+        `camera_mask_BM` is False where a camera is absent; None means that all are there.
+        """
+        num_samples, num_cameras = pixels_BMCHW.shape[:2]
+        scale = math.sqrt(self.shape.text.width)
+        images = self.image_tokens(pixels_BMCHW.flatten(0, 1)).unflatten(0, (num_samples, num_cameras)) * scale
+        if camera_mask_BM is None:
+            camera_mask_BM = text_mask_BL.new_ones(num_samples, num_cameras)
+        blocks = [(images[:, camera], camera_mask_BM[:, camera]) for camera in range(num_cameras)]
+        if self.shape.image_brackets is not None:
+            absent = torch.zeros_like(images[:, 0]), torch.zeros_like(camera_mask_BM[:, 0])
+            blocks += [absent] * self.shape.empty_blocks
+        parts = [part for image_BPW, there_B in blocks for part in self._block(image_BPW, there_B)]
+        parts.append((self.text_model.embed_tokens(text_BL) * scale, text_mask_BL))
+        return torch.cat([tokens for tokens, _ in parts], dim=1), torch.cat([mask for _, mask in parts], dim=1)
+
+    def forward(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
+        """Run embedded tokens through all layers; without `with_hidden` the last computes keys and values only."""
+        return run_prefix(
+            self.text_model.layers,
+            self.text_model.norm,
+            x_BLW,
+            mask_BL,
+            head_dim=self.shape.text.head_dim,
+            recompute=self.recompute,
+            with_hidden=with_hidden,
+            rotary_dtype=torch.float32,
+        )
+
+    def read_state(self, prefix: Prefix, state_BW: Tensor, *, with_hidden: bool) -> tuple[Prefix, Tensor | None]:
+        """`prefix` with the state's token at its end, and that token after the last norm, `[B, W]`, if requested.
+
+        The state sees images and text, and is seen by neither: the prefix does not depend on it.
+        """
+        text = self.text_model
+        there_B1 = prefix.mask_BL.new_ones(len(state_BW), 1)
+        position_B1 = prefix.mask_BL.long().sum(dim=1, keepdim=True)
+        rotary = rotary_embedding(position_B1, self.shape.text.head_dim, torch.float32)
+        mask_BL = torch.cat([prefix.mask_BL, there_B1], dim=1)
+        run = checkpoint_fn(recompute=self.recompute)
+        x_B1W, layers = state_BW[:, None], list[KeyValue]()
+        for layer, earlier in zip(text.layers, prefix.layers, strict=True):
+            assert isinstance(layer, LlamaLayer)
+            if len(layers) + 1 == len(text.layers) and not with_hidden:
+                layers.append(earlier.followed_by(layer.key_value(x_B1W, rotary)))
+                break
+            x_B1W, own = run(layer, x_B1W, rotary, mask_BL[:, None, None], earlier)
+            layers.append(earlier.followed_by(own))
+        hidden_BW = text.norm(x_B1W)[:, 0] if with_hidden else None
+        return Prefix(tuple(layers), mask_BL, None), hidden_BW
+
+    def _block(self, image_BPW: Tensor, there_B: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Tokens of one image and which are real: its patches and, real in any case, the brackets around them."""
+        num_samples, patches = image_BPW.shape[:2]
+        image = (image_BPW, there_B[:, None].expand(num_samples, patches))
+        if self.shape.image_brackets is None:
+            return [image]
+        fake, whole = self.shape.image_brackets
+
+        def bracket(*tokens: int) -> tuple[Tensor, Tensor]:
+            ids = torch.tensor(tokens, device=image_BPW.device)
+            embedded = self.text_model.embed_tokens(ids).expand(num_samples, -1, -1)
+            return embedded, there_B.new_ones(num_samples, len(tokens))
+
+        return [bracket(fake, whole), image, bracket(fake)]
+
+
+class Expert(nn.Module):
+    """The stream that denoises; its tokens are causal among each other."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.recompute = False
+        joint = set(shape.joint_layers)
+        self.layers = nn.ModuleList(
+            LlamaLayer(shape.expert) if index in joint else CrossLayer(shape.expert)
+            for index in range(shape.expert.depth)
+        )
+        self.norm = LlamaRMSNorm(shape.expert.width, eps=shape.expert.norm_epsilon)
+
+    def memory(self, prefix: Prefix) -> Memory:
+        """What every layer attends to, once for all denoising steps of an observation."""
+        layers = []
+        for layer, text_layer in zip(self.layers, self.shape.text_layer_of, strict=True):
+            found = prefix.layers[text_layer]
+            layers.append(layer.project(found) if isinstance(layer, CrossLayer) else found)
+        return Memory(tuple(layers), prefix.mask_BL)
+
+    def forward(self, x_BHE: Tensor, memory: Memory) -> Tensor:
+        """`[B, H, E]`, after the last norm."""
+        num_actions, device = x_BHE.shape[1], x_BHE.device
+        place_H = torch.arange(num_actions, device=device)
+        start_B1 = memory.mask_BL.long().sum(dim=1, keepdim=True)
+        head_dim = self.shape.expert.head_dim
+        joint_rotary = rotary_embedding(start_B1 + place_H, head_dim, torch.float32)
+        cross_rotary = rotary_embedding(place_H[None], head_dim, torch.float32)
+        cross_mask = memory.mask_BL[:, None, None].expand(-1, 1, num_actions, -1)
+        causal = (place_H[:, None] >= place_H).expand(len(x_BHE), 1, -1, -1)
+        joint_mask = torch.cat([cross_mask, causal], dim=-1)
+        run = checkpoint_fn(recompute=self.recompute)
+        for layer, read in zip(self.layers, memory.layers, strict=True):
+            if isinstance(layer, CrossLayer):
+                x_BHE, _ = run(layer, x_BHE, cross_rotary, cross_mask, read)
+            else:
+                x_BHE, _ = run(layer, x_BHE, joint_rotary, joint_mask, read)
+        hidden_BHE: Tensor = self.norm(x_BHE)
+        return hidden_BHE
+
+
+class SmolVLANetwork(ActionProjections):
+    """Velocity of noisy actions, given an observation."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        head = nn.Linear(shape.text.width, shape.vocab_size, bias=False)  # published, and read by nothing
+        vlm = nn.ModuleDict({"model": VisionLanguageModel(shape), "lm_head": head.requires_grad_(False)})
+        self.vlm_with_expert = nn.ModuleDict({"vlm": vlm, "lm_expert": Expert(shape)})
+        self.state_proj = nn.Linear(shape.state_width, shape.text.width)
+        periods = (shape.min_period, shape.max_period)
+        self.add_projections(shape.expert.width, shape.action_width, adaptive=False, periods=periods)
+
+    @property
+    def vlm(self) -> VisionLanguageModel:
+        """Images and text to keys and values."""
+        found = self.vlm_with_expert["vlm"]["model"]  # type: ignore[index]
+        assert isinstance(found, VisionLanguageModel)
+        return found
+
+    @property
+    def expert(self) -> Expert:
+        """Noisy actions to hidden states."""
+        found = self.vlm_with_expert["lm_expert"]
+        assert isinstance(found, Expert)
+        return found
+
+    def read_state(self, prefix: Prefix, state_BS: Tensor, *, with_hidden: bool) -> tuple[Prefix, Tensor | None]:
+        """`prefix` with the state's token at its end, and that token's hidden state `[B, W]` if requested."""
+        state_BW = self.state_proj(state_BS).to(self.vlm.text_model.embed_tokens.weight.dtype)
+        return self.vlm.read_state(prefix, state_BW, with_hidden=with_hidden)
+
+    def hidden(self, memory: Memory, x_BHD: Tensor, time_B: Tensor) -> Tensor:
+        """The expert's tokens after the last norm, `[B, H, E]`."""
+        hidden_BHE: Tensor = self.expert(self.embed_actions(x_BHD, time_B)[0], memory)
+        return hidden_BHE
+
+
+def _vision_config(shape: VisionShape) -> SmolVLMVisionConfig:
+    return SmolVLMVisionConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        patch_size=shape.patch_size,
+        image_size=shape.image_size,
+        hidden_act=shape.hidden_act,
+        layer_norm_eps=shape.layer_norm_eps,
+    )
