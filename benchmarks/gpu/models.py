@@ -41,7 +41,7 @@ _TABLE: dict[str, Model] = {
         recompute={"recompute": True},
     ),
     "pi0": Model(sizes={"tiny": "tiny", "full": "full"}, **_FLOW),
-    "smolvla": Model(sizes={"tiny": "tiny", "full": "full"}, **_FLOW),
+    "smolvla": Model(sizes={"tiny": "tiny", "full": "full"}, common={"train_expert_only": True}, **_FLOW),
 }
 MODELS = {family: model for family, model in _TABLE.items() if family in FAMILIES}
 """Family -> how it is measured: those that are here."""
