@@ -9,6 +9,7 @@ The policy that acts is therefore whole on every rank, in its own precision; a s
 from __future__ import annotations
 
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
@@ -62,10 +63,14 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
     return settings
 
 
+def will_shard(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the policy that learns is cut over several ranks, by the launcher's configuration."""
+    return fsdp_requested(environment) and int(environment.get("WORLD_SIZE", "1")) > 1
+
+
 def keeps_master_weights(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether every rank learns in float32, whatever precision the policy acts in, by the launcher's configuration."""
-    several = int(environment.get("WORLD_SIZE", "1")) > 1
-    return fsdp_requested(environment) and several and environment.get(_PRECISION, "no") != "no"
+    return will_shard(environment) and environment.get(_PRECISION, "no") != "no"
 
 
 def has_low_precision_parameters(module: nn.Module) -> bool:
@@ -85,9 +90,16 @@ def check_precision(policy: nn.Module) -> None:
 
 
 def learning_copy(policy: Any) -> Any:
-    """A second policy, whose optimiser becomes the first one's too; the optimiser's state is moved, not copied."""
+    """A second policy on the memory of the first one's weights, which `shard` gives memory of its own.
+
+    Its optimiser becomes the first one's too; the optimiser's state is moved, not copied.
+    """
     state, policy.optimizer.state = policy.optimizer.state, defaultdict(dict)
-    copied = deepcopy(policy)
+    aliases = {
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+        for parameter in policy.parameters()
+    }
+    copied = deepcopy(policy, dict[int, Any](aliases))
     pairs = zip(optimizer_parameters(policy.optimizer), optimizer_parameters(copied.optimizer), strict=True)
     for before, after in pairs:
         if before in state:
@@ -101,40 +113,66 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, **settings: Any) -> None:
-    """Shard `module` over the ranks of `mesh`, and the state of its `optimizer` likewise.
+def units(module: nn.Module) -> list[nn.Module]:
+    """Parts of `module` to shard one after another: blocks of its stacks, then all that is left.
 
-    As one unit: families run some of their layers by hand, so no smaller module's `forward` is sure to be called.
-    Weights are then whole on each rank during a forward and backward pass, in the precision of `mp_policy`; trained
-    weights are kept in float32, from a checkpoint's masters where there are any.
+    Of every stack all blocks but the last, of which families run parts by hand, where no `forward` gathers the weights.
+    A block with `run_in_parts` is left out for the same reason.
+    """
+    blocks: list[nn.Module] = []
+    for stack in module.modules():
+        inside = any(stack is part for block in blocks for part in block.modules())
+        if isinstance(stack, nn.ModuleList) and not inside:
+            blocks += [block for block in list(stack)[:-1] if not getattr(block, "run_in_parts", False)]
+    return [*blocks, module]
+
+
+def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, **settings: Any) -> None:
+    """Shard `module` over the ranks of `mesh`, unit by unit, and the state of its `optimizer` likewise.
+
+    Of a unit weights are whole on each rank during its forward and backward pass, in the precision of `mp_policy`, and
+    gradients until they are summed into parts. Trained weights are kept in float32, from a checkpoint's masters where
+    there are any.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     state = {names[parameter]: dict(values) for parameter, values in optimizer.state.items()}
-    for parameter, name in names.items():
-        master = state.get(name, {}).pop(MASTER, None)
-        if settings["mp_policy"].param_dtype is not None and parameter.requires_grad:
-            parameter.data = parameter.data.float() if master is None else master.to(parameter.device)
+    optimizer.state.clear()
     groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    fully_shard(module, mesh=mesh, **settings)
+    for unit in units(module):
+        for parameter in unit.parameters():
+            if parameter not in names:
+                continue  # a part of a block that is sharded already
+            master = state.get(names[parameter], {}).pop(MASTER, None)
+            if settings["mp_policy"].param_dtype is not None and parameter.requires_grad:
+                parameter.data = parameter.data.float() if master is None else master.to(parameter.device)
+        fully_shard(unit, mesh=mesh, **settings)
+    # No family changes a block's output in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     sharded = dict(module.named_parameters())
     for group, members in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [sharded[name] for name in members]
-    optimizer.state.clear()
     for name, values in state.items():
         optimizer.state[sharded[name]] = {key: shard_like(sharded[name], value) for key, value in values.items()}
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """This rank's shard of `value`, which every rank has whole, by the layout of `parameter`; scalars stay whole."""
+    """This rank's shard of `value`, which every rank has whole, by the layout of `parameter` and where that is.
+
+    Scalars stay whole.
+    """
     if not isinstance(parameter, DTensor) or not value.dim():
         return value
     value = value.to(parameter.device_mesh.device_type)
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return shard.to(parameter.device)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded. Every rank must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """All of a tensor that may be sharded, gathered on the ranks' own devices. Every rank must call it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Parts that are kept in main memory travel between GPUs nevertheless.
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()
 
 
 @torch.no_grad()

@@ -236,9 +236,9 @@ def current_process_group() -> ProcessGroup:
 def backends(device_type: str) -> str:
     """Backends of a rank's collectives, by the device of their tensors: on the CPU gloo, on GPUs NCCL.
 
-    A rank without a GPU has no NCCL, which cannot be made there; gloo's part is the same on all ranks.
+    A rank without a GPU cannot have NCCL; gloo's part is the same on all ranks.
     """
-    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "cpu:gloo"
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
 def _meet(device_type: str) -> PartialState:

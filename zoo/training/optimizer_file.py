@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, shard_like, whole
+from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 
 
 def optimizer_tensors(policy: Any, *, keep: bool = True) -> dict[str, Tensor]:
@@ -52,7 +52,10 @@ def load_optimizer(
     groups: Sequence[dict[str, Any]],
     where: Path,
 ) -> None:
-    """Restore the state of `optimizer_tensors` and `optimizer_groups`; raises `BadValue` for another optimiser's."""
+    """Restore the state of `optimizer_tensors` and `optimizer_groups`; raises `BadValue` for another optimiser's.
+
+    State that is yet to be cut over ranks stays on the CPU: whole, a GPU might not hold it.
+    """
     present = optimizer.state_dict()["param_groups"]
     sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
     if sizes != wanted:
@@ -68,13 +71,12 @@ def load_optimizer(
         if name == MASTER:
             masters[int(number)] = tensor
         else:
-            moments.setdefault(int(number), {})[name] = shard_like(parameters[int(number)], tensor)
-    optimizer.load_state_dict({"state": moments, "param_groups": list(groups)})
+            moments.setdefault(int(number), {})[name] = tensor
+    # Not with the moments: torch would give them the device and precision of the weights.
+    optimizer.load_state_dict({"state": {}, "param_groups": list(groups)})
     for index, values in moments.items():
-        state = optimizer.state[parameters[index]]
-        # Torch has given moments the precision of the weights; in older files they have it.
-        for name, moment in values.items():
-            state[name] = (moment if moment.dtype.itemsize >= 4 else moment.float()).to(state[name].device)
+        home = torch.device("cpu") if will_shard() else parameters[index].device
+        optimizer.state[parameters[index]] = {name: _placed(moment, home) for name, moment in values.items()}
     for index, master in masters.items():
         parameter = parameters[index]
         if parameter.dtype.itemsize >= 4:
@@ -82,3 +84,10 @@ def load_optimizer(
         else:
             # For `zoo.distributed.fsdp.shard` to take.
             optimizer.state[parameter][MASTER] = master
+
+
+def _placed(moment: Tensor, device: torch.device) -> Tensor:
+    """A moment on `device`, in float32, which older files do not all have; a count of steps as it is."""
+    if not moment.ndim:
+        return moment
+    return (moment if moment.dtype.itemsize >= 4 else moment.float()).to(device)

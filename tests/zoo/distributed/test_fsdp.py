@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
 
-from tests.zoo.launching import TOY, finish, first_checkpoint, only_run, same_tensors, start, updates
+from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
 from zoo.distributed.fsdp import (
     check_precision,
     fsdp_requested,
     learning_copy,
+    shard,
+    shard_like,
     sharding_settings,
     sync_weights,
+    units,
 )
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
@@ -195,7 +206,88 @@ def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
         sharding_settings("no")
 
 
-def test_the_learning_policy_hands_its_trained_weights_over() -> None:
+@pytest.mark.processes
+def test_every_family_sharded_by_blocks_computes_what_it_does_whole() -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.zoo.distributed.sharded_pass"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    found = json.loads(said[0][0])
+    assert {"nano", "nano-flow", "openvla", "openvla-oft", "pi0", "pi05"} <= found.keys()
+    for family, numbers in found.items():
+        assert numbers["units"] > 1, family
+        assert numbers["largest"] < numbers["all"], family
+        assert numbers["loss"] < 1e-6, family
+        assert numbers["gradient"] < 1e-6, family
+
+
+class Stack(nn.Module):
+    """Three blocks, one of which has a list inside, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Sequential(nn.ModuleList([nn.Linear(2, 2)] * 2)), nn.Tanh()])
+        self.head = nn.Linear(2, 2)
+
+
+def test_units_are_blocks_and_the_rest() -> None:
+    stack = Stack()
+    assert units(stack) == [stack.blocks[0], stack.blocks[1], stack]
+    # A family that runs parts of a block by hand says so.
+    stack.blocks[0].run_in_parts = True
+    assert units(stack) == [stack.blocks[1], stack]
+
+
+def test_a_seven_billion_parameter_policy_sums_a_thirteenth_of_its_gradients_at_once() -> None:
+    from vla_policies.openvla.memory import _network
+
+    network = _network("7b")
+    seen: set[nn.Parameter] = set()
+    sizes = []
+    for unit in units(network):
+        sizes.append(sum(parameter.numel() for parameter in unit.parameters() if parameter not in seen))
+        seen.update(unit.parameters())
+    # In float32: 28 GiB in one piece, 2.2 where blocks are units; the blocks themselves 0.75.
+    assert sum(sizes) * 4 / 2**30 == pytest.approx(28.1, abs=0.1)
+    assert max(sizes) * 4 / 2**30 == pytest.approx(2.2, abs=0.1)
+
+
+def test_moments_that_will_be_cut_stay_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = linear(torch.float32).to("meta")
+    policy.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
+    saved = {"0.exp_avg": torch.ones(1, 2), "0.exp_avg_sq": torch.ones(1, 2), "0.step": torch.tensor(1.0)}
+    load(policy, saved)
+    assert policy.optimizer.state[policy.weight]["exp_avg"].device.type == "meta", "the weights' device"
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    load(policy, saved)
+    assert {value.device.type for value in policy.optimizer.state[policy.weight].values()} == {"cpu"}
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_moments_lie_where_their_parameter_does(alone: DeviceMesh) -> None:
+    """With `fsdp_offload_params` that is not the device of the ranks' collectives."""
+    elsewhere = DTensor.from_local(torch.zeros(2, 2), alone, [Shard(0)]).to("meta")
+    assert shard_like(elsewhere, torch.ones(2, 2)).device.type == "meta"
+
+
+def test_the_learning_policy_hands_its_trained_weights_over(alone: DeviceMesh) -> None:
     acting = nn.Linear(2, 1)
     acting.bias.requires_grad_(False)
     acting.optimizer = torch.optim.SGD([acting.weight], lr=1.0)
@@ -204,8 +296,11 @@ def test_the_learning_policy_hands_its_trained_weights_over() -> None:
     learning = learning_copy(acting)
     assert acting.optimizer is learning.optimizer
     assert dict(learning.optimizer.state) == {learning.weight: known}
+    # No second policy in memory, until sharding makes parts of it.
+    assert learning.weight.data_ptr() == acting.weight.data_ptr()
+    shard(learning, learning.optimizer, alone, mp_policy=MixedPrecisionPolicy())
     before = acting.weight.detach().clone()
-    learning.weight.sum().backward()
+    learning(torch.ones(1, 2)).sum().backward()
     learning.optimizer.step()
     assert torch.equal(acting.weight, before)
     sync_weights(learning, acting)
