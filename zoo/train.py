@@ -42,7 +42,7 @@ def parser(
         steps="steps",
         eval_default="0: at the end (default: also before training and on the way, within a tenth of -n)",
         save_default="0: at the end (default: the recipe's, else a quarter of -n)",
-        num_envs="simulators side by side",
+        num_envs="simulators side by side, of all processes together",
         params="settings over the hyperparameter file, values in YAML: learning_rate:3e-4 chunk:8",
         recipes="one",
         resume="a run folder: go on in place from its newest checkpoint; a checkpoints/step_<n> folder, or the Hub id "
@@ -75,8 +75,8 @@ def parser(
         "--pipeline-stages",
         type=pipeline_stages,
         metavar="K",
-        help="simulate one part of the environments while deciding for another: off (default), on (2 parts), auto, or "
-        "their number",
+        help="simulate one part of the environments while deciding for another: auto (default; 2 parts where the policy is on "
+        "a GPU), off, on (2 parts), or their number",
     )
     p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")

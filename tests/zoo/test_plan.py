@@ -26,7 +26,7 @@ def test_a_plan_counts_ranks_and_memory(
     said = planned(
         capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 1 --host-memory 1"
     )
-    assert "ranks        8 x 8 envs (8 groups of 1); 8 x 16 decisions of each minibatch" in said
+    assert "ranks        8 x 8 envs, 64 in all (8 groups of 1); 8 x 16 decisions of each minibatch" in said
     assert "stages       2 x 4 envs of each rank" in said
     assert "fits         device: yes" in said
     assert "fits         host: yes" in said
@@ -46,7 +46,7 @@ def test_the_plan_of_a_run_that_goes_on_is_of_its_settings(tmp_path: Path, capsy
     run.checkpoint(600).mkdir(parents=True)
     said = planned(capsys, f"-i {run.path} -n 2000 --ranks 2")
     assert "run          2000 simulator steps" in said
-    assert "ranks        2 x 3 envs" in said
+    assert "ranks        2 x 3 envs, 6 in all" in said
     assert f"resumes      from {run.checkpoint(600)} at 600 simulator steps, in place" in said
     assert main(["plan", "-i", str(run.path), "--num-envs", "8"]) == 2
     assert "--num-envs cannot change when a run goes on with -i" in capsys.readouterr().err

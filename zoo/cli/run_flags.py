@@ -7,6 +7,7 @@ Hub id and all else is right.
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -36,9 +37,11 @@ from zoo.config.run_config import (
     check_settings,
     env_options,
     sft_config,
+    without_counts,
 )
 from zoo.config.settings import defaults_of
 from zoo.config.tracking import check_tracking
+from zoo.distributed.placement import ALL, parse_placement
 from zoo.evaluation.evaluator import tasks_of
 from zoo.files import quoted
 from zoo.runs.folder import RunFolder, holds_policy, longer
@@ -103,11 +106,13 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
     find_benchmark(args.env)
     overrides = check_settings(algo, key_values(args.params), "-params")
     policy, entry, values = _tuned(args, algo, overrides)
+    given = given_flags(args, *_TRAIN_SETTINGS)
     config = build_config(
         algo=algo,
         env=args.env,
         policy=policy,
-        values={**values, **given_flags(args, *_TRAIN_SETTINGS), **given_evaluation(args, algo)},
+        values={**without_counts(values, given), **given, **given_evaluation(args, algo)},
+        num_collectors=_num_collectors(args),
         seed=_seed(args),
         entry=entry,
         **given_flags(args, "device", "num_threads", "eval_tasks", *_SPREAD),
@@ -138,7 +143,13 @@ def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tu
     evaluation = evaluation_protocol({**asked, **given_evaluation(args, algo)}, {}, 0)
     check_acting(policy, evaluation, evaluation.sampling, flags="--eval-")
     tuned = load_hyperparams(algo, args.env, policy.family, conf_file)
-    return policy.name, tuned.entry, over_recipe(tuned.values, policy, overrides)
+    return policy.name, tuned.entry, over_recipe(without_counts(tuned.values, overrides), policy, overrides)
+
+
+def _num_collectors(args: argparse.Namespace) -> int:
+    """Return the number of processes that collect: of `zoo.plan --ranks`, or of those that a launcher has started."""
+    size = args.ranks if hasattr(args, "ranks") else int(os.environ.get("WORLD_SIZE", "1"))
+    return len(parse_placement(args.placement or ALL, size).rollout)
 
 
 def _seed(args: argparse.Namespace) -> int:

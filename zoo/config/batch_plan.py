@@ -159,12 +159,12 @@ def choose_stages(asked: int | str, *, num_envs: int, group_size: int, num_worke
     """Return the stages of one rank's `num_envs` environments: `asked`, or for "auto" 1 or 2.
 
     Two stages pay where inference and simulation do not compete: the policy is on an accelerator and the environments
-    run in other processes (`num_workers` > 0), each of which has an environment in either stage.
+    run in other processes (`num_workers` > 0). While one half simulates, the policy then decides for the other.
     """
     if asked != "auto":
         return int(asked)
-    enough = num_envs >= 2 * num_workers and num_envs % (2 * group_size) == 0
-    return 2 if accelerator and num_workers > 0 and enough else 1
+    divides = num_envs % (2 * group_size) == 0
+    return 2 if accelerator and num_workers > 0 and divides else 1
 
 
 def benchmark_of(config: RunConfig) -> Benchmark:

@@ -140,7 +140,7 @@ class RunConfig:
     """Those settings of the algorithm that were given; schedules are mappings."""
     entry: str = ""
     """The hyperparameter entry that the numbers started from."""
-    pipeline_stages: int | str = 1
+    pipeline_stages: int | str = "auto"
     """Parts of a rank's environments, one of which simulates while the policy decides for another; or "auto"."""
     placement: str = "all"
     """The ranks that simulate, decide and learn; see `zoo.distributed.placement`."""
@@ -183,6 +183,8 @@ class RunConfig:
 
 _RUN_SETTINGS = ("n_timesteps", "num_envs", "eval_freq", "eval_episodes", "save_freq")
 """Fields of `RunConfig` that are settings of the same name."""
+PER_PROCESS = "num_envs_per_process"
+"""Setting in the place of `num_envs`: environments of each process that collects."""
 
 
 def sft_config(config: RunConfig) -> SFTConfig:
@@ -201,6 +203,7 @@ def known_settings(algo: str) -> dict[str, Any]:
     run = {name: annotations_of(RunConfig)[name] for name in _RUN_SETTINGS}
     return {
         **run,
+        PER_PROCESS: Processes,
         **EVAL_OPTIONS,
         "policy": StartWeights,
         "policy_kwargs": PolicyOptions,
@@ -217,11 +220,25 @@ def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str
     return check_fields(known_settings(algo), values, where)
 
 
-def build_config(*, algo: str, env: str, policy: str, values: Mapping[str, Any], **others: Any) -> RunConfig:
+def without_counts(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's `values`, without its number of environments where `given` settings have one in its place."""
+    counts = ("num_envs", PER_PROCESS)
+    asked = any(name in given for name in counts)
+    return {name: value for name, value in values.items() if not (asked and name in counts)}
+
+
+def build_config(
+    *, algo: str, env: str, policy: str, values: Mapping[str, Any], num_collectors: int = 1, **others: Any
+) -> RunConfig:
     """Sort checked settings (`check_settings`) into a `RunConfig`, of which `others` are further fields.
 
+    `num_collectors`: processes that collect, each with `num_envs_per_process` environments where the values say so.
     Raises `BadValue` when a required setting is missing or numbers do not fit each other.
     """
+    if PER_PROCESS in values:
+        if "num_envs" in values:
+            raise BadValue(f"num_envs counts the environments of all processes, {PER_PROCESS} those of one; got both")
+        values = {**values, "num_envs": num_collectors * values[PER_PROCESS]}
     for name in ("n_timesteps", "num_envs"):
         if name not in values:
             raise BadValue(f"setting '{name}' is missing: give it in the hyperparameter entry or on the command line")

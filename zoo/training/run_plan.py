@@ -159,7 +159,7 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
     ]
     if max(batch.num_ranks, batch.num_learners) > 1:
         lines.append(
-            f"ranks        {batch.num_ranks} x {batch.envs_per_rank} envs "
+            f"ranks        {batch.num_ranks} x {batch.envs_per_rank} envs, {batch.num_envs} in all "
             f"({batch.envs_per_rank // batch.group_size} groups of {batch.group_size}); {batch.num_learners} x "
             f"{batch.batch_size / batch.num_learners:g} decisions of each minibatch"
         )

@@ -34,7 +34,10 @@ def train(job: TrainJob) -> RunFolder | None:
     process_group, device = join(job.config.device)
     # Where the seed was drawn every rank has drawn its own.
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
-    job, plan = replace(job, config=config), replace(plan, config=config)
+    # Machines differ in cores and GPUs: the first rank that decides chooses the stages for all.
+    stages = process_group.all_gather_object(plan.batch.num_stages)[plan.placement.rollout[0]]
+    job = replace(job, config=config)
+    plan = replace(plan, config=config, batch=replace(plan.batch, num_stages=stages))
     if not plan.placement.everywhere:
         from zoo.training.roles import train_placed
 

@@ -93,7 +93,7 @@ def test_the_nearest_divisor():
         ({"asked": 3}, 3),
         ({"accelerator": False}, 1),  # policy and simulators want the same cores
         ({"num_workers": 0}, 1),  # nobody else simulates
-        ({"num_workers": 8}, 1),  # a worker would have nothing to do in one of the stages
+        ({"num_workers": 8}, 2),  # half of the workers simulate while the policy decides for the others
         ({"group_size": 8}, 1),  # a group would be cut
     ],
 )
