@@ -33,6 +33,36 @@ def test_a_plan_counts_ranks_and_memory(
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "num_envs"),
+    [
+        ("--ranks 1", 8),
+        ("--ranks 8", 64),
+        ("--ranks 8 --num-envs 16", 16),
+        ("--ranks 8 -params num_envs:24", 24),
+        ("--ranks 8 -params num_envs_per_process:2", 16),
+    ],
+)
+def test_a_recipe_for_one_gpu_brings_environments_to_each(
+    flags: str, num_envs: int, capsys: pytest.CaptureFixture[str]
+):
+    said = planned(capsys, f"--env Toy-Reach --policy openvla-oft {flags}")
+    assert f"rollout      {num_envs} envs x" in said
+
+
+def test_a_split_run_counts_the_processes_that_collect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    args = ["--env", "Toy-Reach", "--policy", "openvla-oft", "--placement", "env=0-1,rollout=2-3,actor=4-7"]
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert resolve_new_run(parser().parse(args)).num_envs == 16
+
+
+def test_two_counts_of_environments_contradict_each_other(capsys: pytest.CaptureFixture[str]):
+    assert main("plan --env Toy-Reach -params num_envs:8 num_envs_per_process:8".split()) == 2
+    assert "num_envs counts the environments of all processes" in capsys.readouterr().err
+
+
 def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]):
     said = planned(capsys, "--env Toy-Reach --gpu-memory 0.000001")
     assert "fits         device: NO" in said
