@@ -59,7 +59,7 @@ def test_a_split_run_counts_the_processes_that_collect(
 
 
 def test_two_counts_of_environments_contradict_each_other(capsys: pytest.CaptureFixture[str]):
-    assert main("plan --env Toy-Reach -params num_envs:8 num_envs_per_process:8".split()) == 2
+    assert main(["plan", "--env", "Toy-Reach", "-params", "num_envs:8", "num_envs_per_process:8"]) == 2
     assert "num_envs counts the environments of all processes" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -172,7 +172,8 @@ def whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     # Parts that are kept in main memory travel between GPUs nevertheless.
-    return tensor.to(tensor.device_mesh.device_type).full_tensor()
+    on_device = cast(DTensor, tensor.to(tensor.device_mesh.device_type))
+    return on_device.full_tensor()
 
 
 @torch.no_grad()
