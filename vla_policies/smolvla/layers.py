@@ -81,6 +81,9 @@ class LlamaLayer(nn.Module):
 class CrossLayer(LlamaLayer):
     """A layer of the expert whose tokens attend to the prefix alone, by projections of its keys and values."""
 
+    run_in_parts = True
+    """`project` runs apart from `forward`: FSDP2 leaves the layer in one unit with others (`zoo.distributed.fsdp`)."""
+
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__(shape, source_width=shape.num_kv_heads * shape.head_dim)
 

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "openvla-oft, recompute": ("openvla-oft", 4, {**OPENVLA, "recompute": True}),
     "pi0": ("pi0", 4, {**OPENVLA, "train_expert_only": False}),
     "pi05": ("pi05", 4, {**OPENVLA, "train_expert_only": False, "recompute_activations": True}),
+    "smolvla": ("smolvla", 4, {**OPENVLA, "train_expert_only": False}),
 }
 
 

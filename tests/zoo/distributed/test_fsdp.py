@@ -222,7 +222,7 @@ def test_every_family_sharded_by_blocks_computes_what_it_does_whole() -> None:
     said = [rank.communicate(timeout=240) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     found = json.loads(said[0][0])
-    assert {"nano", "nano-flow", "openvla", "openvla-oft", "pi0", "pi05"} <= found.keys()
+    assert {"nano", "nano-flow", "openvla", "openvla-oft", "pi0", "pi05", "smolvla"} <= found.keys()
     for family, numbers in found.items():
         assert numbers["units"] > 1, family
         assert numbers["largest"] < numbers["all"], family
