@@ -75,8 +75,8 @@ def parser(
         "--pipeline-stages",
         type=pipeline_stages,
         metavar="K",
-        help="simulate one part of the environments while deciding for another: auto (default; 2 parts where the policy is "
-        "on a GPU), off, on (2 parts), or their number",
+        help="simulate one part of the environments while deciding for another: auto (default; 2 parts where the "
+        "policy is on a GPU), off, on (2 parts), or their number",
     )
     p.add_argument("--published", metavar="NAME", help="the recipe of a published row (zoo.published lists them)")
     p.add_argument("--dry-run", action="store_true", help="print the resolved run and its arithmetic, start nothing")
