@@ -54,7 +54,8 @@ def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor |
     logits_BKAV = logits_BKAV.float()
     if allowed_V is not None:
         logits_BKAV = logits_BKAV.masked_fill(~allowed_V, -torch.inf)
-    logits_BKAV = logits_BKAV / sampling.temperature
+    if sampling.temperature != 1.0:
+        logits_BKAV = logits_BKAV / sampling.temperature
     if 0 < sampling.top_k < logits_BKAV.shape[-1]:
         kth = logits_BKAV.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits_BKAV = logits_BKAV.masked_fill(logits_BKAV < kth, -torch.inf)

@@ -5,17 +5,18 @@ Adapter folders are plain peft's (`adapter_config.json`, `adapter_model.safetens
 
 peft adds adapters by separate operations, each of which makes a tensor as large as the layer's output, and computes
 adapters kept in float32 beside half-precision weights in float32. `FusedLoraLinear` adds the product where the
-layer's output already lies, in the type of the input; gradients arrive in float32 as before.
+layer's output already lies, in the type of the input; gradients arrive in float32 as before. The adapters in that type
+are kept while no gradient is asked for, so that acting takes three kernels a layer instead of five.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -296,27 +297,91 @@ def _plain(value: Any) -> Any:
 class FusedLoraLinear(LoraLinear):
     """peft's layer with one adapter, run as one operation; all other cases run peft's own forward."""
 
+    _cast: dict[str, tuple[object, Tensor]]
+    """Name of adapters' weights -> the state they were cast in, and the result."""
+
+    def train(self, mode: bool = True) -> Self:
+        """As `nn.Module`; between modes weights may have changed unseen, and are cast anew."""
+        if mode != self.training:
+            self._cast = {}
+        return super().train(mode)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        base: nn.Module = self.get_base_layer()
-        names = self.active_adapters
-        if (
-            args
-            or kwargs
-            or self.disable_adapters
+        if args or kwargs or not self.runs_fused(x):
+            out: Tensor = super().forward(x, *args, **kwargs)
+            return out
+        return _fused((self,), x)
+
+    def runs_fused(self, x: Tensor) -> bool:
+        """Whether it runs as one operation on `x`."""
+        weight, names = self.get_base_layer().weight, self.active_adapters
+        return not (
+            self.disable_adapters
             or self.merged
             or len(names) != 1
             or names[0] not in self.lora_A
-            or base.weight.requires_grad
-            or x.dtype != base.weight.dtype
+            or weight.requires_grad
+            or x.dtype != weight.dtype
             # Autocast would change the type of the products and not of the sum.
             or autocast_type(x) not in (None, x.dtype)
-        ):
-            out: Tensor = super().forward(x, *args, **kwargs)
-            return out
-        down, up = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight
-        fused: Tensor = _FusedLora.apply(x, base.weight, base.bias, down, up, self.scaling[names[0]])
-        return fused
+        )
+
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, float]:
+        """W, b, A, B and the scale of the active adapter."""
+        base, name = self.get_base_layer(), self.active_adapters[0]
+        return base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+
+    def kept(self, name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """`_joined`, done once as long as the weights stay the same; for passes without gradients."""
+        if torch.compiler.is_compiling():
+            return _joined(weights, dtype)
+        # Fused optimisers and collectives count no version up: rollouts begin with `train(False)`, see above.
+        state = dtype, *((id(weight), weight._version, weight.device) for weight in weights)
+        if name not in self._cast or self._cast[name][0] != state:
+            self._cast[name] = state, _joined(weights, dtype)
+        return self._cast[name][1]
+
+    def forget(self) -> None:
+        """Drop what `kept` has."""
+        if self._cast:
+            self._cast = {}
+
+
+def linears(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
+    """Outputs of linear layers with the same input; their adapters' first products are one."""
+    together = _together(layers, x)
+    if together is None:
+        return [layer(x) for layer in layers]
+    return together.split([layer.out_features for layer in layers], dim=-1)  # type: ignore[misc]
+
+
+def joint_linear(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """As `linears`, side by side in the last dim of one tensor."""
+    together = _together(layers, x)
+    return torch.cat([layer(x) for layer in layers], dim=-1) if together is None else together
+
+
+def _together(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
+    """The layers as one operation; None where one of them is none of `FusedLoraLinear`'s, or does not run fused."""
+    if all(isinstance(layer, FusedLoraLinear) and layer.runs_fused(x) for layer in layers):
+        return _fused(layers, x)  # type: ignore[arg-type]
+    return None
+
+
+def _fused(layers: Sequence[FusedLoraLinear], x: Tensor) -> Tensor:
+    parts = [layer.parts() for layer in layers]
+    scales = tuple(part[4] for part in parts)
+    if torch.is_grad_enabled():
+        layers[0].forget()
+        out: Tensor = _FusedLora.apply(x, scales, *(tensor for part in parts for tensor in part[:4]))
+        return out
+    # One name for each number of layers: a layer may run alone, too.
+    down = layers[0].kept(f"down{len(layers)}", [part[2] for part in parts], x.dtype)
+    ups = [layer.kept("up", [part[3]], x.dtype) for layer, part in zip(layers, parts, strict=True)]
+    bases = [part[:2] for part in parts]
+    flat_NO, _ = _adapted(x.reshape(-1, x.shape[-1]), bases, down, ups, scales)
+    return flat_NO.view(*x.shape[:-1], -1)
 
 
 def fuse(module: nn.Module) -> None:
@@ -327,33 +392,68 @@ def fuse(module: nn.Module) -> None:
             continue
         if all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values()):
             layer.__class__ = FusedLoraLinear
+            layer._cast = {}
+
+
+def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Weights in `dtype`, one below the other."""
+    cast = [weight.to(dtype) for weight in weights]
+    return cast[0] if len(cast) == 1 else torch.cat(cast)
+
+
+def _adapted(
+    x_NI: Tensor,
+    bases: Sequence[tuple[Tensor, Tensor | None]],
+    down_RI: Tensor,
+    ups: Sequence[Tensor],
+    scales: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """x W' + b + scale (x A') B' of every layer side by side, and x A' of all; everything of one type."""
+    inner_NR = x_NI @ down_RI.t()
+    if len(bases) == 1:
+        out_NO = functional.linear(x_NI, *bases[0])
+        return out_NO.addmm_(inner_NR, ups[0].t(), alpha=scales[0]), inner_NR
+    out_NO = x_NI.new_empty(len(x_NI), sum(len(up) for up in ups))
+    outs = out_NO.split([len(up) for up in ups], dim=1)
+    inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
+    for out, inner, (weight, bias), up, scale in zip(outs, inners, bases, ups, scales, strict=True):
+        if bias is None:
+            torch.mm(x_NI, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x_NI, weight.t(), out=out)
+        out.addmm_(inner, up.t(), alpha=scale)
+    return out_NO, inner_NR
 
 
 class _FusedLora(torch.autograd.Function):
-    """x W' + b + scale (x A') B'; W and b take no gradient."""
+    """`_adapted` with gradients; W and b take none. Takes (W, b, A, B) of every layer."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scales: tuple[float, ...], *parts: Tensor) -> Tensor:
         flat_NI = x.reshape(-1, x.shape[-1])
-        inner_NR = flat_NI @ down.to(x.dtype).t()
-        out_NO = functional.linear(flat_NI, weight, bias)
-        out_NO.addmm_(inner_NR, up.to(x.dtype).t(), alpha=scale)
-        ctx.save_for_backward(flat_NI, inner_NR, weight, down, up)
-        ctx.scale = scale
+        weights, biases, downs, ups = parts[::4], parts[1::4], parts[2::4], parts[3::4]
+        bases = list(zip(weights, biases, strict=True))
+        out_NO, inner_NR = _adapted(flat_NI, bases, _joined(downs, x.dtype), [up.to(x.dtype) for up in ups], scales)
+        ctx.save_for_backward(flat_NI, inner_NR, *weights, *downs, *ups)
+        ctx.scales = scales
         return out_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        flat_NI, inner_NR, weight, down, up = ctx.saved_tensors
-        grad_NO = grad_outputs[0].reshape(-1, weight.shape[0])
-        grad_NR = grad_NO @ up.to(grad_NO.dtype)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad_NO @ weight
-            grad_x.addmm_(grad_NR, down.to(grad_NO.dtype), alpha=ctx.scale)
+        flat_NI, inner_NR, *saved = ctx.saved_tensors
+        count = len(ctx.scales)
+        weights, downs, ups = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
+        grads = grad_outputs[0].reshape(len(flat_NI), -1).split([len(up) for up in ups], dim=1)
+        grad_x, grad_parts = None, []
+        for grad_NO, weight, down, up, inner, scale in zip(grads, weights, downs, ups, inners, ctx.scales, strict=True):
+            grad_NR = grad_NO @ up.to(grad_NO.dtype)
+            if ctx.needs_input_grad[0]:
+                grad_x = grad_NO @ weight if grad_x is None else grad_x.addmm_(grad_NO, weight)
+                grad_x.addmm_(grad_NR, down.to(grad_NO.dtype), alpha=scale)
+            grad_down = (grad_NR.t() @ flat_NI).to(down.dtype) * scale
+            grad_up = (grad_NO.t() @ inner).to(up.dtype) * scale
+            grad_parts += [None, None, grad_down, grad_up]
+        if grad_x is not None:
             grad_x = grad_x.view(*grad_outputs[0].shape[:-1], -1)
-        grad_down = (grad_NR.t() @ flat_NI).to(down.dtype) * ctx.scale
-        grad_up = (grad_NO.t() @ inner_NR).to(up.dtype) * ctx.scale
-        return grad_x, None, None, grad_down, grad_up, None
+        return grad_x, None, *grad_parts

@@ -1,9 +1,10 @@
-"""Running transformers' Llama layer by layer: bidirectional, causal with a cache, or prefix and suffix together.
+"""Llama layer by layer: bidirectional, causal with a cache, or prefix and suffix together.
 
-By hand, not transformers' own loop over the layers: its cached decoding rounds differently from its full pass, and
-the ratio before the first update must be exactly 1. `decode_after` serves acting and training alike: the suffix
-attends to the prefix's keys and values, cached (acting) or computed again (training), by the same operations on the
-same shapes, so that both give the same bits.
+By hand, not transformers' own loop and layers: cached decoding there rounds differently from a full pass, and the ratio
+before the first update must be exactly 1. `decode_after` serves acting and training alike: the suffix attends to the
+prefix's keys and values, cached (acting) or computed again (training), by the same operations on the same shapes, so
+that both give the same bits. A layer takes and returns tensors alone, which `torch.compile` and CUDA graphs need, and
+rounds as transformers' does with half the kernels: one for a norm, queries and keys turned together.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from vla_policies.modules.activation_checkpointing import CheckpointFn
+from vla_policies.modules.lora import joint_linear, linears
+
+
+KeyValue = tuple[Tensor, Tensor]
+"""Keys, turned to their places, and values of some tokens in one layer, `[B, heads, L, head_dim]` each."""
+RotaryTables = tuple[Tensor, Tensor]
+"""Cosines, and sines whose first half is negative, `[B, 1, L, head_dim]` each."""
 
 
 class Rotary(nn.Module):
@@ -28,50 +37,134 @@ class Rotary(nn.Module):
         self.head_dim = head_dim
         self.theta = theta
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[B, L, head_dim]` in the dtype of `x`."""
+    def forward(self, x: Tensor, position_ids: Tensor) -> RotaryTables:
+        """Tables in the dtype of `x`."""
         power = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=x.device) / self.head_dim
-        angle = position_ids[..., None].float() * (1.0 / self.theta**power)
-        angle = torch.cat([angle, angle], dim=-1)
-        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        angle = position_ids[:, None, :, None].float() * (1.0 / self.theta**power)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+class RMSNorm(LlamaRMSNorm):
+    """transformers' norm, bit for bit, in two kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., D]`, normed over the last dim."""
+        return self.weight * functional.rms_norm(x, self.weight.shape, None, self.variance_epsilon)
+
+
+@dataclass(frozen=True)
+class ReadPlaces:
+    """The places of a segment whose outputs are needed."""
+
+    place_BS: Tensor
+    """Indices into the segment, int64."""
+    rotary: RotaryTables
+    """Tables of these places."""
+
+
+class Layer(LlamaDecoderLayer):
+    """transformers' layer, bit for bit."""
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        rotary: RotaryTables,
+        mask: Tensor | None,
+        causal: bool = False,
+        earlier: KeyValue | None = None,
+        room: tuple[Tensor, Tensor, int] | None = None,
+        read: ReadPlaces | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states after the layer, `[B, L, D]`, and these tokens' keys and values.
+
+        The tokens attend to themselves; and to `earlier` ones, which come first; or to those in the first places of
+        `room`, two buffers and the number of tokens in them, where their own are written after them. With `read` the
+        output is that of its places alone, `[B, S, D]`: the others have no queries, output projection and MLP.
+        """
+        attention = self.self_attn
+        normed_BLD = self.input_layernorm(x_BLD)
+        num_kv = attention.k_proj.out_features // attention.head_dim
+        if read is None:
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            heads = _heads(joint_linear(projections, normed_BLD), attention.head_dim)
+            num_turned = heads.shape[1] - num_kv
+            query, key = _turned(heads[:, :num_turned], rotary).tensor_split((num_turned - num_kv,), dim=1)
+            value = heads[:, num_turned:]
+        else:
+            heads = _heads(joint_linear((attention.k_proj, attention.v_proj), normed_BLD), attention.head_dim)
+            key, value = _turned(heads[:, :num_kv], rotary), heads[:, num_kv:]
+            place_BSD = read.place_BS[..., None].expand(-1, -1, x_BLD.shape[2])
+            x_BLD, normed_BLD = x_BLD.gather(1, place_BSD), normed_BLD.gather(1, place_BSD)
+            query = _turned(_heads(attention.q_proj(normed_BLD), attention.head_dim), read.rotary)
+        keys, values = _attended((key, value), earlier, room)
+        mixed = functional.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=attention.scaling,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
+        x_BLD = x_BLD + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        gate_BLM, up_BLM = linears((self.mlp.gate_proj, self.mlp.up_proj), self.post_attention_layernorm(x_BLD))
+        return x_BLD + self.mlp.down_proj(functional.silu(gate_BLM) * up_BLM), key, value
+
+
+def _attended(own: KeyValue, earlier: KeyValue | None, room: tuple[Tensor, Tensor, int] | None) -> KeyValue:
+    """Keys and values of all tokens that the present ones may attend to."""
+    if earlier is not None:
+        return torch.cat([earlier[0], own[0]], dim=2), torch.cat([earlier[1], own[1]], dim=2)
+    if room is None:
+        return own
+    start = room[2]
+    end = start + own[0].shape[2]
+    for buffer, new in zip(room[:2], own, strict=True):
+        buffer[:, :, start:end] = new
+    return room[0][:, :, :end], room[1][:, :, :end]
+
+
+def _heads(x_BLD: Tensor, head_dim: int) -> Tensor:
+    return x_BLD.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def _turned(x: Tensor, rotary: RotaryTables) -> Tensor:
+    """`[B, heads, L, head_dim]` turned by its places, halves paired as Llama pairs them."""
+    cos, sin = rotary
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([second, first], dim=-1) * sin
 
 
 class KVCache:
-    """One layer's keys and values of a prefix, and room for the tokens decoded after it.
-
-    Has the `update` of transformers' caches, which a layer calls once per pass.
-    """
+    """Keys and values of a prefix in every layer, and room for the tokens decoded after it."""
 
     def __init__(self, room: int) -> None:
-        self.room = room
-        self.prefix: tuple[Tensor, Tensor] | None = None
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._room = room
+        self._length = 0
         self._filled = 0
-        self.joining = False
+        self._buffers: list[KeyValue] = []
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, heads, L, head_dim]` that the present tokens may attend to."""
-        if self.prefix is None:
-            self.prefix = (key, value)
-            return key, value
-        if self.joining:
-            return torch.cat([self.prefix[0], key], dim=2), torch.cat([self.prefix[1], value], dim=2)
-        return self._append(key, value)
+    def begin(self, key: Tensor, value: Tensor) -> None:
+        """Add the next layer's prefix. Later tokens are written in place: one copy of it instead of one per token."""
+        self._length = self._filled = key.shape[2]
+        self._buffers.append((self._with_room(key), self._with_room(value)))
 
-    def _append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.prefix is not None
-        if self._buffers is None:
-            # Later tokens are written in place: one copy of the prefix instead of one per token.
-            self._filled = self.prefix[0].shape[2]
-            self._buffers = (self._with_room(self.prefix[0]), self._with_room(self.prefix[1]))
-        end = self._filled + key.shape[2]
-        for buffer, new in zip(self._buffers, (key, value), strict=True):
-            buffer[:, :, self._filled : end] = new
-        self._filled = end
-        return self._buffers[0][:, :, :end], self._buffers[1][:, :, :end]
+    def prefix(self, layer: int) -> KeyValue:
+        """The prefix of a layer."""
+        key, value = self._buffers[layer]
+        return key[:, :, : self._length], value[:, :, : self._length]
+
+    def room(self, layer: int) -> tuple[Tensor, Tensor, int]:
+        """`Layer.forward`'s `room`."""
+        return *self._buffers[layer], self._filled
+
+    def advance(self, count: int) -> None:
+        """Count tokens that every layer has written."""
+        self._filled += count
 
     def _with_room(self, x: Tensor) -> Tensor:
-        out = x.new_empty(*x.shape[:2], x.shape[2] + self.room, x.shape[3])
+        out = x.new_empty(*x.shape[:2], x.shape[2] + self._room, x.shape[3])
         out[:, :, : x.shape[2]] = x
         return out
 
@@ -94,10 +187,14 @@ def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
     """The language model of an OpenVLA `text_config`, which has only differences from the defaults."""
     values = {key: value for key, value in text_config.items() if key not in ("model_type", "torch_dtype")}
     config = LlamaConfig(**values)
-    config._attn_implementation = "sdpa"
     model = LlamaForCausalLM(config)
     head_dim = config.hidden_size // config.num_attention_heads
     model.model.rotary_emb = Rotary(head_dim, config.rope_parameters["rope_theta"])
+    for module in model.modules():
+        if type(module) is LlamaRMSNorm:
+            module.__class__ = RMSNorm
+        elif type(module) is LlamaDecoderLayer:
+            module.__class__ = Layer
     return model
 
 
@@ -108,7 +205,7 @@ def run_layers(
     run = _Runner(model, segment)
     x_BLD = segment.x_BLD
     for layer in model.layers if layers is None else layers:
-        x_BLD = run_block(run, layer, x_BLD, None)
+        x_BLD = run_block(run.hidden, layer, x_BLD)
     return x_BLD
 
 
@@ -117,92 +214,58 @@ def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, run_bloc
 
     The last layer computes keys and values of the other tokens only: no queries, output projection and MLP.
     """
-    x_BLD = run_layers(model, segment, run_block, layers=model.layers[:-1])
-    return run_block(_LastLayer(model, segment, read_BS), model.layers[-1], x_BLD)
+    if segment.causal:
+        raise ValueError("reading at some places only is for segments where all tokens attend to each other")
+    run, x_BLD = _Runner(model, segment), segment.x_BLD
+    for layer in model.layers[:-1]:
+        x_BLD = run_block(run.hidden, layer, x_BLD)
+    cos, sin = run.rotary
+    # Rows may have tables of their own, or share them.
+    place = read_BS[:, None, :, None].expand(-1, -1, -1, cos.shape[3])
+    rotary = tuple(table.expand(len(read_BS), -1, -1, -1).gather(2, place) for table in (cos, sin))
+    run.read = ReadPlaces(read_BS, rotary)  # type: ignore[arg-type]
+    # Layers may lie on other devices; the last is where the inputs were.
+    return run_block(run.hidden, model.layers[-1], x_BLD.to(read_BS.device))
 
 
-class _LastLayer:
-    """A layer whose output is needed at some places only; transformers' arithmetic in the same order."""
-
-    def __init__(self, model: LlamaModel, segment: Segment, read_BS: Tensor) -> None:
-        if segment.causal:
-            raise ValueError("reading at some places only is for segments where all tokens attend to each other")
-        self.read_BS = read_BS
-        self.mask = segment.mask
-        self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
-        self.read_rotary = model.rotary_emb(segment.x_BLD, segment.position_BL.gather(1, read_BS))
-
-    def __call__(self, layer: Any, x_BLD: Tensor) -> Tensor:
-        attention = layer.self_attn
-        # Layers may lie on other devices; this one is where the inputs were.
-        x_BLD = x_BLD.to(self.read_BS.device)
-        read_BSD = x_BLD.gather(1, self.read_BS[..., None].expand(-1, -1, x_BLD.shape[2]))
-        normed_BLD = layer.input_layernorm(x_BLD)
-        normed_BSD = normed_BLD.gather(1, self.read_BS[..., None].expand_as(read_BSD))
-        query = _rotated(_heads(attention.q_proj(normed_BSD), attention.head_dim), self.read_rotary)
-        key = _rotated(_heads(attention.k_proj(normed_BLD), attention.head_dim), self.rotary)
-        value = _heads(attention.v_proj(normed_BLD), attention.head_dim)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, self.mask, scale=attention.scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        read_BSD = read_BSD + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-        out: Tensor = read_BSD + layer.mlp(layer.post_attention_layernorm(read_BSD))
-        return out
+def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, KVCache]:
+    """Hidden states of the prefix before the final norm, and its cache with `room` for later tokens."""
+    run, cache, x_BLD = _Runner(model, prefix), KVCache(room), prefix.x_BLD
+    for layer in model.layers:
+        x_BLD, key, value = run(layer, x_BLD)
+        cache.begin(key, value)
+    return x_BLD, cache
 
 
-def _heads(x_BLD: Tensor, head_dim: int) -> Tensor:
-    return x_BLD.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def _rotated(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """`[B, heads, L, head_dim]` turned by its places, halves paired as Llama pairs them."""
-    cos, sin = (table[:, None] for table in rotary)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, list[KVCache]]:
-    """Hidden states of the prefix before the final norm, and its caches with `room` for later tokens."""
-    run = _Runner(model, prefix)
-    caches = [KVCache(room) for _ in model.layers]
-    x_BLD = prefix.x_BLD
-    for layer, cache in zip(model.layers, caches, strict=True):
-        x_BLD = run(layer, x_BLD, cache)
-    return x_BLD, caches
-
-
-def decode_step(model: LlamaModel, step: Segment, caches: list[KVCache]) -> Tensor:
-    """Hidden states of tokens that join the prefix, before the final norm; `caches` grow."""
-    run = _Runner(model, step)
-    x_BLD = step.x_BLD
-    for layer, cache in zip(model.layers, caches, strict=True):
-        x_BLD = run(layer, x_BLD, cache)
+def decode_step(model: LlamaModel, step: Segment, cache: KVCache) -> Tensor:
+    """Hidden states of tokens that join the prefix, before the final norm; `cache` grows."""
+    run, x_BLD = _Runner(model, step), step.x_BLD
+    for index, layer in enumerate(model.layers):
+        x_BLD, _, _ = run(layer, x_BLD, room=cache.room(index))
+    cache.advance(x_BLD.shape[1])
     return x_BLD
 
 
 def decode_after(
-    model: LlamaModel, prefix: Segment, suffix: Segment, caches: list[KVCache] | None, run_block: CheckpointFn
+    model: LlamaModel, prefix: Segment, suffix: Segment, cache: KVCache | None, run_block: CheckpointFn
 ) -> tuple[Tensor | None, Tensor]:
     """Hidden states of prefix and suffix before the final norm, as if they were one causal sequence.
 
-    With the `caches` of `prefill` the prefix is not run again, and its hidden states are None.
+    With the `cache` of `prefill` the prefix is not run again, and its hidden states are None.
     """
     run_prefix, run_suffix = _Runner(model, prefix), _Runner(model, suffix)
 
     def both(layer: nn.Module, prefix_x: Tensor, suffix_x: Tensor) -> tuple[Tensor, Tensor]:
-        cache = KVCache(0)
-        prefix_x = run_prefix(layer, prefix_x, cache)
-        cache.joining = True
-        return prefix_x, run_suffix(layer, suffix_x, cache)
+        prefix_x, key, value = run_prefix(layer, prefix_x)
+        return prefix_x, run_suffix(layer, suffix_x, earlier=(key, value))[0]
 
     prefix_x, suffix_x = prefix.x_BLD, suffix.x_BLD
     for index, layer in enumerate(model.layers):
-        if caches is None:
+        if cache is None:
             prefix_x, suffix_x = run_block(both, layer, prefix_x, suffix_x)
         else:
-            caches[index].joining = True
-            suffix_x = run_suffix(layer, suffix_x, caches[index])
-    return (prefix_x if caches is None else None), suffix_x
+            suffix_x = run_suffix(layer, suffix_x, earlier=cache.prefix(index))[0]
+    return (prefix_x if cache is None else None), suffix_x
 
 
 class _Runner:
@@ -212,13 +275,14 @@ class _Runner:
         self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
         self.mask = segment.mask
         self.causal = segment.causal and segment.mask is None
+        self.read: ReadPlaces | None = None
 
-    def __call__(self, layer: nn.Module, x_BLD: Tensor, cache: KVCache | None) -> Tensor:
-        out: Tensor = layer(
-            x_BLD,
-            attention_mask=self.mask,
-            past_key_values=cache,
-            position_embeddings=self.rotary,
-            is_causal=self.causal,
+    def __call__(self, layer: nn.Module, x_BLD: Tensor, **cached: Any) -> tuple[Tensor, Tensor, Tensor]:
+        out: tuple[Tensor, Tensor, Tensor] = layer(
+            x_BLD, self.rotary, self.mask, causal=self.causal, read=self.read, **cached
         )
         return out
+
+    def hidden(self, layer: nn.Module, x_BLD: Tensor) -> Tensor:
+        """The hidden states alone."""
+        return self(layer, x_BLD)[0]

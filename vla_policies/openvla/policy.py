@@ -72,11 +72,11 @@ class OpenVLABackbone(OpenVLAFamily):
     ) -> ActionSample:
         prompt = self._prompt(inputs)
         dims = self.conventions.action_dim
-        x_BLD, caches = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
+        x_BLD, cache = prefill(self.network.language_model.model, prompt.segment, room=dims - 1)
         hidden_BD = self._last_hidden(prompt, x_BLD)
         draw = partial(ActionTokenDistribution.draw, deterministic=deterministic, noise=noise)
-        token_BA = self._generate(prompt, caches, hidden_BD, sampling, draw)
-        _, distribution = self._teacher_forced(prompt, token_BA, sampling, (caches, hidden_BD))
+        token_BA = self._generate(prompt, cache, hidden_BD, sampling, draw)
+        _, distribution = self._teacher_forced(prompt, token_BA, sampling, (cache, hidden_BD))
         token_BKA = token_BA[:, None]
         return ActionSample(
             action_BKA=self.codec.decode(token_BKA),
@@ -126,7 +126,7 @@ class OpenVLABackbone(OpenVLAFamily):
     def _generate(
         self,
         prompt: Prompt,
-        caches: list[KVCache],
+        cache: KVCache,
         hidden_BD: Tensor,
         sampling: Sampling,
         draw: Callable[[ActionTokenDistribution], Tensor],
@@ -136,7 +136,7 @@ class OpenVLABackbone(OpenVLAFamily):
         for index in range(self.conventions.action_dim):
             if tokens:
                 step = self._suffix(prompt, tokens[-1][:, None], after=index - 1)
-                x_BLD = decode_step(self.network.language_model.model, step, caches)
+                x_BLD = decode_step(self.network.language_model.model, step, cache)
                 hidden_BD = self.network.final_norm(x_BLD[:, -1])
             logits_BKAV = self.network.action_logits(hidden_BD)[:, None, None]
             drawn = ActionTokenDistribution(token_log_probs(logits_BKAV, sampling), self.codec, sampling.greedy)
@@ -166,16 +166,16 @@ class OpenVLABackbone(OpenVLAFamily):
         prompt: Prompt,
         token_BA: Tensor,
         sampling: Sampling,
-        cached: tuple[list[KVCache], Tensor] | None = None,
+        cached: tuple[KVCache, Tensor] | None = None,
     ) -> tuple[Tensor, ActionTokenDistribution]:
         """Hidden state at the prompt's end `[B, D]`, and the distributions the tokens were drawn from.
 
-        `cached` holds the prompt's caches and that hidden state where acting has them.
+        `cached` holds the prompt's cache and that hidden state where acting has them.
         """
-        caches, hidden_BD = (None, None) if cached is None else cached
+        cache, hidden_BD = (None, None) if cached is None else cached
         suffix = self._suffix(prompt, token_BA[:, :-1], after=0)
         model = self.network.language_model.model
-        x_BLD, suffix_x = decode_after(model, prompt.segment, suffix, caches, self.network.checkpoint_fn())
+        x_BLD, suffix_x = decode_after(model, prompt.segment, suffix, cache, self.network.checkpoint_fn())
         if hidden_BD is None:
             assert x_BLD is not None
             hidden_BD = self._last_hidden(prompt, x_BLD)

@@ -29,6 +29,7 @@ from vla_policies.processing.images import (
 )
 from vla_policies.processing.norm_stats import Normaliser, identity, normaliser
 from vla_policies.processing.observations import decode_instructions
+from vla_policies.processing.transfer import constant, upload
 from vla_policies.types import PolicyInputs
 
 
@@ -79,14 +80,18 @@ class OpenVLAProcessor:
     def pixels(self, image: Tensor, key: str) -> Tensor:
         """Uint8 images to float32 `[B, 3 per tower, H, W]`, normalised for each tower."""
         image_BHWC = self.camera_image(channels_last(image, key))
-        size = self.config.image_size
-        stacked = []
-        for statistics in self.pixel_statistics:
-            image = image_BHWC if statistics.fill is None else pad_to_square(image_BHWC, statistics.fill)
-            unit = resize_bicubic(image, size, size).permute(0, 3, 1, 2).float() / 255.0
-            mean, std = (torch.tensor(x, device=unit.device).view(3, 1, 1) for x in (statistics.mean, statistics.std))
-            stacked.append((unit - mean) / std)
-        return torch.cat(stacked, dim=1)
+        size, statistics = self.config.image_size, self.pixel_statistics
+        fills = {tower.fill for tower in statistics}
+        resized = {fill: _resized(image_BHWC, fill, size) for fill in fills}
+        if len(fills) == 1:
+            unit_BTCHW = resized[statistics[0].fill][:, None]
+        else:
+            unit_BTCHW = torch.stack([resized[tower.fill] for tower in statistics], dim=1)
+        mean, std = (
+            constant(numbers, torch.float32, image.device)[:, :, None, None]
+            for numbers in (tuple(tower.mean for tower in statistics), tuple(tower.std for tower in statistics))
+        )
+        return ((unit_BTCHW - mean) / std).flatten(1, 2)
 
     def camera_image(self, image_BHWC: Tensor) -> Tensor:
         """The evaluation scripts' steps before the model's own processor, uint8."""
@@ -109,6 +114,12 @@ class OpenVLAProcessor:
         assert self.state_normaliser is not None
         numbers = self.state_normaliser.normalise(state_BS.cpu().double().numpy())
         return torch.from_numpy(numbers).float().to(state_BS.device)
+
+
+def _resized(image_BHWC: Tensor, fill: tuple[int, int, int] | None, size: int) -> Tensor:
+    """Float32 `[B, 3, size, size]` in [0, 1]."""
+    image_BHWC = image_BHWC if fill is None else pad_to_square(image_BHWC, fill)
+    return resize_bicubic(image_BHWC, size, size).permute(0, 3, 1, 2).float() / 255.0
 
 
 def bin_centres() -> np.ndarray:

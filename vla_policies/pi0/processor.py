@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,7 +13,7 @@ from vla_gym.errors import BadValue
 from vla_policies.conventions import Conventions
 from vla_policies.pi0.config import NetworkShape, Preprocessing
 from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
-from vla_policies.processing.images import channels_last
+from vla_policies.processing.images import channels_last, resize_bilinear
 from vla_policies.processing.observations import decode_instructions
 from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
 from vla_policies.types import PolicyInputs
@@ -141,11 +140,7 @@ def resize_pil(image_BHWC: Tensor, size: int) -> Tensor:
     if (height, width) == (size, size):
         return image_BHWC
     new_height, new_width, (left, right, top, bottom) = _fit(height, width, size)
-    resized = [
-        np.asarray(Image.fromarray(image).resize((new_width, new_height), resample=Image.Resampling.BILINEAR))
-        for image in image_BHWC.cpu().numpy()
-    ]
-    return functional.pad(torch.from_numpy(np.stack(resized)).to(image_BHWC.device), (0, 0, left, right, top, bottom))
+    return functional.pad(resize_bilinear(image_BHWC, new_height, new_width), (0, 0, left, right, top, bottom))
 
 
 def _fit(height: int, width: int, size: int) -> tuple[int, int, tuple[int, int, int, int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.processing.transfer import constant
 
 CROP_AREA = 0.9
 """Part of the area that a centre crop keeps, as in the random-crop augmentation of LIBERO fine-tunes."""
@@ -43,17 +44,22 @@ def channels_last(image: Tensor, key: str) -> Tensor:
 
 def resize_bicubic(image_BHWC: Tensor, height: int, width: int) -> Tensor:
     """Pillow's antialiased bicubic resize, bit for bit, uint8 `[B, height, width, C]`."""
-    image_BHWC = _pillow_pass(image_BHWC, width, dim=2)
-    return _pillow_pass(image_BHWC, height, dim=1)
+    image_BHWC = _pillow_pass(image_BHWC, width, 2, bicubic, 2.0)
+    return _pillow_pass(image_BHWC, height, 1, bicubic, 2.0)
+
+
+def resize_bilinear(image_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """Pillow's antialiased bilinear resize, bit for bit, uint8 `[B, height, width, C]`."""
+    image_BHWC = _pillow_pass(image_BHWC, width, 2, triangle, 1.0)
+    return _pillow_pass(image_BHWC, height, 1, triangle, 1.0)
 
 
 def resize_lanczos3(image_BHWC: Tensor, height: int, width: int) -> Tensor:
     """TensorFlow's antialiased Lanczos-3 resize, rounded and clipped, uint8 `[B, height, width, C]`."""
     out = image_BHWC.float()
     for dim, size in ((1, height), (2, width)):
-        taps = antialiased_taps(image_BHWC.shape[dim], size, lanczos3, 3.0)
-        out = _apply(out, taps, dim)
-    return out.round().clamp(0, 255).to(torch.uint8)
+        out = _apply(out, _lanczos_taps(image_BHWC.shape[dim], size, out.device), dim)
+    return out.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def crop_center(image_BHWC: Tensor, height: int, width: int) -> Tensor:
@@ -63,24 +69,26 @@ def crop_center(image_BHWC: Tensor, height: int, width: int) -> Tensor:
     """
     out = image_BHWC.float() / 255.0
     for dim, size in ((2, width), (1, height)):
-        first, second, mix = crop_rows(image_BHWC.shape[dim], size)
-        shape = [1] * out.ndim
-        shape[dim] = -1
-        low = out.index_select(dim, first.to(out.device))
-        high = out.index_select(dim, second.to(out.device))
-        out = low + (high - low) * mix.to(out.device).view(shape)
-    return (out.clamp(0.0, 1.0) * 255.5).to(torch.uint8)
+        first, second, mix = _crop_rows_on(image_BHWC.shape[dim], size, out.device)
+        low, high = out.index_select(dim, first), out.index_select(dim, second)
+        out = low + (high - low).mul_(mix.view([-1 if axis == dim else 1 for axis in range(4)]))
+    return out.clamp_(0.0, 1.0).mul_(255.5).to(torch.uint8)
 
 
 def pad_to_square(image_BHWC: Tensor, fill: tuple[int, int, int]) -> Tensor:
     """Equal borders of colour `fill` around the shorter side; the odd pixel goes right or below."""
     batch, height, width, _ = image_BHWC.shape
     side = max(height, width)
-    colour = torch.tensor(fill, dtype=torch.uint8, device=image_BHWC.device)
+    colour = constant(fill, torch.uint8, image_BHWC.device)
     square = colour.expand(batch, side, side, 3).clone()
     top, left = (side - height) // 2, (side - width) // 2
     square[:, top : top + height, left : left + width] = image_BHWC
     return square
+
+
+def triangle(x: float) -> float:
+    """The bilinear kernel."""
+    return max(0.0, 1.0 - abs(x))
 
 
 def bicubic(x: float) -> float:
@@ -141,25 +149,44 @@ def _taps(rows: list[tuple[int, list[float]]], size_in: int) -> Taps:
     return Taps(index, weight)
 
 
-def _pillow_pass(image_BHWC: Tensor, size: int, dim: int) -> Tensor:
+@lru_cache(maxsize=64)
+def _crop_rows_on(size_in: int, size_out: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    first, second, mix = crop_rows(size_in, size_out)
+    return first.to(device), second.to(device), mix.to(device)
+
+
+@lru_cache(maxsize=64)
+def _lanczos_taps(size_in: int, size_out: int, device: torch.device) -> Taps:
+    """Taps with float32 weights on `device`."""
+    taps = antialiased_taps(size_in, size_out, lanczos3, 3.0)
+    return Taps(taps.index.to(device), taps.weight.to(device, torch.float32))
+
+
+@lru_cache(maxsize=64)
+def _pillow_taps(
+    size_in: int, size_out: int, kernel: Callable[[float], float], support: float, device: torch.device
+) -> Taps:
+    """Taps with Pillow's whole numbers as weights, int32, on `device`."""
+    taps = antialiased_taps(size_in, size_out, kernel, support)
+    scaled = taps.weight * (1 << _PILLOW_BITS)
+    whole = (scaled + torch.where(scaled < 0, -0.5, 0.5)).trunc().to(torch.int32)
+    return Taps(taps.index.to(device), whole.to(device))
+
+
+def _pillow_pass(image_BHWC: Tensor, size: int, dim: int, kernel: Callable[[float], float], support: float) -> Tensor:
     """One pass of Pillow's 8-bit resampling: integer weights, rounded back to uint8."""
     if image_BHWC.shape[dim] == size:
         return image_BHWC
-    taps = antialiased_taps(image_BHWC.shape[dim], size, bicubic, 2.0)
-    scaled = taps.weight * (1 << _PILLOW_BITS)
-    whole = (scaled + torch.where(scaled < 0, -0.5, 0.5)).trunc().to(torch.int32)
-    total = _apply(image_BHWC.to(torch.int32), Taps(taps.index, whole), dim)
+    taps = _pillow_taps(image_BHWC.shape[dim], size, kernel, support, image_BHWC.device)
+    total = _apply(image_BHWC.to(torch.int32), taps, dim)
     rounded = (total + (1 << (_PILLOW_BITS - 1))) >> _PILLOW_BITS
-    return rounded.clamp(0, 255).to(torch.uint8)
+    return rounded.clamp_(0, 255).to(torch.uint8)
 
 
 def _apply(x: Tensor, taps: Taps, dim: int) -> Tensor:
-    """Weighted sum of shifted copies along `dim`, in the dtype of `x`."""
-    shape = [1] * x.ndim
-    shape[dim] = -1
-    weight = taps.weight.to(x.device, x.dtype)
-    index = taps.index.to(x.device)
-    out = x.index_select(dim, index[:, 0]) * weight[:, 0].view(shape)
-    for t in range(1, index.shape[1]):
-        out += x.index_select(dim, index[:, t]) * weight[:, t].view(shape)
+    """Weighted sum of shifted copies along `dim`, one tap after the other, in the dtype of `x`."""
+    shape = [-1 if axis == dim else 1 for axis in range(x.ndim)]
+    out = x.index_select(dim, taps.index[:, 0]) * taps.weight[:, 0].view(shape)
+    for t in range(1, taps.index.shape[1]):
+        out += x.index_select(dim, taps.index[:, t]) * taps.weight[:, t].view(shape)
     return out

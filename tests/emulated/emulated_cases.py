@@ -1,0 +1,173 @@
+"""Policies on the emulated device beside the CPU: the same numbers, and what each step costs a GPU.
+
+Run in a process of its own, see `conftest.py`; everything here returns plain data.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import emulated_device
+import numpy as np
+import torch
+from emulated_device import DEVICE, Counts, watch
+from torch import Tensor
+
+from vla_gym.observation import encode_instruction
+from vla_policies import Conventions, VLAPolicy
+from vla_policies.actions.noise import SlotNoise
+from vla_policies.openvla.fresh import SIZES, _text, _tower
+from vla_policies.pi0.config import tiny_config
+
+SIZES["deep"] = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
+"""The published networks' depth, tiny widths."""
+PICTURES = {"camera_resize": "jpeg_lanczos3", "center_crop": True}
+"""Preprocessing of LIBERO's fine-tunes."""
+LORA = {"rank": 4}
+TINY = {"size": "tiny", **PICTURES}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "nano": {"size": "tiny", "width": 32, "heads": 2},
+    "nano-flow": {"size": "tiny", "width": 32, "heads": 2},
+    "openvla": TINY,
+    "openvla-oft": TINY,
+    "pi0": {"size": "tiny"},
+    "pi05": {"size": "tiny"},
+}
+
+
+def start(threads: int = 1) -> None:
+    """Prepare the process."""
+    torch.set_num_threads(threads)
+    emulated_device.install()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one act, one evaluation and one update of a policy cost, as `Counts.summary`."""
+
+    act: dict[str, int]
+    evaluate: dict[str, int]
+    update: dict[str, int]
+    waits: list[str] = field(default_factory=list)
+    """Every wait of the host, with its place."""
+    gap: float = 0.0
+    """Largest difference from the CPU's run, in actions, log-probabilities, values and weights after a step."""
+    ratio_gap: float = 0.0
+    """Largest |log-ratio| of the decision scored again by the same weights."""
+    restored: bool = False
+    """Whether a saved and restored policy decides alike, to the bit."""
+
+
+def deep_pi0(family: str) -> dict[str, Any]:
+    """`backbone_kwargs` of pi0's depth at tiny widths."""
+    config = tiny_config(family)
+    shape = config.network
+    network = replace(
+        shape,
+        vision=replace(shape.vision, num_hidden_layers=27),
+        vlm=replace(shape.vlm, depth=18),
+        expert=replace(shape.expert, depth=18),
+    )
+    return asdict(replace(config, network=network))
+
+
+def make_policy(family: str, options: Mapping[str, Any]) -> VLAPolicy:
+    """A policy with random weights on the CPU, its tokens' probabilities apart."""
+    torch.manual_seed(0)
+    chunk = 1 if family == "openvla" else 4
+    flow = family in ("pi0", "pi05")
+    cameras = ("image", "wrist_image") if flow else ("image",)
+    conventions = Conventions(cameras=cameras, image_size=64, state_dim=8, chunk=chunk, action_dim=7)
+    spaces = conventions.observation_space(), conventions.action_space()
+    policy = VLAPolicy(*spaces, lambda _: 1e-3, backbone=family, backbone_kwargs=options)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.02)
+            elif family.startswith("openvla"):
+                parameter.mul_(2.0)
+    return policy
+
+
+def observations(num: int, *, one_length: bool = True) -> dict[str, np.ndarray]:
+    """Pictures, states and sentences, of one length or of several."""
+    rng = np.random.default_rng(0)
+    sentences = ["reach the red block"] if one_length else ["reach the red block", "go", "open the drawer, please"]
+    return {
+        "image": rng.integers(0, 256, (num, 64, 64, 3), dtype=np.uint8),
+        "wrist_image": rng.integers(0, 256, (num, 64, 64, 3), dtype=np.uint8),
+        "state": rng.normal(size=(num, 8)).astype(np.float32),
+        "instruction": np.stack([encode_instruction(sentences[i % len(sentences)]) for i in range(num)]),
+    }
+
+
+@dataclass
+class _Run:
+    numbers: list[Tensor] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
+    ratio_gap: float = 0.0
+
+
+def _run(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> _Run:
+    """Act, evaluate, update; each is run once before it is counted, as the first time fills caches."""
+    run, num = _Run(), len(obs["state"])
+
+    def act() -> Any:
+        return policy.act(obs, noise=SlotNoise(0, (0, 0), np.arange(num)))
+
+    def evaluate() -> Any:
+        return policy.evaluate(obs, sample.record)
+
+    act()
+    with watch() as counts:
+        sample = act()
+    run.counts.append(counts)
+    run.numbers += [sample.action_BKA, sample.logprob_BKA, sample.value_B]
+    evaluate()
+    with watch() as counts:
+        result = evaluate()
+    run.counts.append(counts)
+    run.numbers += [result.logprob_BKA, result.value_B]
+    here = result.logprob_BKA.detach().cpu()
+    run.ratio_gap = float((here - sample.logprob_BKA.cpu()).abs().max())
+    with watch() as counts:
+        loss = -result.logprob_BKA.mean() + result.value_B.square().mean()
+        loss.backward()
+        policy.optimizer.step()
+    run.counts.append(counts)
+    policy.optimizer.zero_grad()
+    run.numbers += [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    return run
+
+
+def costs(family: str, options: Mapping[str, Any], *, num: int = 2, one_length: bool = True, cpu: bool = True) -> Costs:
+    """Costs of a policy with fresh weights, and its distance from the same on the CPU."""
+    policy, obs = make_policy(family, options), observations(num, one_length=one_length)
+    beside = copy.deepcopy(policy) if cpu else None
+    policy.to(DEVICE)
+    policy._build(lambda _: 1e-3)
+    run = _run(policy, obs)
+    gap = float("nan")
+    if beside is not None:
+        beside._build(lambda _: 1e-3)
+        pairs = zip(run.numbers, _run(beside, obs).numbers, strict=True)
+        gap = max(float((a.detach().cpu().float() - b.detach().float()).abs().max()) for a, b in pairs)
+    waits = [f"{step}: {n} x {where}" for step, c in zip(("act", "evaluate", "update"), run.counts, strict=True)
+             for where, n in c.waits.items()]  # fmt: skip
+    return Costs(*(c.summary() for c in run.counts), waits=waits, gap=gap, ratio_gap=run.ratio_gap,
+                 restored=_restored(policy, obs))  # fmt: skip
+
+
+def _restored(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> bool:
+    noise = np.arange(len(obs["state"]))
+    want = policy.act(obs, noise=SlotNoise(0, (0, 0), noise)).action_BKA.cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        policy.save_pretrained(Path(folder) / "saved")
+        opened = VLAPolicy.from_pretrained(Path(folder) / "saved", device=DEVICE)
+        got = opened.act(obs, noise=SlotNoise(0, (0, 0), noise)).action_BKA.cpu()
+    return float((got - want).abs().max()) < 1e-3
