@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,7 @@ from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Draws
 from vla_policies.conventions import Conventions
+from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 FIXED_NOISE_SEED = 0
@@ -106,7 +108,7 @@ class FlowBackbone(Backbone):
         num_samples, device = len(inputs.pixels_BMCHW), inputs.pixels_BMCHW.device
         shape = (num_samples, self.horizon, self.flow_width)
         if deterministic and self.flow.eval_noise == "fixed":
-            x_BHD = _fixed_noise(shape[1:]).to(device).expand(shape)
+            x_BHD = _fixed_noise(shape[1:], device).expand(shape)
         else:
             x_BHD = noise.normal(*shape, device=device)
         chosen_B = torch.zeros(num_samples, dtype=torch.int64, device=device)
@@ -152,7 +154,7 @@ class FlowBackbone(Backbone):
         chain_BJHD, chosen_B = record["chain"], record["step"].long()
         every = self.flow.scheme == "flow_noise"
         steps = [torch.full_like(chosen_B, step) for step in range(self.flow.num_steps)] if every else [chosen_B]
-        times_J = flow_times(self.flow.num_steps).to(chain_BJHD.device)
+        times_J = upload(flow_times(self.flow.num_steps), chain_BJHD.device)
         row_B = torch.arange(len(chosen_B), device=chain_BJHD.device)
         logprobs, entropies = [], []
         for step_B in steps:
@@ -194,7 +196,7 @@ class FlowBackbone(Backbone):
         if self.flow.scheme == "flow_noise":
             mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length)
             return mean_BHD, self.learned_std(denoised.hidden_BHE)
-        std_J, pull_J = (law_J.to(x_BHD.device) for law_J in step_law(self.flow))
+        std_J, pull_J = (upload(law_J, x_BHD.device) for law_J in step_law(self.flow))
         mean_BHD = step_mean(x_BHD, denoised.velocity_BHD, time_B, length, pull_J[step_B])
         return mean_BHD, std_J[step_B][:, None, None].expand_as(mean_BHD)
 
@@ -208,8 +210,9 @@ class FlowBackbone(Backbone):
         return per_dim_BHD[:, : self.conventions.chunk, : self.conventions.action_dim]
 
 
-def _fixed_noise(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(FIXED_NOISE_SEED))
+@lru_cache(maxsize=16)
+def _fixed_noise(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(FIXED_NOISE_SEED)).to(device)
 
 
 def _refuse_token_settings(sampling: Sampling) -> None:

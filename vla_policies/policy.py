@@ -38,6 +38,7 @@ from vla_policies.loading import (
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
 from vla_policies.processing.observations import batch_observation
+from vla_policies.transfer import download, upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 Observation = PyTorchObs | Mapping[str, Any]
@@ -145,8 +146,12 @@ class VLAPolicy(ActorCriticPolicy):
 
     @torch.no_grad()
     def act(self, obs: Observation, deterministic: bool = False, noise: Noise = TORCH_NOISE) -> ActionSample:
-        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows."""
-        return self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
+        """Decide for B observations (the dict of `as_sb3()`, arrays or tensors); `noise` has B rows.
+
+        Everything of the decision is on the CPU, where environments and buffers are: a GPU is waited for once.
+        """
+        sample = self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
+        return _on_host(sample)
 
     def predict_with_noise(self, observation: Observation, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
         """Env actions `[B, K, A]` for a batch, as of `predict`, with random numbers from `noise`, which has B rows."""
@@ -158,6 +163,7 @@ class VLAPolicy(ActorCriticPolicy):
 
     def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
+        record = {name: upload(tensor, self.device) for name, tensor in record.items()}
         return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
 
     def _inputs(self, obs: Observation) -> PolicyInputs:
@@ -329,3 +335,18 @@ class VLAPolicy(ActorCriticPolicy):
             policy._build(cls._dummy_schedule)
             return policy
         return policy.to(get_device(device))
+
+
+def _on_host(sample: ActionSample) -> ActionSample:
+    names = list(sample.record)
+    step_values = [] if sample.value_BK is None else [sample.value_BK]
+    action_BKA, logprob_BKA, value_B, *rest = download(
+        [sample.action_BKA, sample.logprob_BKA, sample.value_B, *(sample.record[name] for name in names), *step_values]
+    )
+    return ActionSample(
+        action_BKA=action_BKA,
+        logprob_BKA=logprob_BKA,
+        value_B=value_B,
+        record=dict(zip(names, rest[: len(names)], strict=True)),
+        value_BK=rest[-1] if step_values else None,
+    )

@@ -17,7 +17,7 @@ class PolicyInputs:
     text_BL: Tensor
     """Token ids, int64, right padded."""
     text_mask_BL: Tensor
-    """True where a text token is real."""
+    """True where a text token is real. On the CPU: padding decides what is computed, and a GPU would be waited for."""
     state_BS: Tensor | None
     """Proprioception, float32; None when the policy has no state input."""
 

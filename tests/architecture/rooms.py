@@ -14,7 +14,7 @@ ROOMS = {
         *("adapters", "registry", "gymnasium_envs", "vector", "make", "single_env", "checks", "video"),
     ),
     "vla_policies": (
-        *("types", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
+        *("types", "transfer", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
         *("flow_backbone", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
         *("registry", "recognition", "loading", "policy"),
     ),

@@ -18,6 +18,7 @@ import torch
 from emulated_device import DEVICE, Counts, watch
 from torch import Tensor
 
+import vla_gym
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
@@ -171,3 +172,62 @@ def _restored(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> bool:
         opened = VLAPolicy.from_pretrained(Path(folder) / "saved", device=DEVICE)
         got = opened.act(obs, noise=SlotNoise(0, (0, 0), noise)).action_BKA.cpu()
     return float((got - want).abs().max()) < 1e-3
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What one iteration of an algorithm on Toy-Reach cost."""
+
+    waits_per_decision: float
+    """Waits of the host while it collects, over decisions of the batch."""
+    waits_per_step: float
+    """Waits inside the update's loop over minibatches, over optimiser steps."""
+    gap: float
+    """Largest difference of the weights from those of the same iteration on the CPU."""
+    waits: list[str]
+
+
+def learn(algorithm: str, family: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Learnt:
+    """One rollout and its update, on the device and on the CPU."""
+    weights, waits, rates = [], [], [0.0, 0.0]
+    for device in (DEVICE, "cpu"):
+        model = _algorithm(algorithm, family, options, settings, device)
+        policy = model.policy
+        act, step = policy.act, policy.optimizer.step
+        called = {"act": 0, "step": 0}
+
+        def counted(name: str, function: Any, called: dict[str, int] = called) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                called[name] += 1
+                return function(*args, **kwargs)
+
+            return call
+
+        policy.act, policy.optimizer.step = counted("act", act), counted("step", step)
+        with watch() as counts:
+            model.learn(1)
+        del policy.act
+        weights.append([parameter.detach().cpu() for parameter in policy.parameters()])
+        if device == DEVICE:
+            in_loop = sum(
+                n for where, n in counts.waits.items() if "algorithms/learner.py" in where or "rollout/" in where
+            )
+            acting = sum(n for where, n in counts.waits.items() if "vla_policies/policy.py" in where)
+            rates = [acting / called["act"], in_loop / called["step"]]
+            waits = [f"{n} x {where}" for where, n in counts.waits.items()] + [str(called)]
+    gap = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
+    return Learnt(rates[0], rates[1], gap, waits)
+
+
+def _algorithm(name: str, family: str, options: Mapping[str, Any], settings: Mapping[str, Any], device: str) -> Any:
+    import zoo
+
+    chunk = 1 if family == "openvla" else 4
+    common = {"backbone": family, "backbone_kwargs": options}
+    sizes: dict[str, Any] = {"n_steps": 4, "batch_size": 8, "n_epochs": 2}
+    if name == "GRPO":
+        sizes = {"group_size": 2, "batch_size": 8, "n_epochs": 1}
+    env = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=chunk, seed=0)
+    return getattr(zoo, name)(
+        "VLAPolicy", env.as_sb3(), policy_kwargs=common, seed=0, device=device, **sizes, **settings
+    )

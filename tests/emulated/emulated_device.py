@@ -1,8 +1,8 @@
 """A pretended GPU for machines without one: real numbers, a device of its own, CUDA's rules about devices.
 
-A tensor on it wraps one on the CPU, says that its device is "emulated:0", and refuses what CUDA refuses: operands of two
-devices (but 0-dim CPU tensors and CPU indices), `.numpy()`, a generator of the CPU. `watch()` counts what costs a GPU
-time: kernel launches, waits of the host for the device, and copies to the device, with their places in this project.
+A tensor on it wraps one on the CPU, says that its device is "emulated:0", and refuses what CUDA refuses: operands of
+two devices (but 0-dim CPU tensors and CPU indices), `.numpy()`, a generator of the CPU. `watch()` counts what costs a
+GPU time: kernel launches, waits of the host, and copies to the device, with their places in this project.
 
 It is one per process and changes how modules move between devices, so tests run it in a process of its own.
 Kernels that CUDA has whole and the CPU puts together (attention, RMS norm) count as one launch each way.
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,13 +119,8 @@ class EmulatedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is functional.rms_norm:
-            return _as_one_kernel("rms_norm", func, args, kwargs)
-        if func is functional.scaled_dot_product_attention:
-            return _attention(func, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,10 +134,18 @@ class _Mode(TorchDispatchMode):
         return _run(func, args, kwargs or {})
 
 
-def _attention(func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+def _rms_norm(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    if not isinstance(args[0], EmulatedTensor):
+        return func(*args, **kwargs)
+    return _as_one_kernel("rms_norm", func, args, kwargs)
+
+
+def _attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """CUDA's attention. Grouped heads have no fused kernel with a mask or in float32: nine launches, as the CPU's
     `_scaled_dot_product_attention_math` (two scalings, two repeats, two products, mask, softmax, copy)."""
     query, mask = args[0], kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    if not isinstance(query, EmulatedTensor):
+        return func(*args, **kwargs)
     fused = not kwargs.get("enable_gqa") or (mask is None and query.dtype != torch.float32)
     if fused or query.shape[1] == args[1].shape[1]:
         return _as_one_kernel("attention", func, args, kwargs)
@@ -158,31 +162,39 @@ def _as_one_kernel(name: str, func: Callable[..., Tensor], args: Sequence[Any], 
 
 
 class _OneKernel(torch.autograd.Function):
-    """A function of CPU tensors as one launch forward and one backward."""
+    """A function of CPU tensors as one launch forward and one backward, which computes it again."""
 
     @staticmethod
     def forward(ctx: Any, name: str, func: Callable[..., Tensor], spec: Any, *flat: Any) -> Tensor:
         _count("launches", name, place=False)
-        ctx.name, ctx.places = name, [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
-        plain = [x.inner.detach() if isinstance(x, EmulatedTensor) else x for x in flat]
-        for place in ctx.places:
-            plain[place].requires_grad_(True)
-        with torch.set_grad_enabled(bool(ctx.places)), torch._C._DisableTorchDispatch():
-            args, kwargs = tree_unflatten(plain, spec)
-            ctx.out = func(*args, **kwargs)
-        ctx.inputs = [plain[place] for place in ctx.places]
-        ctx.num = len(flat)
-        return EmulatedTensor(ctx.out.detach())
+        ctx.name, ctx.func, ctx.spec = name, func, spec
+        ctx.others = [None if isinstance(x, Tensor) else x for x in flat]
+        ctx.places = [place for place, x in enumerate(flat) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*(flat[place] for place in ctx.places))
+        with torch._C._DisableTorchDispatch():
+            args, kwargs = tree_unflatten([_plain(x) for x in flat], spec)
+            return EmulatedTensor(func(*args, **kwargs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         _count("launches", f"{ctx.name}_backward", place=False)
-        with torch._C._DisableTorchDispatch():
-            found = torch.autograd.grad(ctx.out, ctx.inputs, grads[0].inner)  # type: ignore[attr-defined]
-        out: list[Tensor | None] = [None] * ctx.num
-        for place, grad in zip(ctx.places, found, strict=True):
+        flat = list(ctx.others)
+        for place, x in zip(ctx.places, ctx.saved_tensors, strict=True):
+            flat[place] = _plain(x).detach()
+        wanted = [place for place in ctx.places if ctx.needs_input_grad[3 + place]]
+        with torch._C._DisableTorchDispatch(), torch.enable_grad():
+            for place in wanted:
+                flat[place].requires_grad_(True)
+            args, kwargs = tree_unflatten(flat, ctx.spec)
+            found = torch.autograd.grad(ctx.func(*args, **kwargs), [flat[place] for place in wanted], _plain(grads[0]))
+        out: list[Tensor | None] = [None] * len(flat)
+        for place, grad in zip(wanted, found, strict=True):
             out[place] = EmulatedTensor(grad)
         return None, None, None, *out
+
+
+def _plain(x: Any) -> Any:
+    return x.inner if isinstance(x, EmulatedTensor) else x
 
 
 def _check_devices(func: Any, name: str, flat: Sequence[Any]) -> None:
@@ -229,7 +241,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _count("waits", f"{name} by a mask")
     if not (func.is_view or name in NO_KERNEL or name in WAITS):
         _count("launches", name, place=False)
-    plain_args, plain_kwargs = tree_unflatten([x.inner if isinstance(x, EmulatedTensor) else x for x in flat], spec)
+    plain_args, plain_kwargs = tree_unflatten([_plain(x) for x in flat], spec)
     if to_here:
         plain_kwargs["device"] = torch.device("cpu")
     plain_kwargs.pop("pin_memory", None)
@@ -312,6 +324,8 @@ def install() -> None:
         return out if device is None else out.to(device)
 
     torch.tensor = tensor  # type: ignore[assignment]
+    functional.scaled_dot_product_attention = partial(_attention, functional.scaled_dot_product_attention)
+    functional.rms_norm = partial(_rms_norm, functional.rms_norm)
     _let_the_hub_library_read_memory()
     mode = _Mode()
     mode.__enter__()

@@ -73,16 +73,23 @@ class TableBins:
         distance_AV = np.zeros(value_AV.shape) if distance_AV is None else distance_AV
         rows = [_separated(*row) for row in zip(value_AV, distance_AV, strict=True)]
         self.value_AV = torch.from_numpy(np.stack(rows))
+        self._copies: dict[torch.device, Tensor] = {}
 
     def decode(self, token: Tensor) -> Tensor:
         """Tokens `[..., A]` to environment actions, float32."""
-        table_AV = self.value_AV.to(token.device)
+        table_AV = self._on(token.device)
         return table_AV[torch.arange(len(table_AV), device=token.device), token.long()]
 
     def encode(self, action: Tensor) -> Tensor:
         """Environment actions `[..., A]` to the nearest tokens, int64."""
-        table_AV = self.value_AV.to(action.device)
+        table_AV = self._on(action.device)
         return (action.float()[..., None] - table_AV).abs().argmin(dim=-1)
+
+    def _on(self, device: torch.device) -> Tensor:
+        """The table on `device`, where it goes once."""
+        if device not in self._copies:
+            self._copies[device] = self.value_AV.to(device)
+        return self._copies[device]
 
 
 def _separated(value_V: np.ndarray, distance_V: np.ndarray) -> np.ndarray:

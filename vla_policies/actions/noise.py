@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_policies.transfer import upload
+
 _BLOCK = 4
 """Philox's numbers for one value of its counter."""
 
@@ -67,7 +69,7 @@ class CounterNoise(Noise):
             raise ValueError(f"noise is for {self._num_rows} rows, got {shape[0]}")
         drawn = self._draw(self._calls, math.prod(shape[1:]))
         self._calls += 1
-        return torch.from_numpy(drawn.reshape(shape)).to(device)
+        return upload(torch.from_numpy(drawn.reshape(shape)), device)
 
     def normal(self, *shape: int, device: torch.device) -> Tensor:
         # Zero, the one number whose quantile is infinite, becomes half the smallest step.

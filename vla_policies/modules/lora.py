@@ -311,7 +311,7 @@ class FusedLoraLinear(LoraLinear):
         if args or kwargs or not self.runs_fused(x):
             out: Tensor = super().forward(x, *args, **kwargs)
             return out
-        return _fused((self,), x)
+        return _fused((self,), x)[0]
 
     def runs_fused(self, x: Tensor) -> bool:
         """Whether it runs as one operation on `x`."""
@@ -349,39 +349,24 @@ class FusedLoraLinear(LoraLinear):
 
 
 def linears(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
-    """Outputs of linear layers with the same input; their adapters' first products are one."""
-    together = _together(layers, x)
-    if together is None:
-        return [layer(x) for layer in layers]
-    return together.split([layer.out_features for layer in layers], dim=-1)  # type: ignore[misc]
-
-
-def joint_linear(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """As `linears`, side by side in the last dim of one tensor."""
-    together = _together(layers, x)
-    return torch.cat([layer(x) for layer in layers], dim=-1) if together is None else together
-
-
-def _together(layers: Sequence[nn.Module], x: Tensor) -> Tensor | None:
-    """The layers as one operation; None where one of them is none of `FusedLoraLinear`'s, or does not run fused."""
+    """Outputs of linear layers with the same input; the first products of their adapters are one."""
     if all(isinstance(layer, FusedLoraLinear) and layer.runs_fused(x) for layer in layers):
         return _fused(layers, x)  # type: ignore[arg-type]
-    return None
+    return [layer(x) for layer in layers]
 
 
-def _fused(layers: Sequence[FusedLoraLinear], x: Tensor) -> Tensor:
+def _fused(layers: Sequence[FusedLoraLinear], x: Tensor) -> Sequence[Tensor]:
     parts = [layer.parts() for layer in layers]
     scales = tuple(part[4] for part in parts)
     if torch.is_grad_enabled():
         layers[0].forget()
-        out: Tensor = _FusedLora.apply(x, scales, *(tensor for part in parts for tensor in part[:4]))
-        return out
+        outs: tuple[Tensor, ...] = _FusedLora.apply(x, scales, *(tensor for part in parts for tensor in part[:4]))
+        return outs
     # One name for each number of layers: a layer may run alone, too.
     down = layers[0].kept(f"down{len(layers)}", [part[2] for part in parts], x.dtype)
     ups = [layer.kept("up", [part[3]], x.dtype) for layer, part in zip(layers, parts, strict=True)]
-    bases = [part[:2] for part in parts]
-    flat_NO, _ = _adapted(x.reshape(-1, x.shape[-1]), bases, down, ups, scales)
-    return flat_NO.view(*x.shape[:-1], -1)
+    flat_outs, _ = _adapted(x.reshape(-1, x.shape[-1]), [part[:2] for part in parts], down, ups, scales)
+    return [out_NO.view(*x.shape[:-1], -1) for out_NO in flat_outs]
 
 
 def fuse(module: nn.Module) -> None:
@@ -407,36 +392,28 @@ def _adapted(
     down_RI: Tensor,
     ups: Sequence[Tensor],
     scales: Sequence[float],
-) -> tuple[Tensor, Tensor]:
-    """x W' + b + scale (x A') B' of every layer side by side, and x A' of all; everything of one type."""
+) -> tuple[Sequence[Tensor], Tensor]:
+    """x W' + b + scale (x A') B' of every layer, and x A' of all; everything of one type."""
     inner_NR = x_NI @ down_RI.t()
-    if len(bases) == 1:
-        out_NO = functional.linear(x_NI, *bases[0])
-        return out_NO.addmm_(inner_NR, ups[0].t(), alpha=scales[0]), inner_NR
-    out_NO = x_NI.new_empty(len(x_NI), sum(len(up) for up in ups))
-    outs = out_NO.split([len(up) for up in ups], dim=1)
+    outs = [functional.linear(x_NI, *base) for base in bases]
     inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
-    for out, inner, (weight, bias), up, scale in zip(outs, inners, bases, ups, scales, strict=True):
-        if bias is None:
-            torch.mm(x_NI, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x_NI, weight.t(), out=out)
-        out.addmm_(inner, up.t(), alpha=scale)
-    return out_NO, inner_NR
+    for out_NO, inner, up, scale in zip(outs, inners, ups, scales, strict=True):
+        out_NO.addmm_(inner, up.t(), alpha=scale)
+    return outs, inner_NR
 
 
 class _FusedLora(torch.autograd.Function):
     """`_adapted` with gradients; W and b take none. Takes (W, b, A, B) of every layer."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: tuple[float, ...], *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scales: tuple[float, ...], *parts: Tensor) -> tuple[Tensor, ...]:
         flat_NI = x.reshape(-1, x.shape[-1])
         weights, biases, downs, ups = parts[::4], parts[1::4], parts[2::4], parts[3::4]
         bases = list(zip(weights, biases, strict=True))
-        out_NO, inner_NR = _adapted(flat_NI, bases, _joined(downs, x.dtype), [up.to(x.dtype) for up in ups], scales)
+        outs, inner_NR = _adapted(flat_NI, bases, _joined(downs, x.dtype), [up.to(x.dtype) for up in ups], scales)
         ctx.save_for_backward(flat_NI, inner_NR, *weights, *downs, *ups)
         ctx.scales = scales
-        return out_NO.view(*x.shape[:-1], -1)
+        return tuple(out_NO.view(*x.shape[:-1], -1) for out_NO in outs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
@@ -444,8 +421,9 @@ class _FusedLora(torch.autograd.Function):
         count = len(ctx.scales)
         weights, downs, ups = saved[:count], saved[count : 2 * count], saved[2 * count :]
         inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
-        grads = grad_outputs[0].reshape(len(flat_NI), -1).split([len(up) for up in ups], dim=1)
-        grad_x, grad_parts = None, []
+        grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
+        grad_x: Tensor | None = None
+        grad_parts: list[Tensor | None] = []
         for grad_NO, weight, down, up, inner, scale in zip(grads, weights, downs, ups, inners, ctx.scales, strict=True):
             grad_NR = grad_NO @ up.to(grad_NO.dtype)
             if ctx.needs_input_grad[0]:

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vla_policies.modules.activation_checkpointing import checkpoint_fn
 from vla_policies.modules.feature_cache import Row
 from vla_policies.modules.gemma import KeyValue, rotary_embedding
+from vla_policies.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ def run_prefix(
 ) -> Prefix:
     """Run embedded tokens, which all see each other, through all `layers`: each gives its output and its `KeyValue`.
 
-    Without `with_hidden` the last one computes keys and values only. Padding takes no position. `rotary_dtype` is that
-    of cosines and sines; None = that of the tokens.
+    Without `with_hidden` the last one computes keys and values only. Padding takes no position; a `mask_BL` on the CPU
+    spares a GPU the question whether there is any. `rotary_dtype` is that of cosines and sines; None = that of the
+    tokens.
     """
-    position_BL = (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)
+    position_BL = upload((mask_BL.long().cumsum(dim=1) - 1).clamp(min=0), x_BLW.device)
     rotary = rotary_embedding(position_BL, head_dim, rotary_dtype or x_BLW.dtype)
-    mask_B1QL = None if bool(mask_BL.all()) else mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1)
+    padded, mask_BL = not bool(mask_BL.all()), upload(mask_BL, x_BLW.device)
+    mask_B1QL = mask_BL[:, None, None].expand(-1, 1, mask_BL.shape[1], -1) if padded else None
     run = checkpoint_fn(recompute=recompute)
     kept: list[KeyValue] = []
     for index, layer in enumerate(layers):

@@ -26,6 +26,7 @@ from vla_policies.nano.layers import (
     state_codes,
 )
 from vla_policies.nano.processor import prepare_inputs
+from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 
@@ -36,13 +37,14 @@ class Encoding:
     context_BLD: Tensor
     """Tokens of sentence, pictures and state after the blocks."""
     text_mask_BL: Tensor
-    """True where a word is real; the words are the first tokens of the context."""
+    """True where a word is real, on the CPU; the words are the first tokens of the context."""
     places_BD: Tensor
     """Points in the images and the arm's state, as features that are added to every query."""
 
     def mask(self, before: int) -> Tensor | None:
         """Attention mask of `before` queries followed by the context, bool `[B, 1, 1, before + L]`."""
-        return _attention_mask(self.text_mask_BL, before=before, length=before + self.context_BLD.shape[1])
+        length = before + self.context_BLD.shape[1]
+        return _attention_mask(self.text_mask_BL, before=before, length=length, device=self.context_BLD.device)
 
     def detached(self) -> Encoding:
         """The same without gradients."""
@@ -88,14 +90,14 @@ class NanoTrunk(nn.Module):
             tokens.append(state_BD[:, None])
             places_BD = places_BD + state_BD
         context_BLD = torch.cat(tokens, dim=1)
-        mask_B11L = _attention_mask(text_mask_BL, before=0, length=context_BLD.shape[1])
+        mask_B11L = _attention_mask(text_mask_BL, before=0, length=context_BLD.shape[1], device=context_BLD.device)
         for block in self.blocks:
             context_BLD = block(context_BLD, mask_B11L)
         return Encoding(context_BLD, text_mask_BL, places_BD)
 
     def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
         """The mean word, normalised, `[B, width]`."""
-        weight = mask_BL[..., None].to(words_BLD.dtype)
+        weight = upload(mask_BL[..., None].to(words_BLD.dtype), words_BLD.device)
         sentence_BD: Tensor = self.sentence_norm((words_BLD * weight).sum(dim=1) / weight.sum(dim=1))
         return sentence_BD
 
@@ -185,10 +187,10 @@ def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tenso
     return text_BL[:, :length], mask_BL[:, :length]
 
 
-def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int) -> Tensor | None:
+def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int, device: torch.device) -> Tensor | None:
     """Mask of all tokens but padding, bool `[B, 1, 1, length]`; None, which is faster, where nothing is padding."""
     if bool(text_mask_BL.all()):
         return None
-    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool, device=text_mask_BL.device)
+    mask_BL = torch.ones(len(text_mask_BL), length, dtype=torch.bool)
     mask_BL[:, before : before + text_mask_BL.shape[1]] = text_mask_BL
-    return mask_BL[:, None, None]
+    return upload(mask_BL[:, None, None], device)

@@ -12,6 +12,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.processing.images import channels_last
 from vla_policies.processing.observations import decode_instructions, pad_ids
 from vla_policies.processing.word_hash import MAX_TOKENS, tokenize
+from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 
@@ -26,9 +27,9 @@ def prepare_inputs(obs: Mapping[str, Tensor], conventions: Conventions) -> Polic
     device = pixels[0].device
     return PolicyInputs(
         pixels_BMCHW=pixels[0].unsqueeze(1) if len(pixels) == 1 else torch.stack(pixels, dim=1),
-        text_BL=text_BL.to(device),
-        text_mask_BL=mask_BL.to(device),
-        state_BS=obs["state"].float() if conventions.state_dim else None,
+        text_BL=upload(text_BL, device),
+        text_mask_BL=mask_BL,
+        state_BS=upload(obs["state"].float(), device) if conventions.state_dim else None,
     )
 
 

@@ -4,7 +4,7 @@ By hand, not transformers' own loop and layers: cached decoding there rounds dif
 before the first update must be exactly 1. `decode_after` serves acting and training alike: the suffix attends to the
 prefix's keys and values, cached (acting) or computed again (training), by the same operations on the same shapes, so
 that both give the same bits. A layer takes and returns tensors alone, which `torch.compile` and CUDA graphs need, and
-rounds as transformers' does with half the kernels: one for a norm, queries and keys turned together.
+computes what transformers' does with half the kernels: one for a norm, queries and keys turned together.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from vla_policies.modules.activation_checkpointing import CheckpointFn
-from vla_policies.modules.lora import joint_linear, linears
-
+from vla_policies.modules.lora import linears
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys, turned to their places, and values of some tokens in one layer, `[B, heads, L, head_dim]` each."""
@@ -46,11 +45,11 @@ class Rotary(nn.Module):
 
 
 class RMSNorm(LlamaRMSNorm):
-    """transformers' norm, bit for bit, in two kernels."""
+    """transformers' norm in one kernel: in float32 the same bits, in half precision rounded once instead of twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., D]`, normed over the last dim."""
-        return self.weight * functional.rms_norm(x, self.weight.shape, None, self.variance_epsilon)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ReadPlaces:
 
 
 class Layer(LlamaDecoderLayer):
-    """transformers' layer, bit for bit."""
+    """transformers' layer, in float32 bit for bit."""
 
     def forward(
         self,
@@ -84,19 +83,18 @@ class Layer(LlamaDecoderLayer):
         """
         attention = self.self_attn
         normed_BLD = self.input_layernorm(x_BLD)
-        num_kv = attention.k_proj.out_features // attention.head_dim
         if read is None:
             projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-            heads = _heads(joint_linear(projections, normed_BLD), attention.head_dim)
-            num_turned = heads.shape[1] - num_kv
-            query, key = _turned(heads[:, :num_turned], rotary).tensor_split((num_turned - num_kv,), dim=1)
-            value = heads[:, num_turned:]
+            query, key, value = (_heads(x, attention.head_dim) for x in linears(projections, normed_BLD))
+            num_heads = query.shape[1]
+            query, key = _turned(torch.cat([query, key], dim=1), rotary).tensor_split((num_heads,), dim=1)
         else:
-            heads = _heads(joint_linear((attention.k_proj, attention.v_proj), normed_BLD), attention.head_dim)
-            key, value = _turned(heads[:, :num_kv], rotary), heads[:, num_kv:]
+            projected = linears((attention.k_proj, attention.v_proj), normed_BLD)
+            key, value = (_heads(x, attention.head_dim) for x in projected)
             place_BSD = read.place_BS[..., None].expand(-1, -1, x_BLD.shape[2])
             x_BLD, normed_BLD = x_BLD.gather(1, place_BSD), normed_BLD.gather(1, place_BSD)
             query = _turned(_heads(attention.q_proj(normed_BLD), attention.head_dim), read.rotary)
+            key = _turned(key, rotary)
         keys, values = _attended((key, value), earlier, room)
         mixed = functional.scaled_dot_product_attention(
             query,
@@ -222,10 +220,13 @@ def run_layers_at(model: LlamaModel, segment: Segment, read_BS: Tensor, run_bloc
     cos, sin = run.rotary
     # Rows may have tables of their own, or share them.
     place = read_BS[:, None, :, None].expand(-1, -1, -1, cos.shape[3])
-    rotary = tuple(table.expand(len(read_BS), -1, -1, -1).gather(2, place) for table in (cos, sin))
-    run.read = ReadPlaces(read_BS, rotary)  # type: ignore[arg-type]
+    rotary = (
+        cos.expand(len(read_BS), -1, -1, -1).gather(2, place),
+        sin.expand(len(read_BS), -1, -1, -1).gather(2, place),
+    )
     # Layers may lie on other devices; the last is where the inputs were.
-    return run_block(run.hidden, model.layers[-1], x_BLD.to(read_BS.device))
+    last = _Runner(model, segment, run.rotary, ReadPlaces(read_BS, rotary))
+    return run_block(last.hidden, model.layers[-1], x_BLD.to(read_BS.device))
 
 
 def prefill(model: LlamaModel, prefix: Segment, room: int) -> tuple[Tensor, KVCache]:
@@ -271,11 +272,17 @@ def decode_after(
 class _Runner:
     """One layer on one segment; rotary tables are computed once for all layers."""
 
-    def __init__(self, model: LlamaModel, segment: Segment) -> None:
-        self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL)
+    def __init__(
+        self,
+        model: LlamaModel,
+        segment: Segment,
+        rotary: RotaryTables | None = None,
+        read: ReadPlaces | None = None,
+    ) -> None:
+        self.rotary = model.rotary_emb(segment.x_BLD, segment.position_BL) if rotary is None else rotary
         self.mask = segment.mask
         self.causal = segment.causal and segment.mask is None
-        self.read: ReadPlaces | None = None
+        self.read = read
 
     def __call__(self, layer: nn.Module, x_BLD: Tensor, **cached: Any) -> tuple[Tensor, Tensor, Tensor]:
         out: tuple[Tensor, Tensor, Tensor] = layer(

@@ -24,6 +24,7 @@ from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import KVCache, Segment, decode_after, decode_step, prefill, run_layers
+from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 
@@ -112,10 +113,11 @@ class OpenVLABackbone(OpenVLAFamily):
         patch_BPD = self.encode_images(inputs)
         word_BLD = self.network.embed_tokens(inputs.text_BL)
         x_BLD = torch.cat([word_BLD[:, :1], patch_BPD, word_BLD[:, 1:]], dim=1)
-        position_BL = torch.arange(x_BLD.shape[1], device=x_BLD.device).expand(len(x_BLD), -1)
+        # Rows share their places, and with them one rotary table.
+        position_1L = torch.arange(x_BLD.shape[1], device=x_BLD.device)[None]
         return Prompt(
-            segment=Segment(x_BLD, position_BL, mask=None, causal=True),
-            last_B=patch_BPD.shape[1] + inputs.text_mask_BL.sum(dim=1) - 1,
+            segment=Segment(x_BLD, position_1L, mask=None, causal=True),
+            last_B=upload(patch_BPD.shape[1] + inputs.text_mask_BL.sum(dim=1) - 1, x_BLD.device),
             padded=not bool(inputs.text_mask_BL.all()),
         )
 

@@ -29,7 +29,7 @@ from vla_policies.processing.images import (
 )
 from vla_policies.processing.norm_stats import Normaliser, identity, normaliser
 from vla_policies.processing.observations import decode_instructions
-from vla_policies.processing.transfer import constant, upload
+from vla_policies.transfer import constant, upload
 from vla_policies.types import PolicyInputs
 
 
@@ -72,9 +72,9 @@ class OpenVLAProcessor:
         device = pixels[0].device
         return PolicyInputs(
             pixels_BMCHW=torch.stack(pixels, dim=1),
-            text_BL=text_BL.to(device),
-            text_mask_BL=mask_BL.to(device),
-            state_BS=self._state(obs["state"]) if self.state_normaliser is not None else None,
+            text_BL=upload(text_BL, device),
+            text_mask_BL=mask_BL,
+            state_BS=upload(self._state(obs["state"]), device) if self.state_normaliser is not None else None,
         )
 
     def pixels(self, image: Tensor, key: str) -> Tensor:
@@ -112,8 +112,7 @@ class OpenVLAProcessor:
 
     def _state(self, state_BS: Tensor) -> Tensor:
         assert self.state_normaliser is not None
-        numbers = self.state_normaliser.normalise(state_BS.cpu().double().numpy())
-        return torch.from_numpy(numbers).float().to(state_BS.device)
+        return torch.from_numpy(self.state_normaliser.normalise(state_BS.cpu().double().numpy())).float()
 
 
 def _resized(image_BHWC: Tensor, fill: tuple[int, int, int] | None, size: int) -> Tensor:

@@ -32,6 +32,7 @@ from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
 from vla_policies.processing.norm_stats import STATISTICS_FILE
+from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 _log = logging.getLogger(__name__)
@@ -228,12 +229,12 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         if self.config.settings.stop_token:
             parts.append(self.network.embed_tokens(torch.full_like(inputs.text_BL[:, :1], STOP)))
         x_BLD = torch.cat(parts, dim=1)
-        real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool, device=x_BLD.device)
+        real_BL = torch.ones(x_BLD.shape[:2], dtype=torch.bool)
         real_BL[:, num_observed + 1 : num_observed + inputs.text_BL.shape[1]] = inputs.text_mask_BL[:, 1:]
         # Without padding there is no mask, so that attention runs its fastest kernels.
-        mask = None if bool(inputs.text_mask_BL.all()) else real_BL[:, None, None]
-        segment = Segment(x_BLD, real_BL.cumsum(dim=1) - 1, mask)
-        last_B = num_observed + inputs.text_mask_BL.sum(dim=1) - 1
+        mask = None if bool(inputs.text_mask_BL.all()) else upload(real_BL, x_BLD.device)[:, None, None]
+        segment = Segment(x_BLD, upload(real_BL.cumsum(dim=1) - 1, x_BLD.device), mask)
+        last_B = upload(num_observed + inputs.text_mask_BL.sum(dim=1) - 1, x_BLD.device)
         return segment, last_B, num_observed + inputs.text_BL.shape[1]
 
 

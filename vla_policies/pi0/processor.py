@@ -16,6 +16,7 @@ from vla_policies.pi0.prompt import PromptTokenizer, pi0_text, pi05_text
 from vla_policies.processing.images import channels_last, resize_bilinear
 from vla_policies.processing.observations import decode_instructions
 from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
+from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 
@@ -43,13 +44,13 @@ class Pi0Processor:
         """Tensors of B observations to inputs; the state is normalised and padded, `[B, state_width]`."""
         pixels = [self._pixels(obs[key], key) for key in self.conventions.cameras]
         device = pixels[0].device
-        state_BS = self._state(obs, len(pixels[0]), device)
+        state_BS = self._state(obs, len(pixels[0]))
         text_BL, mask_BL = self._text(decode_instructions(obs["instruction"]), state_BS)
         return PolicyInputs(
             pixels_BMCHW=torch.stack(pixels, dim=1),
-            text_BL=text_BL.to(device),
-            text_mask_BL=mask_BL.to(device),
-            state_BS=functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])),
+            text_BL=upload(text_BL, device),
+            text_mask_BL=mask_BL,
+            state_BS=upload(functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])), device),
         )
 
     def to_env(self, x_BHD: Tensor, inputs: PolicyInputs) -> Tensor:
@@ -80,10 +81,11 @@ class Pi0Processor:
         pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
         return resize_with_pad(pixels_BCHW, self.image_size)
 
-    def _state(self, obs: Mapping[str, Tensor], num: int, device: torch.device) -> Tensor:
+    def _state(self, obs: Mapping[str, Tensor], num: int) -> Tensor:
+        """Normalised, on the CPU."""
         if not self.conventions.state_dim:
-            return torch.zeros(num, 0, device=device)
-        return self._normalise(obs["state"].to(device).float(), self.preprocessing.state)
+            return torch.zeros(num, 0)
+        return self._normalise(obs["state"].cpu().float(), self.preprocessing.state)
 
     def _text(self, instructions: list[str], state_BS: Tensor) -> tuple[Tensor, Tensor]:
         style = self.preprocessing.prompt_state
@@ -91,7 +93,7 @@ class Pi0Processor:
             return self.tokenizer.batch([pi0_text(instruction) for instruction in instructions], newline=True)
         if style == "padded":
             state_BS = functional.pad(state_BS, (0, self.state_width - state_BS.shape[1]))
-        states = state_BS.cpu().numpy().astype(np.float64)
+        states = state_BS.numpy().astype(np.float64)
         texts = [pi05_text(instruction, state_S) for instruction, state_S in zip(instructions, states, strict=True)]
         return self.tokenizer.batch(texts, newline=False)
 

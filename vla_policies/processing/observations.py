@@ -12,10 +12,14 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
 from vla_policies.conventions import Conventions
+from vla_policies.transfer import upload
+
+HOST_KEYS = ("instruction", "state")
+"""Parts that are read on the CPU: words become tokens there, and a state may become words."""
 
 
 def batch_observation(obs: Any, conventions: Conventions, device: torch.device) -> tuple[dict[str, Tensor], bool]:
-    """The policy's inputs as tensors `[B, ...]` on `device`, and whether `obs` is a batch.
+    """The policy's inputs as tensors `[B, ...]`, pictures on `device`, and whether `obs` is a batch.
 
     `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
     or `UnknownName` naming the key that is missing or of the wrong rank.
@@ -32,7 +36,8 @@ def batch_observation(obs: Any, conventions: Conventions, device: torch.device) 
         if key not in obs:
             raise unknown_name("observation key", key, obs)
         value = _instruction_bytes(obs[key]) if key == "instruction" else obs[key]
-        tensor = torch.as_tensor(value, device=device)
+        tensor = torch.as_tensor(value)
+        tensor = tensor.cpu() if key in HOST_KEYS else upload(tensor, device)
         if tensor.ndim not in (rank, rank + 1):
             raise BadValue(f"'{key}' must have {rank} dims (one observation) or {rank + 1}, got {tuple(tensor.shape)}")
         batched[key] = tensor.ndim == rank + 1

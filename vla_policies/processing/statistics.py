@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.transfer import constant
 
 Normalization = Literal["mean_std", "quantiles"]
 """Mean to 0 and standard deviation to 1, or the 1 % and 99 % quantiles to -1 and 1."""
@@ -63,7 +63,7 @@ def _offset_and_width(statistics: Statistics, kind: Normalization, epsilon: floa
     """Offset and divisor of the first `x.shape[-1]` dims."""
 
     def row(numbers: tuple[float, ...]) -> Tensor:
-        return torch.tensor(numbers[: x.shape[-1]], dtype=x.dtype, device=x.device)
+        return constant(tuple(numbers[: x.shape[-1]]), x.dtype, x.device)
 
     if kind == "mean_std":
         return row(statistics.mean), row(statistics.std) + epsilon

@@ -32,7 +32,11 @@ _SUMS = (*_TERMS, *_PER_ELEMENT, "moved", "values", "ref_kl", "ref_elements")
 
 @dataclass(frozen=True, kw_only=True)
 class _MicroBatchRecord:
-    """Numbers of a micro-batch, without graphs; values are those that carry weight, flat."""
+    """Numbers of a micro-batch, without graphs.
+
+    What is left out of them is so at the update's end alone: how many numbers a mask leaves is a question that a GPU
+    must be waited for.
+    """
 
     minibatch: int
     weight: float
@@ -41,11 +45,19 @@ class _MicroBatchRecord:
     entropy_BL: Tensor
     advantage_BL: Tensor
     mask_BL: Tensor
-    value: Tensor
-    old_value: Tensor
-    target: Tensor
-    ref_kl: Tensor
-    """KL to the reference of every executed token; empty without a reference."""
+    value_BU: Tensor
+    old_value_BU: Tensor
+    target_BU: Tensor
+    counts_BU: Tensor | None
+    """Bool: values that carry weight; None when all do."""
+    ref_kl_BW: Tensor
+    """KL to the reference of every token; empty without a reference."""
+    token_mask_BW: Tensor
+    """Bool: tokens that were executed."""
+
+    def counted(self, value_BU: Tensor) -> Tensor:
+        """Those of the numbers that carry weight, flat."""
+        return value_BU.flatten() if self.counts_BU is None else value_BU[self.counts_BU]
 
 
 class UpdateMetrics:
@@ -78,10 +90,9 @@ class UpdateMetrics:
         batch = micro_batch.batch
         log_ratio_BL = (scores.logprob_BL - batch.old_logprob_BL).detach()
         mask_BL = batch.mask_BL
-        ref_kl = log_ratio_BL.new_zeros(0)
+        ref_kl_BW, token_mask_BW = log_ratio_BL.new_zeros(0), batch.token_mask_BW
         if scores.token_logprob_BW is not None and batch.ref_logprob_BW is not None:
-            kl_BW = reference_kl(scores.token_logprob_BW.detach(), batch.ref_logprob_BW)
-            ref_kl = kl_BW[batch.token_mask_BW]
+            ref_kl_BW = reference_kl(scores.token_logprob_BW.detach(), batch.ref_logprob_BW)
         self._micro_batches.append(
             _MicroBatchRecord(
                 minibatch=self._num_minibatches - 1,
@@ -91,10 +102,12 @@ class UpdateMetrics:
                 entropy_BL=scores.entropy_BL.detach(),
                 advantage_BL=batch.advantage_BL.expand_as(log_ratio_BL),
                 mask_BL=torch.ones_like(log_ratio_BL, dtype=torch.bool) if mask_BL is None else mask_BL,
-                value=_weighted(scores.value_BU.detach(), batch.value_weight_BU),
-                old_value=_weighted(batch.old_value_BU, batch.value_weight_BU),
-                target=_weighted(batch.return_BU, batch.value_weight_BU),
-                ref_kl=ref_kl,
+                value_BU=scores.value_BU.detach(),
+                old_value_BU=batch.old_value_BU,
+                target_BU=batch.return_BU,
+                counts_BU=None if batch.value_weight_BU is None else batch.value_weight_BU > 0,
+                ref_kl_BW=ref_kl_BW,
+                token_mask_BW=torch.ones_like(ref_kl_BW, dtype=torch.bool) if token_mask_BW is None else token_mask_BW,
             )
         )
 
@@ -155,8 +168,8 @@ class UpdateMetrics:
         """`train/critic/*`, the learning rate excepted."""
         sums, value, target = self._sums, torch.zeros(0), torch.zeros(0)
         if self._micro_batches:
-            value = torch.cat([micro_batch.value for micro_batch in self._micro_batches])
-            target = torch.cat([micro_batch.target for micro_batch in self._micro_batches])
+            value = torch.cat([record.counted(record.value_BU) for record in self._micro_batches])
+            target = torch.cat([record.counted(record.target_BU) for record in self._micro_batches])
         return {
             "train/critic/value_loss": float(sums["value"].mean()),
             # 0 where values are not clipped.
@@ -237,9 +250,11 @@ class UpdateMetrics:
         """`[micro-batches, 4]`: values that moved past the clip, values, sum of reference KLs, reference KLs."""
         records, clip = self._micro_batches, math.inf if self._loss.clip_vf is None else self._loss.clip_vf
         # Before clamping: afterwards nothing ever exceeds the bound.
-        moved = torch.stack([((record.value - record.old_value).abs() > clip).sum() for record in records])
-        ref_kl = torch.stack([record.ref_kl.sum() for record in records])
-        sizes = torch.tensor([[record.value.numel(), record.ref_kl.numel()] for record in records])
+        gaps = [record.counted(record.value_BU - record.old_value_BU).abs() for record in records]
+        ref_kls = [record.ref_kl_BW[record.token_mask_BW] for record in records]
+        moved = torch.stack([(gap > clip).sum() for gap in gaps])
+        ref_kl = torch.stack([kl.sum() for kl in ref_kls])
+        sizes = torch.tensor([[gap.numel(), kl.numel()] for gap, kl in zip(gaps, ref_kls, strict=True)])
         num_values, num_ref = sizes.to(moved.device).double().T
         return torch.stack([moved.double(), num_values, ref_kl.double(), num_ref], dim=1)
 
@@ -258,10 +273,6 @@ def explained_variance(value: Tensor, target: Tensor, process_group: ProcessGrou
     _, spread = process_group.moments(target)
     _, error = process_group.moments(target - value)
     return 1.0 - (error / spread) ** 2 if spread else float("nan")
-
-
-def _weighted(value_BU: Tensor, weight_BU: Tensor | None) -> Tensor:
-    return value_BU.flatten() if weight_BU is None else value_BU[weight_BU > 0]
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from vla_policies.processing.observations import HOST_KEYS
+from vla_policies.transfer import upload
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, to_level
 from zoo.rollout.off_policy_correction import importance_weight
@@ -178,10 +180,10 @@ class ChunkRolloutBuffer:
         return torch.nonzero(self.selected().flatten())[:, 0]
 
     def minibatch(self, index_B: Tensor, level: LogprobLevel, device: torch.device) -> Minibatch:
-        """The decisions at flat indices `index_B`, on `device`."""
+        """The decisions at flat indices `index_B`, on `device`, but for what is read on the CPU."""
 
         def take(whole: Tensor) -> Tensor:
-            return whole.flatten(0, 1)[index_B].to(device, non_blocking=True)
+            return upload(whole.flatten(0, 1)[index_B], device)
 
         executed_B = take(self.executed_TN)
         old_logprob_BL, mask_BL = to_level(take(self.logprob_TNKA), executed_B, level)
@@ -190,7 +192,11 @@ class ChunkRolloutBuffer:
             behaviour_BL, _ = to_level(take(self.behaviour_logprob_TNKA), executed_B, level)
             advantage_BL = advantage_BL * importance_weight(old_logprob_BL, behaviour_BL)
         return Minibatch(
-            obs={key: take(whole) for key, whole in self.obs.items()},
+            # What the policy reads on the CPU stays there.
+            obs={
+                key: whole.flatten(0, 1)[index_B] if key in HOST_KEYS else take(whole)
+                for key, whole in self.obs.items()
+            },
             choice={key: take(whole) for key, whole in self.record.items()},
             executed_B=executed_B,
             old_logprob_BL=old_logprob_BL,

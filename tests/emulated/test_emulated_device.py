@@ -1,0 +1,96 @@
+"""The pretended GPU finds planted faults, and policies on it compute what they compute on the CPU, within budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import emulated_cases
+import planted_faults
+import pytest
+from emulated_cases import FAMILIES, LORA, TINY, Costs, Learnt
+
+pytestmark = [pytest.mark.emulated, pytest.mark.processes]
+Run = Callable[..., Any]
+
+BUDGETS = {
+    # Launches of: act, evaluate; an eighth above what was counted when they were written.
+    "nano": (135, 130),
+    "nano-flow": (660, 250),
+    "openvla": (1150, 490),
+    "openvla-oft": (395, 395),
+    "pi0": (1090, 500),
+    "pi05": (1010, 390),
+}
+"""Two layers deep, two observations; tokens' adapters of rank 4 (OpenVLA), two cameras and four steps (pi0)."""
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {**options, **({"lora": LORA} if "openvla" in family else {})})
+       for family, options in FAMILIES.items()},
+    "openvla-oft without adapters": ("openvla-oft", TINY),
+    "openvla-oft, recompute": ("openvla-oft", {**TINY, "lora": LORA, "recompute": True}),
+    "openvla, recompute": ("openvla", {**TINY, "lora": LORA, "recompute": True}),
+    "nano-flow, noise": ("nano-flow", {**FAMILIES["nano-flow"], "scheme": "flow_noise"}),
+    "pi0, whole": ("pi0", {"size": "tiny", "train_expert_only": False, "recompute_activations": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.REFUSED])
+def test_what_cuda_refuses_is_refused(on_device: Run, fault: str) -> None:
+    assert on_device(planted_faults.refusal, fault)
+
+
+@pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.WAITED_FOR])
+def test_a_wait_is_found_at_its_place(on_device: Run, fault: str) -> None:
+    (place,), _ = on_device(planted_faults.found, fault)
+    assert "planted_faults.py:" in place
+
+
+@pytest.mark.parametrize(("fault", "uploads"), [(fault.__name__, n) for fault, n in planted_faults.UPLOADED.items()])
+def test_uploads_are_counted(on_device: Run, fault: str, uploads: int) -> None:
+    assert on_device(planted_faults.found, fault) == ([], uploads)
+
+
+def test_launches_are_those_of_cudas_kernels(on_device: Run) -> None:
+    # Views cost nothing; grouped heads with a mask have no fused kernel.
+    assert on_device(planted_faults.kernels) == {"mm": 1, "rms_norm": 1, "attention": 1, "math_attention": 9}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: str) -> None:
+    family, options = VARIANTS[name]
+    costs: Costs = on_device(emulated_cases.costs, family, options, one_length=name in FAMILIES)
+    assert costs.gap <= 5e-6
+    assert costs.ratio_gap == 0.0
+    assert costs.restored
+    # Decisions come back in one piece; scoring and the step ask for nothing.
+    assert [costs.act["waits"], costs.evaluate["waits"], costs.update["waits"]] == [1, 0, 0], costs.waits
+    if name in BUDGETS:
+        assert costs.act["launches"] <= BUDGETS[name][0]
+        assert costs.evaluate["launches"] <= BUDGETS[name][1]
+
+
+@pytest.mark.parametrize("family", ["openvla", "openvla-oft"])
+def test_adapters_are_not_cast_at_every_decision(on_device: Run, family: str) -> None:
+    options = {**TINY, "lora": LORA, "dtype": "bfloat16"}
+    costs: Costs = on_device(emulated_cases.costs, family, options, cpu=False)
+    # Two casts for each of some forty adapted layers, and eight passes of OpenVLA, once.
+    assert costs.act["casts"] <= 60
+    assert costs.ratio_gap == 0.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "family", "options", "settings"),
+    [
+        ("PPO", "nano", FAMILIES["nano"], {}),
+        ("PPO", "nano-flow", FAMILIES["nano-flow"], {}),
+        ("GRPO", "nano", FAMILIES["nano"], {"kl_coef": 0.1}),
+        ("PPO", "openvla-oft", {**TINY, "lora": LORA}, {}),
+    ],
+)
+def test_an_update_waits_once_for_each_step(
+    on_device: Run, algorithm: str, family: str, options: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    learnt: Learnt = on_device(emulated_cases.learn, algorithm, family, options, settings)
+    assert learnt.waits_per_step == 1.0, learnt.waits
+    assert learnt.waits_per_decision == 1.0, learnt.waits
+    assert learnt.gap <= 1e-5
