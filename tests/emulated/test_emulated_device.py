@@ -73,24 +73,23 @@ def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: st
 def test_adapters_are_not_cast_at_every_decision(on_device: Run, family: str) -> None:
     options = {**TINY, "lora": LORA, "dtype": "bfloat16"}
     costs: Costs = on_device(emulated_cases.costs, family, options, cpu=False)
-    # Two casts for each of some forty adapted layers, and eight passes of OpenVLA, once.
-    assert costs.act["casts"] <= 60
+    # Preprocessing, sampling and heads; not two for each adapter in each of OpenVLA's eight passes.
+    assert costs.act["casts"] <= 80
     assert costs.ratio_gap == 0.0
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "family", "options", "settings"),
+    ("family", "options", "settings"),
     [
-        ("PPO", "nano", FAMILIES["nano"], {}),
-        ("PPO", "nano-flow", FAMILIES["nano-flow"], {}),
-        ("GRPO", "nano", FAMILIES["nano"], {"kl_coef": 0.1}),
-        ("PPO", "openvla-oft", {**TINY, "lora": LORA}, {}),
+        ("nano", FAMILIES["nano"], {"micro_batch_size": 4}),
+        ("nano-flow", FAMILIES["nano-flow"], {}),
+        ("openvla-oft", {**TINY, "lora": LORA}, {"kl_coef": 0.1}),
     ],
 )
 def test_an_update_waits_once_for_each_step(
-    on_device: Run, algorithm: str, family: str, options: dict[str, Any], settings: dict[str, Any]
+    on_device: Run, family: str, options: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    learnt: Learnt = on_device(emulated_cases.learn, algorithm, family, options, settings)
+    learnt: Learnt = on_device(emulated_cases.learn, family, options, settings)
     assert learnt.waits_per_step == 1.0, learnt.waits
     assert learnt.waits_per_decision == 1.0, learnt.waits
     assert learnt.gap <= 1e-5

@@ -105,7 +105,9 @@ def is_zero(module: nn.Module) -> bool:
     """Whether the adapters change no layer's output yet: every B, or every A, is zero."""
     layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
     pairs = [(layer.lora_A[name].weight, layer.lora_B[name].weight) for layer in layers for name in layer.lora_A]
-    return not any(bool(a.any()) and bool(b.any()) for a, b in pairs)
+    # One question for all of them: a GPU would be waited for at each.
+    changes = [(a.any() & b.any()).to(pairs[0][0].device) for a, b in pairs]
+    return not changes or not bool(torch.stack(changes).any())
 
 
 @contextmanager
