@@ -39,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "openvla-oft": TINY,
     "pi0": {"size": "tiny"},
     "pi05": {"size": "tiny"},
+    "smolvla": {"size": "tiny"},
 }
 
 
@@ -82,7 +83,7 @@ def make_policy(family: str, options: Mapping[str, Any]) -> VLAPolicy:
     """A policy with random weights on the CPU, its tokens' probabilities apart."""
     torch.manual_seed(0)
     chunk = 1 if family == "openvla" else 4
-    flow = family in ("pi0", "pi05")
+    flow = family in ("pi0", "pi05", "smolvla")
     cameras = ("image", "wrist_image") if flow else ("image",)
     conventions = Conventions(cameras=cameras, image_size=64, state_dim=8, chunk=chunk, action_dim=7)
     spaces = conventions.observation_space(), conventions.action_space()

@@ -21,8 +21,11 @@ BUDGETS = {
     "openvla-oft": (395, 395),
     "pi0": (1090, 500),
     "pi05": (1010, 390),
+    "smolvla": (1030, 475),
 }
 """Two layers deep, two observations; tokens' adapters of rank 4 (OpenVLA), two cameras and four steps (pi0)."""
+WAITS_INSIDE = {"smolvla": 1}
+"""transformers' SmolVLM vision tower asks the device whether any patch is padding, in every pass."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {**options, **({"lora": LORA} if "openvla" in family else {})})
        for family, options in FAMILIES.items()},
@@ -63,7 +66,9 @@ def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: st
     assert costs.ratio_gap == 0.0
     assert costs.restored
     # Decisions come back in one piece; scoring and the step ask for nothing.
-    assert [costs.act["waits"], costs.evaluate["waits"], costs.update["waits"]] == [1, 0, 0], costs.waits
+    inside = WAITS_INSIDE.get(family, 0)
+    waits = [costs.act["waits"], costs.evaluate["waits"], costs.update["waits"]]
+    assert waits == [1 + inside, inside, 0], costs.waits
     if name in BUDGETS:
         assert costs.act["launches"] <= BUDGETS[name][0]
         assert costs.evaluate["launches"] <= BUDGETS[name][1]

@@ -16,6 +16,7 @@ from vla_policies.processing.observations import decode_instructions
 from vla_policies.processing.statistics import Statistics, check_dims, normalise, unnormalise
 from vla_policies.smolvla.config import NetworkShape, Preprocessing
 from vla_policies.smolvla.tokenizer import TextTokenizer
+from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
 
 
@@ -46,15 +47,15 @@ class SmolVLAProcessor:
         """Tensors of B observations to inputs; the state is normalised and padded, `[B, state_width]`."""
         pixels = [self.pixels(obs[key], key) for key in self.conventions.cameras]
         device = pixels[0].device
-        state_BS = torch.zeros(len(pixels[0]), 0, device=device)
+        state_BS = torch.zeros(len(pixels[0]), 0)
         if self.conventions.state_dim:
-            state_BS = self._normalise(obs["state"].to(device).float(), self.state_statistics)
+            state_BS = self._normalise(obs["state"].cpu().float(), self.state_statistics)
         text_BL, mask_BL = self.tokenizer.batch(decode_instructions(obs["instruction"]))
         return PolicyInputs(
             pixels_BMCHW=torch.stack(pixels, dim=1),
-            text_BL=text_BL.to(device),
-            text_mask_BL=mask_BL.to(device),
-            state_BS=functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])),
+            text_BL=upload(text_BL, device),
+            text_mask_BL=mask_BL,
+            state_BS=upload(functional.pad(state_BS, (0, self.state_width - state_BS.shape[1])), device),
         )
 
     def pixels(self, image: Tensor, key: str) -> Tensor:
