@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+RenderQuality = Literal["full", "fast"]
+"""Pictures as published, or cheaper ones of the same view for training: results with them are not comparable."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:
@@ -93,3 +96,9 @@ class Benchmark:
     """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the protocol with their sources, written to `protocol.json`."""
+
+    @property
+    def render_quality(self) -> RenderQuality:
+        """What its pictures are; "full" where there is no choice."""
+        quality: RenderQuality = self.protocol.get("render_quality", "full")
+        return quality

@@ -24,6 +24,7 @@ BROUGHT_ALONG: dict[str, str] = {
     "OpenGL": "mujoco",
     "markupsafe": "jinja2",
     "sapien": "mani-skill",
+    "scipy": "robosuite",
     "tokenizers": "transformers",
 }
 """Module of no declared distribution -> the declared one that requires its distribution, at a version that fits."""

@@ -51,6 +51,7 @@ LATE = {
     "vla_gym.adapters.mujoco.camera": {"mujoco"},
     "vla_gym.adapters.mujoco.gl_lists": {"mujoco"},
     "vla_gym.adapters.mujoco.sight": {"mujoco"},
+    "vla_gym.adapters.mujoco.simple_store": {"mujoco"},
     "vla_gym.adapters.libero.osc": {"mujoco", "robosuite"},
     "vla_gym.adapters.plate25.arm": {"sapien"},
     "vla_gym.adapters.plate25.scene": {"sapien"},

@@ -90,7 +90,13 @@ def _record(
 ) -> dict[str, Any]:
     protocol, tasks = envs.protocol(), envs.benchmark.tasks
     line = protocol_line(
-        plan.env, episodes, tasks, chunk=envs.chunk, actions=actions, start_kind=envs.benchmark.start_kind
+        plan.env,
+        episodes,
+        tasks,
+        chunk=envs.chunk,
+        actions=actions,
+        start_kind=envs.benchmark.start_kind,
+        render_quality=envs.benchmark.render_quality,
     )
     return evaluation_record(
         episodes,

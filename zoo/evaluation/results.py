@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from vla_gym.specs import Task
+from vla_gym.specs import RenderQuality, Task
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.evaluation.statistics import (
     Comparison,
@@ -155,9 +155,10 @@ def protocol_line(
     chunk: int,
     actions: str,
     start_kind: str,
+    render_quality: RenderQuality = "full",
 ) -> str:
     """One line that keeps a success rate from being misread; `actions` is
-    `VLAPolicy.action_selection_text`, `start_kind` is `Benchmark`'s."""
+    `VLAPolicy.action_selection_text`, `start_kind` and `render_quality` are `Benchmark`'s."""
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     starts = len({(episode.task_id, episode.trial_id) for episode in episodes})
     times, note = "", ""
@@ -167,9 +168,10 @@ def protocol_line(
     horizons = sorted({task.horizon for task in tried})
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
+    pictures = "" if render_quality == "full" else f", {render_quality} pictures"
     return (
         f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{note}"
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{note}"
     )
 
 

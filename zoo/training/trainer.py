@@ -310,6 +310,7 @@ class Trainer:
             chunk=self.envs.chunk,
             actions=self._actions,
             start_kind=self.evaluated.start_kind,
+            render_quality=self.evaluated.render_quality,
         )
         return with_split(line, self.config.eval_env_options.get("split", "train"))
 

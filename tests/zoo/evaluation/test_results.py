@@ -80,6 +80,10 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
         "E, 3 episodes = 3 of 6 sampled start states (split test) on 2 of 2 tasks, success at any step, "
         "horizon 10 steps, as it likes, chunk 8"
     )
+    fast = protocol_line(
+        "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="start states", render_quality="fast"
+    )
+    assert fast.endswith("as it likes, chunk 8, fast pictures")
 
 
 def test_a_protocol_line_names_its_split_once() -> None:

@@ -16,7 +16,11 @@ from vla_gym.adapters.libero.osc import ControllerState
 from vla_gym.adapters.libero.placements import StartRegions, draw_start, start_generator
 from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
 from vla_gym.adapters.mujoco.camera import Camera, NoCamera, forget_textures
+from vla_gym.adapters.mujoco.simple_meshes import Corners
+from vla_gym.adapters.mujoco.simple_store import simple_meshes
 from vla_gym.adapters.mujoco.task_cache import TaskCache
+from vla_gym.specs import RenderQuality
+from vla_gym.system.cache import cache_dir
 
 logger = logging.getLogger(__name__)
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
@@ -76,10 +80,12 @@ class StartCache(Generic[Value]):
 
 
 class LoadedTask:
-    """Model, GL resources and start states of one task, for pictures of one size by some cameras."""
+    """Model, GL resources and start states of one task, for pictures of one size and quality by some cameras."""
 
-    def __init__(self, suite: str, name: str, image_size: int, cameras: tuple[str, ...]) -> None:
-        self._task = suite, name
+    def __init__(
+        self, suite: str, name: str, image_size: int, cameras: tuple[str, ...], quality: RenderQuality = "full"
+    ) -> None:
+        self._task, self._quality = (suite, name), quality
         self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
         self.first_pictures: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
         try:
@@ -103,7 +109,11 @@ class LoadedTask:
                 image_size,
                 hidden_groups=(COLLISION_GROUP,),
                 textures=self.compiled.textures,
+                meshes=self._simple_meshes() if self._quality == "fast" else None,
             )
+
+    def _simple_meshes(self) -> dict[int, Corners]:
+        return simple_meshes(self.model, cache_dir() / "libero" / "simple", hidden_groups=(COLLISION_GROUP,))
 
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""

@@ -16,7 +16,7 @@ from functools import cache
 
 from vla_gym.adapters.libero.tasks import libero_benchmark, require_libero, sentence
 from vla_gym.errors import BadValue, check_known
-from vla_gym.specs import Benchmark, Task
+from vla_gym.specs import Benchmark, RenderQuality, Task
 
 BASES = {
     "LIBERO-Spatial": "libero_spatial",
@@ -60,7 +60,12 @@ def pro_suites() -> dict[str, tuple[str, str]]:
 
 
 def libero_pro_benchmark(
-    env_id: str, *, protocol: str = "openvla-oft", split: str = "train", instruction: str = "bddl"
+    env_id: str,
+    *,
+    protocol: str = "openvla-oft",
+    split: str = "train",
+    instruction: str = "bddl",
+    render_quality: RenderQuality = "full",
 ) -> Benchmark:
     """Describe one of the sixteen suites, such as `LIBERO-Spatial-PRO-swap`.
 
@@ -70,6 +75,7 @@ def libero_pro_benchmark(
         split: "train" or "test"; both hold all 50 start states of each task.
         instruction: "bddl" is the task file's own sentence. "file" is the sentence of the file name, which policies
             trained on LIBERO know; only for perturbations that leave the sentence alone (object, swap).
+        render_quality: as of LIBERO.
 
     Raises:
         UnknownName: no such suite, protocol, split or kind of instruction.
@@ -85,7 +91,7 @@ def libero_pro_benchmark(
             f"instruction='file' is allowed for object and swap only: {env_id} changes the sentence itself, "
             "and its file names still bear the old one. Use instruction='bddl'"
         )
-    whole = libero_benchmark(base, protocol=protocol, split=split)
+    whole = libero_benchmark(base, protocol=protocol, split=split, render_quality=render_quality)
     suite = f"{BASES[base]}_{kind}"
     return dataclasses.replace(
         whole,

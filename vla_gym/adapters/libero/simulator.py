@@ -20,7 +20,7 @@ from vla_gym.adapters.libero.osc import SUBSTEPS, OscPose
 from vla_gym.adapters.libero.tasks import PUBLISHED
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
-from vla_gym.specs import StartState, Task
+from vla_gym.specs import RenderQuality, StartState, Task
 
 INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 
@@ -59,6 +59,7 @@ class LiberoSimulator:
         settle_steps: policy steps between `set_init_state` and the first observation, at least 2.
         settle_gripper: gripper command while settling; the arm is commanded zeros.
         starts: PUBLISHED, or the split that start states are drawn for.
+        render_quality: "full" is upstream's picture, "fast" that of simplified meshes.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class LiberoSimulator:
         settle_steps: int,
         settle_gripper: float,
         starts: str = PUBLISHED,
+        render_quality: RenderQuality = "full",
     ) -> None:
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
         self._settle_steps, self._settle_gripper, self._starts = settle_steps, settle_gripper, starts
+        self._quality: RenderQuality = render_quality
         self._settle_action = np.array([0.0] * 6 + [settle_gripper])
         self._task: Task | None = None
 
@@ -118,8 +121,8 @@ class LiberoSimulator:
             TASKS.release(*self._key(self._task))
             self._task = None
 
-    def _key(self, task: Task) -> tuple[str, str, int, tuple[str, ...]]:
-        return task.suite, task.name, self._image_size, self._cameras
+    def _key(self, task: Task) -> tuple[str, str, int, tuple[str, ...], RenderQuality]:
+        return task.suite, task.name, self._image_size, self._cameras, self._quality
 
     def _switch_to(self, task: Task) -> None:
         if self._task == task:

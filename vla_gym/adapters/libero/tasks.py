@@ -13,10 +13,11 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
+from typing import get_args
 
 from vla_gym.adapters.libero.scene import Scene
 from vla_gym.errors import BadValue, MissingDependency, check_integer, check_known
-from vla_gym.specs import ActionSpec, Benchmark, Task
+from vla_gym.specs import ActionSpec, Benchmark, RenderQuality, Task
 from vla_gym.system.extras import install_command
 
 SUITES = {
@@ -104,7 +105,12 @@ def libero_ids() -> tuple[str, ...]:
 
 
 def libero_benchmark(
-    env_id: str, *, protocol: str = "openvla-oft", split: str = "train", sampled_starts: int = 0
+    env_id: str,
+    *,
+    protocol: str = "openvla-oft",
+    split: str = "train",
+    sampled_starts: int = 0,
+    render_quality: RenderQuality = "full",
 ) -> Benchmark:
     """Describe a LIBERO suite (`LIBERO-Spatial`) or one of its tasks (`LIBERO-Spatial/3`).
 
@@ -114,9 +120,11 @@ def libero_benchmark(
         split: "train" or "test"; both hold all 50 published start states of each task, but share no drawn one.
         sampled_starts: start states per task that are drawn from the regions of its task file (`placements`);
             0 takes the published ones. Trial k is the same whatever the number.
+        render_quality: "full" is upstream's picture, bit for bit; "fast" simplifies large meshes, which is several
+            times faster in software. Policies see the difference: results are not comparable.
 
     Raises:
-        UnknownName: no such suite, protocol or split.
+        UnknownName: no such suite, protocol, split or quality.
         BadValue: the task index is outside the suite, or `sampled_starts` outside 0 .. `MOST_STARTS`.
         MissingDependency: the `libero` extra is not installed.
     """
@@ -124,6 +132,7 @@ def libero_benchmark(
     check_known("LIBERO suite", suite_id, SUITES)
     check_known("LIBERO protocol", protocol, PROTOCOLS)
     check_known("split", split, SPLITS)
+    check_known("render quality", render_quality, get_args(RenderQuality))
     check_integer(
         "sampled_starts",
         sampled_starts,
@@ -160,11 +169,14 @@ def libero_benchmark(
             "settle_steps": rules.settle_steps,
             "settle_gripper": rules.settle_gripper,
             "starts": split if sampled_starts else PUBLISHED,
+            "render_quality": render_quality,
         },
         extra="libero",
         requires=("libero", "robosuite", "mujoco"),
         start_kind=f"sampled start states (split {split})" if sampled_starts else "start states",
-        protocol=_protocol_record(protocol, rules, split=split, sampled_starts=sampled_starts),
+        protocol=_protocol_record(
+            protocol, rules, split=split, sampled_starts=sampled_starts, render_quality=render_quality
+        ),
     )
 
 
@@ -173,7 +185,9 @@ def sentence(task_name: str) -> str:
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task_name).replace("_", " ")
 
 
-def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int) -> dict[str, object]:
+def _protocol_record(
+    name: str, rules: LiberoProtocol, *, split: str, sampled_starts: int, render_quality: RenderQuality
+) -> dict[str, object]:
     drawn = f"sampled from the regions of the task files, split {split}: no published protocol has them"
     return {
         "name": name,
@@ -181,6 +195,7 @@ def _protocol_record(name: str, rules: LiberoProtocol, *, split: str, sampled_st
         "layout_seed": LAYOUT_SEED,
         "trials_per_task": sampled_starts or TRIALS,
         "start_states": drawn if sampled_starts else f"init_files, {TRIALS} rows per task",
+        "render_quality": render_quality,
         "image_rotation": "180 degrees, both cameras (openvla-oft get_libero_image; pi0 likewise)",
         "state": "eef position 3, axis-angle 3 (robosuite quat2axisangle), gripper qpos 2",
         "action": "delta xyz * 0.05 m, delta axis-angle * 0.5 rad, gripper sign (+1 closes); OSC_POSE at 20 Hz",

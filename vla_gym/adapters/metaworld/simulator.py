@@ -12,11 +12,11 @@ import mujoco
 import numpy as np
 
 from vla_gym.adapters.metaworld.task_env import LeanEnv, make_env, start_vectors
-from vla_gym.adapters.metaworld.tasks import CAMERA, RenderQuality, TaskReward
+from vla_gym.adapters.metaworld.tasks import CAMERA, TaskReward
 from vla_gym.adapters.mujoco.camera import Camera, forget_textures
 from vla_gym.adapters.mujoco.task_cache import TaskCache
 from vla_gym.simulator import SimStep
-from vla_gym.specs import StartState, Task
+from vla_gym.specs import RenderQuality, StartState, Task
 
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from vla_gym.errors import check_integer, check_known
-from vla_gym.specs import ActionSpec, Benchmark, Task
+from vla_gym.specs import ActionSpec, Benchmark, RenderQuality, Task
 
-RenderQuality = Literal["full", "fast"]
 TaskReward = Literal["success", "dense"]
 
 TASKS: dict[str, tuple[str, str]] = {

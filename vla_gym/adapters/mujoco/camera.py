@@ -10,16 +10,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from vla_gym.adapters.mujoco.gl_lists import PassLists
+from vla_gym.adapters.mujoco.gl_lists import PassLists, draw_instead
 from vla_gym.adapters.mujoco.gl_textures import TEXTURES
 from vla_gym.adapters.mujoco.sight import Seen, Sight, mirrors
+from vla_gym.adapters.mujoco.simple_meshes import Corners
 
 MAX_GEOMS = 1000
 """Visible geometries per scene, robosuite binding_utils.py:MjRenderContext."""
@@ -57,6 +59,7 @@ class Camera:
         textures: texture id -> file of its pixels, for textures that are black in the model. Cameras of a
             process share them.
         effects: whether shadows and reflections are drawn.
+        meshes: mesh id -> triangles drawn in its place.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Camera:
         hidden_groups: Sequence[int] = (),
         textures: Mapping[int, Path] | None = None,
         effects: bool = True,
+        meshes: Mapping[int, Corners] | None = None,
     ) -> None:
         _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
@@ -75,7 +79,10 @@ class Camera:
             model.vis.quality.shadowsize = 0  # no shadow map: 64 MB less
         self._model, self._effects = model, effects
         self._names = tuple(names)
-        self._resources, self._shared = TEXTURES.upload(model, textures or {})
+        with _without(model, list(meshes or {})):
+            self._resources, self._shared = TEXTURES.upload(model, textures or {})
+        for mesh, corners in (meshes or {}).items():
+            draw_instead(self._resources, mesh, corners)
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._size = size
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
@@ -186,6 +193,17 @@ def forget_textures(model: mujoco.MjModel) -> None:
     length = (pixels.ctypes.data + pixels.nbytes - start) // page * page
     if length > 0:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def _without(model: mujoco.MjModel, meshes: list[int]) -> Iterator[None]:
+    """Context manager in which these meshes have no triangles, so that none are uploaded."""
+    kept = model.mesh_facenum[meshes]
+    model.mesh_facenum[meshes] = 0
+    try:
+        yield
+    finally:
+        model.mesh_facenum[meshes] = kept
 
 
 def _view(camera_id: int) -> mujoco.MjvCamera:

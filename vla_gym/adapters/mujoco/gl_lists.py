@@ -1,4 +1,4 @@
-"""Meshes that MuJoCo draws in one of its passes only: in the mirror, or in the direct view.
+"""GL display lists of MuJoCo's meshes: other triangles in their place, and meshes drawn in one pass only.
 
 `mjr_render` draws every geometry of a scene in every pass, for each mesh the same GL display list: first all of them
 into the mirror, then all of them again. Here a mesh may get another list that calls its own by an offset from GL's list
@@ -12,6 +12,41 @@ import mujoco
 import numpy as np
 
 from vla_gym.adapters.mujoco.sight import OPAQUE, Seen
+from vla_gym.adapters.mujoco.simple_meshes import Corners, directions
+
+SMOOTH = 0.8
+"""Least cosine between a corner's normal and its triangle's for which MuJoCo takes the corner's, in meshes without
+texture coordinates (render_context.c:mjr_uploadMesh)."""
+
+
+def draw_instead(resources: mujoco.MjrContext, mesh: int, corners: Corners) -> None:
+    """Let MuJoCo's list of a mesh draw other triangles, by MuJoCo's rules; its context must be current."""
+    from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
+
+    arrays = [
+        (GL.GL_VERTEX_ARRAY, GL.glVertexPointer, corners.vertex_C3),
+        (GL.GL_NORMAL_ARRAY, GL.glNormalPointer, drawn_normals(corners)),
+    ]
+    if corners.texcoord_C2 is not None:
+        arrays.append((GL.GL_TEXTURE_COORD_ARRAY, GL.glTexCoordPointer, corners.texcoord_C2))
+    for state, point, values in arrays:
+        GL.glEnableClientState(state)
+        size = () if state == GL.GL_NORMAL_ARRAY else (values.shape[1],)
+        point(*size, GL.GL_FLOAT, 0, np.ascontiguousarray(values, dtype=np.float32))
+    GL.glNewList(resources.baseMesh + 2 * mesh, GL.GL_COMPILE)
+    GL.glDrawArrays(GL.GL_TRIANGLES, 0, len(corners.vertex_C3))
+    GL.glEndList()
+    for state, _, _ in arrays:
+        GL.glDisableClientState(state)
+
+
+def drawn_normals(corners: Corners) -> np.ndarray:
+    """Return the normals that MuJoCo would draw with, `[C, 3]`: flat at sharp edges of a mesh without texture."""
+    if corners.texcoord_C2 is not None:
+        return corners.normal_C3
+    flat_C3 = np.repeat(directions(corners.triangle_F33)[0], 3, axis=0)
+    smooth_C = (flat_C3 * corners.normal_C3).sum(axis=1) >= SMOOTH
+    return np.where(smooth_C[:, None], corners.normal_C3, flat_C3).astype(np.float32)
 
 
 class PassLists:

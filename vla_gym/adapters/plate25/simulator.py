@@ -18,9 +18,9 @@ from vla_gym.adapters.plate25.catalogue import TABLES
 from vla_gym.adapters.plate25.progress import Progress, grips, lies_on, task_progress, world_box
 from vla_gym.adapters.plate25.runs import find_run
 from vla_gym.adapters.plate25.scene import FRAME, SETTLE, SUBSTEPS, Scene
-from vla_gym.adapters.plate25.tasks import ACTION_UNITS, PROTOCOLS, RenderQuality
+from vla_gym.adapters.plate25.tasks import ACTION_UNITS, PROTOCOLS
 from vla_gym.simulator import SimStep
-from vla_gym.specs import StartState, Task
+from vla_gym.specs import RenderQuality, StartState, Task
 from vla_gym.system.cache import cache_dir, check_writable, write_atomic
 
 MOVE_AT = 5

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from vla_gym.adapters.plate25.assets import DOWNLOAD, Assets, find_assets, missing
 from vla_gym.adapters.plate25.catalogue import OBJECTS, PLATES, sentence
 from vla_gym.adapters.plate25.runs import MAIN, RUNS, Run, Spread, find_run
 from vla_gym.errors import BadValue, MissingDependency, check_known, shown
-from vla_gym.specs import ActionSpec, Benchmark, Task
+from vla_gym.specs import ActionSpec, Benchmark, RenderQuality, Task
 
 FAMILY = "ManiSkill-Plate25"
 IDS: dict[str, str] = {FAMILY: "", **{f"{FAMILY}-{name}": name for name in RUNS}}
@@ -28,7 +28,6 @@ _END = {False: "the episode goes on to step 80", True: "the episode ends there"}
 ANNOUNCED: set[tuple[str, ...]] = set()
 """Stand-ins that this process has warned of."""
 
-RenderQuality = Literal["full", "fast"]
 
 HORIZON = 80
 """Policy steps per episode."""

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from vla_gym import find_benchmark
+from vla_gym import find_benchmark, make_vec
 from vla_gym.workers.environment import worker_environment
 
 pytestmark = pytest.mark.sim
@@ -43,3 +44,21 @@ def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
         assert group["together"][key] == group["alone"][key] * 8, key
     for key in ("qpos", "qvel"):
         assert group["another trial"][key] != group["alone"][key]
+
+
+def test_fast_pictures_show_the_same_play_but_not_the_same_bytes() -> None:
+    seen = {}
+    for quality in ("full", "fast"):
+        envs = make_vec(
+            "LIBERO-Spatial/3", num_workers=1, image_size=64, wrist_camera=True, chunk=4, render_quality=quality
+        )
+        observations = [envs.reset(options={"task_id": 0, "trial_id": 3})[0]]
+        observations.append(envs.step(np.full((1, 4, 7), 0.3, dtype=np.float32))[0])
+        assert envs.protocol()["constants"]["render_quality"] == quality
+        envs.close()
+        seen[quality] = observations
+    for full, fast in zip(seen["full"], seen["fast"], strict=True):
+        np.testing.assert_array_equal(full["state"], fast["state"])
+        for camera in ("image", "wrist_image"):
+            error = ((full[camera].astype(float) - fast[camera]) ** 2).mean()
+            assert 0 < error < 65, camera  # 30 dB

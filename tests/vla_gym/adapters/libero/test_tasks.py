@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vla_gym.adapters.libero.pro_tasks import libero_pro_benchmark
 from vla_gym.adapters.libero.tasks import PROTOCOLS, SUITES, libero_benchmark, sentence
 from vla_gym.errors import BadValue, UnknownName
 
@@ -112,6 +113,18 @@ def test_wrong_names_say_what_is_right() -> None:
     with pytest.raises(UnknownName, match="train"):
         libero_benchmark("LIBERO-Goal", split="valid")
     assert "LIBERO-130" in SUITES
+
+
+def test_pictures_are_full_unless_told() -> None:
+    full = libero_benchmark("LIBERO-Goal")
+    fast = libero_benchmark("LIBERO-Goal", render_quality="fast")
+    assert (full.render_quality, fast.render_quality) == ("full", "fast")
+    for benchmark in (full, fast):
+        assert benchmark.protocol["render_quality"] == benchmark.simulator_kwargs["render_quality"]
+    changed = libero_pro_benchmark("LIBERO-Goal-PRO-swap", render_quality="fast")
+    assert changed.render_quality == changed.simulator_kwargs["render_quality"] == "fast"
+    with pytest.raises(UnknownName, match="render quality 'fats'"):
+        libero_benchmark("LIBERO-Goal", render_quality="fats")  # type: ignore[arg-type]
 
 
 def test_listing_tasks_loads_no_simulator(tmp_path: Path) -> None:

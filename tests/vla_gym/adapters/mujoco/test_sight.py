@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
-from vla_gym.adapters.mujoco.sight import Sight, into_world, mirrored, mirrors, through  # noqa: E402
+pytest.importorskip("mujoco", reason="needs the libero extra")
+import mujoco
+
+from vla_gym.adapters.mujoco.sight import Sight, into_world, mirrored, mirrors, through
 
 pytestmark = pytest.mark.sim
 

@@ -1,0 +1,77 @@
+"""Meshes of fewer triangles: what the new corners look up, and how surfaces are compared; by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fast_simplification", reason="needs the libero extra")
+from round_mesh import sphere
+
+from vla_gym.adapters.mujoco import simple_meshes
+from vla_gym.adapters.mujoco.simple_meshes import Corners, directions, dress, nearest, simplify, turn
+
+SQUARE = np.array([[[0, 0, 0], [2, 0, 0], [2, 2, 0]], [[0, 0, 0], [2, 2, 0], [0, 2, 0]]], dtype=float)
+"""Two triangles that face up."""
+
+
+def test_directions_and_areas() -> None:
+    normal, area = directions(np.concatenate([SQUARE, SQUARE[:1, ::-1], np.zeros((1, 3, 3))]))
+    np.testing.assert_array_equal(normal, [[0, 0, 1], [0, 0, 1], [0, 0, -1], [0, 0, 0]])
+    np.testing.assert_array_equal(area, [2, 2, 2, 0])
+
+
+def test_a_point_finds_the_triangle_under_it_and_its_weights() -> None:
+    up = np.array([[0.0, 0.0, 1.0]])
+    face, weight = nearest(np.array([[1.5, 0.5, 0.1]]), up, SQUARE)
+    assert face.tolist() == [0]
+    np.testing.assert_allclose(weight, [[0.25, 0.5, 0.25]])  # 0.25 (0, 0) + 0.5 (2, 0) + 0.25 (2, 2)
+    _, weight = nearest(np.array([[3.0, 1.0, 0.0]]), up, SQUARE)
+    assert weight.min() == 0  # beside the square: clamped to it
+    assert weight.sum() == pytest.approx(1)
+
+
+def test_of_a_thin_wall_a_point_finds_its_own_side() -> None:
+    wall = np.concatenate([SQUARE, SQUARE[:, ::-1] - [0, 0, 0.01]])
+    down = np.array([[0.0, 0.0, -1.0]])
+    face, _ = nearest(np.array([[1.5, 0.5, 0.0]]), down, wall)
+    assert face.tolist() == [2]
+
+
+def test_turn_is_the_mean_of_one_minus_the_cosine() -> None:
+    assert turn(SQUARE, SQUARE) == pytest.approx(0)
+    assert turn(SQUARE, SQUARE[:, ::-1]) == pytest.approx(2)
+    slope = SQUARE + [0, 0, 1] * SQUARE[..., :1]  # 45 degrees
+    assert turn(SQUARE, slope) == pytest.approx(1 - np.sqrt(0.5))
+
+
+def test_new_corners_have_the_old_surface_s_values() -> None:
+    mesh = Corners(
+        SQUARE.reshape(-1, 3).astype(np.float32),
+        np.tile(np.float32([0, 0.6, 0.8]), (6, 1)),
+        (SQUARE.reshape(-1, 3)[:, :2] / 2).astype(np.float32),
+    )
+    middle = np.array([[[0.5, 0.5, 0], [1.5, 0.5, 0], [1.5, 1.5, 0]]])
+    dressed = dress(mesh, middle)
+    np.testing.assert_allclose(dressed.normal_C3, mesh.normal_C3[:3], atol=1e-6)
+    # Looked up a tenth of the way towards the middle (7/6, 5/6): (0.5667, 0.5333) / 2 for the first corner.
+    np.testing.assert_allclose(dressed.texcoord_C2[0], [0.28333, 0.26667], atol=1e-4)  # type: ignore[index]
+
+
+def test_a_sphere_of_a_tenth_of_the_triangles_is_still_one() -> None:
+    mesh = sphere(60)
+    simple = simplify(mesh)
+    assert len(simple.vertex_C3) == pytest.approx(0.1 * len(mesh.vertex_C3), rel=0.05)
+    np.testing.assert_allclose(np.linalg.norm(simple.vertex_C3, axis=1), 1, atol=0.01)
+    assert (simple.vertex_C3 * simple.normal_C3).sum(axis=1).min() > 0.99
+    np.testing.assert_allclose(simple.texcoord_C2, simple.vertex_C3[:, :2], atol=0.03)  # the inset of a tenth
+
+
+def test_what_cannot_keep_its_directions_keeps_the_most_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simple_meshes, "MAX_TURN", -1.0)
+    assert len(simplify(sphere(40)).vertex_C3) == pytest.approx(0.4 * 3 * 4 * 40**2, rel=0.05)
+
+
+def test_a_mesh_without_texture_stays_without() -> None:
+    mesh = sphere(30)
+    assert simplify(Corners(mesh.vertex_C3, mesh.normal_C3, None)).texcoord_C2 is None

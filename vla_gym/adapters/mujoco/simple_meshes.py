@@ -1,0 +1,151 @@
+"""Meshes of fewer triangles that look much the same, for pictures drawn faster than exactly.
+
+Scanned objects and CAD robots have ten triangles a pixel. `fast_simplification` (quadric error metrics, Garland and
+Heckbert 1997) collapses edges of the shape alone; normals and texture coordinates of the new corners are then
+looked up on the old surface. A mesh keeps as many triangles as its surface needs to keep its directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_FACES = 2000
+"""Smaller meshes are drawn as they are: handles and burner plates need all they have, and cost little."""
+LEVELS = (0.1, 0.2, 0.4)
+"""Shares of a mesh's triangles that are tried, in this order."""
+MAX_TURN = 0.02
+"""Largest mean of 1 - cos between the old surface's directions and the new one's."""
+LEAST_FACES = 1000
+"""No mesh becomes smaller."""
+AGGRESSIVENESS = 3.0
+"""Of `fast_simplification` (default 7): lower follows the surface more closely."""
+INSET = 0.1
+"""Corners are looked up this far towards the middle of their triangle, so that they find their own side of a seam."""
+NUM_NEAR = 12
+"""Old triangles, by their middles, among which the one under a point is sought."""
+
+TURN_COST = 0.03
+"""Distance, in extents of the mesh, that a right angle between two directions counts for."""
+SETTINGS = (MIN_FACES, LEVELS, MAX_TURN, LEAST_FACES, AGGRESSIVENESS, INSET, NUM_NEAR, TURN_COST)
+"""All that decides what a mesh becomes."""
+
+
+@dataclass(frozen=True)
+class Corners:
+    """Triangles of `F` faces, a row per corner (`C` = 3 F), as GL draws them."""
+
+    vertex_C3: np.ndarray
+    """Float32 positions."""
+    normal_C3: np.ndarray
+    """Float32 unit normals."""
+    texcoord_C2: np.ndarray | None
+    """Float32; None for a mesh without."""
+
+    @property
+    def triangle_F33(self) -> np.ndarray:
+        """Positions, float64 `[F, corner, axis]`."""
+        return self.vertex_C3.reshape(-1, 3, 3).astype(np.float64)
+
+
+def simplify(mesh: Corners) -> Corners:
+    """Return the smallest of `LEVELS` that keeps the surface's directions, the last where none does."""
+    num_faces = len(mesh.vertex_C3) // 3
+    for level in LEVELS:
+        simple_F33 = _collapse(mesh.triangle_F33, max(LEAST_FACES, int(level * num_faces)))
+        if turn(mesh.triangle_F33, simple_F33) <= MAX_TURN:
+            break
+    return dress(mesh, simple_F33)
+
+
+def turn(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
+    """Mean of 1 - cos between each old triangle's direction and that of the new one under its middle, by area."""
+    normal_F3, area_F = directions(old_F33)
+    face_F, _ = nearest(old_F33.mean(axis=1), normal_F3, new_F33)
+    cosine_F = (normal_F3 * directions(new_F33)[0][face_F]).sum(axis=1)
+    return float(np.average(1.0 - cosine_F, weights=area_F + 1e-30))
+
+
+def dress(mesh: Corners, simple_F33: np.ndarray) -> Corners:
+    """Give new triangles the normals and texture coordinates of the old surface under their corners."""
+    middle_F13 = simple_F33.mean(axis=1, keepdims=True)
+    point_C3 = (simple_F33 + INSET * (middle_F13 - simple_F33)).reshape(-1, 3)
+    normal_F3, _ = directions(simple_F33)
+    face_C, weight_C3 = nearest(point_C3, np.repeat(normal_F3, 3, axis=0), mesh.triangle_F33)
+
+    def looked_up(values: np.ndarray) -> np.ndarray:
+        of_faces = values.reshape(-1, 3, values.shape[1])
+        return np.einsum("cn,cnk->ck", weight_C3, of_faces[face_C])
+
+    normal_C3 = looked_up(mesh.normal_C3)
+    normal_C3 /= np.linalg.norm(normal_C3, axis=1, keepdims=True) + 1e-12
+    return Corners(
+        vertex_C3=simple_F33.reshape(-1, 3).astype(np.float32),
+        normal_C3=normal_C3.astype(np.float32),
+        texcoord_C2=None if mesh.texcoord_C2 is None else looked_up(mesh.texcoord_C2).astype(np.float32),
+    )
+
+
+def directions(triangle_F33: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit normals `[F, 3]` (zero of a triangle without area) and areas `[F]`."""
+    first_F3, second_F3, third_F3 = triangle_F33.swapaxes(0, 1)
+    cross_F3 = np.cross(second_F3 - first_F3, third_F3 - first_F3)
+    twice_F = np.linalg.norm(cross_F3, axis=1)
+    return cross_F3 / np.maximum(twice_F, 1e-30)[:, None], twice_F / 2
+
+
+def nearest(point_C3: np.ndarray, normal_C3: np.ndarray, triangle_F33: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the triangle under each point, int `[C]`, and the point's weights of its corners `[C, 3]`.
+
+    Of the triangles near a point the nearest is taken, where those that do not face the way of `normal_C3`, as the
+    other side of a thin wall, count as farther away. Weights are barycentric, clamped to the triangle.
+    """
+    from scipy.spatial import cKDTree
+
+    middle_F3 = triangle_F33.mean(axis=1)
+    num_near = min(NUM_NEAR, len(triangle_F33))
+    near_CK = cKDTree(middle_F3).query(point_C3, k=num_near)[1].reshape(len(point_C3), num_near)
+    direction_F3, _ = directions(triangle_F33)
+    best_C = np.full(len(point_C3), np.inf)
+    face_C = np.zeros(len(point_C3), dtype=np.int64)
+    weight_C3 = np.zeros((len(point_C3), 3))
+    extent = np.ptp(triangle_F33.reshape(-1, 3), axis=0).max()
+    for candidate_C in near_CK.T:
+        weights_C3 = _weights(point_C3, triangle_F33[candidate_C])
+        image_C3 = np.einsum("cn,cnk->ck", weights_C3, triangle_F33[candidate_C])
+        turned_C = 1.0 - (direction_F3[candidate_C] * normal_C3).sum(axis=1)
+        cost_C = ((image_C3 - point_C3) ** 2).sum(axis=1) + (TURN_COST * extent) ** 2 * turned_C
+        closer_C = cost_C < best_C
+        best_C[closer_C], face_C[closer_C] = cost_C[closer_C], candidate_C[closer_C]
+        weight_C3[closer_C] = weights_C3[closer_C]
+    return face_C, weight_C3
+
+
+def _weights(point_C3: np.ndarray, triangle_C33: np.ndarray) -> np.ndarray:
+    """Barycentric coordinates of the points' feet in their triangles, clamped to these."""
+    origin_C3 = triangle_C33[:, 0]
+    side_C3, edge_C3, to_C3 = triangle_C33[:, 1] - origin_C3, triangle_C33[:, 2] - origin_C3, point_C3 - origin_C3
+    ss, se, ee = (side_C3**2).sum(axis=1), (side_C3 * edge_C3).sum(axis=1), (edge_C3**2).sum(axis=1)
+    ts, te = (to_C3 * side_C3).sum(axis=1), (to_C3 * edge_C3).sum(axis=1)
+    scale = ss * ee - se * se
+    scale[scale == 0] = 1.0
+    second, third = (ee * ts - se * te) / scale, (ss * te - se * ts) / scale
+    weight_C3 = np.clip(np.column_stack([1.0 - second - third, second, third]), 0.0, 1.0)
+    normalised: np.ndarray = weight_C3 / np.maximum(weight_C3.sum(axis=1, keepdims=True), 1e-12)
+    return normalised
+
+
+def _collapse(triangle_F33: np.ndarray, num_faces: int) -> np.ndarray:
+    """At most `num_faces` triangles where the shape allows; corners at one place are one vertex."""
+    import fast_simplification
+
+    point_V3, vertex_C = np.unique(triangle_F33.reshape(-1, 3), axis=0, return_inverse=True)
+    face_F3 = vertex_C.reshape(-1, 3).astype(np.int32)
+    flat_F = (face_F3 == np.roll(face_F3, 1, axis=1)).any(axis=1)
+    face_F3 = np.ascontiguousarray(face_F3[~flat_F])
+    point_V3, face_F3 = fast_simplification.simplify(
+        point_V3, face_F3, target_count=min(num_faces, len(face_F3)), agg=AGGRESSIVENESS
+    )
+    simple_F33 = np.asarray(point_V3, dtype=np.float64)[face_F3]
+    return simple_F33[directions(simple_F33)[1] > 0]
