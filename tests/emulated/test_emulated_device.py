@@ -19,8 +19,8 @@ BUDGETS = {
     "nano-flow": (660, 250),
     "openvla": (1150, 490),
     "openvla-oft": (395, 395),
-    "pi0": (1090, 500),
-    "pi05": (1010, 390),
+    "pi0": (1000, 450),
+    "pi05": (920, 350),
     "smolvla": (1030, 475),
 }
 """Two layers deep, two observations; tokens' adapters of rank 4 (OpenVLA), two cameras and four steps (pi0)."""

@@ -101,9 +101,8 @@ class GemmaLayer(nn.Module):
         normed, gate = apply_norm(self.input_layernorm, x_BQD, condition_BD)
         query, own = self._project(normed, rotary)
         joined = own if earlier is None else earlier.followed_by(own)
-        mixed = functional.scaled_dot_product_attention(
-            query, joined.key_BCLF, joined.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
-        )
+        keys, values = (for_every_head(x, query.shape[1]) for x in (joined.key_BCLF, joined.value_BCLF))
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask_B1QL)
         x_BQD = x_BQD + gated(self.o_proj(mixed.transpose(1, 2).flatten(2)), gate)
         normed, gate = apply_norm(self.post_attention_layernorm, x_BQD, condition_BD)
         return x_BQD + gated(self.mlp(normed), gate), own
@@ -145,6 +144,16 @@ class ActionExpert(nn.Module):
         for layer, earlier in zip(self.layers, prefix, strict=True):
             x_BQD, _ = run(layer, x_BQD, rotary, mask_B1QL, earlier, condition_BD)
         return apply_norm(self.norm, x_BQD, condition_BD)[0]
+
+
+def for_every_head(x_BCLF: Tensor, num_heads: int) -> Tensor:
+    """Keys or values of C heads for as many query heads, `[B, num_heads, L, F]`; of one head a view.
+
+    `enable_gqa` would do the same, but CUDA has no fused kernel for it with a mask or in float32, and its other one
+    keeps every attention weight.
+    """
+    groups = num_heads // x_BCLF.shape[1]
+    return x_BCLF[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def rotary_embedding(position_BQ: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
-from vla_policies.modules.gemma import KeyValue
+from vla_policies.modules.gemma import KeyValue, for_every_head
 from vla_policies.smolvla.config import LlamaShape
 
 Rotary = tuple[Tensor, Tensor]
@@ -71,7 +71,10 @@ class LlamaLayer(nn.Module):
     def _mix(self, x_BQD: Tensor, query: Tensor, keys: KeyValue, mask_B1QL: Tensor | None) -> Tensor:
         """Attention, MLP and their residuals."""
         mixed = functional.scaled_dot_product_attention(
-            query, keys.key_BCLF, keys.value_BCLF, attn_mask=mask_B1QL, enable_gqa=True
+            query,
+            for_every_head(keys.key_BCLF, query.shape[1]),
+            for_every_head(keys.value_BCLF, query.shape[1]),
+            attn_mask=mask_B1QL,
         )
         x_BQD = x_BQD + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x_BQD + self.mlp(self.post_attention_layernorm(x_BQD))
