@@ -40,7 +40,7 @@ def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[
         simulators.append(LiberoSimulator(benchmark.tasks, size, CAMERAS, **benchmark.simulator_kwargs))
     rng = np.random.default_rng(task)
     for simulator in simulators:
-        simulator.reset(StartState(task_id=task, trial_id=task))
+        simulator.reset(StartState(task_id=task, trial_id=task % 50))
     for _ in range(decisions):
         direction = rng.uniform(-1, 1, 6)
         for _ in range(DECISION):
