@@ -46,6 +46,7 @@ from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import (
     VLM_NAME,
     WORDS,
+    Learning,
     NetworkShape,
     SmolVLAConfig,
     config_from_json,
@@ -91,6 +92,7 @@ class SmolVLABackbone(VLMFlowBackbone):
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
     fits_environment: ClassVar[bool] = True
+    recompute_option: ClassVar[str | None] = "recompute_activations"
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=512, state_dim=8, chunk=10, action_dim=7
     )
@@ -136,11 +138,22 @@ class SmolVLABackbone(VLMFlowBackbone):
             raise unknown_name(f"size of {cls.family}", str(size), SIZES)
         config = tiny_config()
         if size == "full":
-            learning = replace(config.learning, train_expert_only=True, freeze_vision_encoder=True)
-            learning = replace(learning, value_hidden=type(learning).value_hidden)
             preprocessing = replace(config.preprocessing, tokenizer=VLM_NAME)
-            config = replace(config, network=NetworkShape(), preprocessing=preprocessing, learning=learning)
+            config = replace(config, network=NetworkShape(), preprocessing=preprocessing, learning=Learning())
         return cls(conventions, config.with_options(rest))
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `backbone_kwargs` of fresh weights of the same sizes, the published ones where none are said, with hashed
+        words: the tokenizer is a download."""
+        found = {key: value for key, value in options.items() if key not in ("use_statistics", "cache_features")}
+        if "network" in found:
+            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
+        if found.pop("size", "full") != "full":
+            return {**found, "size": "tiny"}
+        outside = {key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found}
+        config = replace(tiny_config(), network=NetworkShape(), learning=Learning()).with_options(found)
+        return {**config.to_json(), **outside}
 
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
@@ -172,9 +185,12 @@ class SmolVLABackbone(VLMFlowBackbone):
         found = config_from_json(own["model"], f"model in {where}")
         if found.preprocessing.tokenizer != WORDS:
             found = checkpoint.with_tokenizer(found, folder)
+        conventions = from_json(Conventions, own["conventions"], f"conventions in {where}")
+        if request.wanted is not None:
+            conventions = replace(conventions, chunk=request.wanted.chunk)
         return Header(
             family=cls.family,
-            conventions=from_json(Conventions, own["conventions"], f"conventions in {where}"),
+            conventions=conventions,
             sampling=from_json(Sampling, own["sampling"], f"sampling in {where}"),
             model=found.with_options(request.options).to_json(),
         )

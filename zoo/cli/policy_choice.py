@@ -38,7 +38,8 @@ class PolicyChoice:
     """Keyword arguments of `make_vec` that a checkpoint asks for; empty for fresh weights."""
     fixed: Collection[str] | None
     """The `backbone_kwargs` of a hyperparameter entry that a checkpoint fixes, so that they do not apply: all (None) in
-    a checkpoint of this package, `lora` in an adapter from elsewhere and for fresh weights, which adapt nothing."""
+    a checkpoint of this package's own layout, `size` in any folder, `lora` in an adapter from elsewhere and for fresh
+    weights, which adapt nothing."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """`policy_kwargs` of the recipe's `policy` block, below the user's."""
     takes_any_chunk: bool = False
@@ -219,7 +220,7 @@ def _of_folder(
         family=identity.family,
         env_options=asked if any_chunk or cls.fits_environment else {"chunk": conventions.chunk, **asked},
         # An adapter: the package's own file says how it was trained.
-        fixed=() if not adapter else ("lora",) if identity.published else None,
+        fixed=("size",) if not adapter else ("lora", "size") if identity.published else None,
         settings=settings,
         takes_any_chunk=any_chunk,
         chunk=conventions.chunk if any_chunk else None,
