@@ -151,7 +151,9 @@ class SmolVLABackbone(VLMFlowBackbone):
             return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
         if found.pop("size", "full") != "full":
             return {**found, "size": "tiny"}
-        outside = {key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found}
+        outside: dict[str, Any] = {
+            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
+        }
         config = replace(tiny_config(), network=NetworkShape(), learning=Learning()).with_options(found)
         return {**config.to_json(), **outside}
 
