@@ -36,25 +36,37 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
     A pipe or a device is refused before it is opened: it may never end.
     """
+    if (size := size_of(path)) > most:
+        raise BadValue(f"'{path}' has {size} bytes, at most {most} are read")
     try:
-        facts = path.stat()
-        if stat.S_ISDIR(facts.st_mode):
-            raise BadValue(f"'{path}' is a folder; a file is needed")
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadValue(f"'{path}' is no regular file, but a pipe or a device; a file is needed")
-        if facts.st_size > most:
-            raise BadValue(f"'{path}' has {facts.st_size} bytes, at most {most} are read")
         with path.open("rb") as stream:
             data = stream.read(most + 1)  # /proc says 0
     except OSError as error:
         raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
-    except ValueError as error:  # a NUL in the name, on older Pythons
-        if isinstance(error, BadValue):
-            raise
-        raise BadValue(f"{shown(str(path))} is no path: {error}") from error
     if len(data) > most:
         raise BadValue(f"'{path}' has more than {most} bytes, which are read at most")
     return data
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a regular file, which is not opened; raises `BadValue` for a folder, a pipe, a device."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise BadValue(f"cannot read '{path}': {os_reason(error)}") from error
+    except ValueError as error:  # a NUL in the name, on older Pythons
+        raise BadValue(f"{shown(str(path))} is no path: {error}") from error
+    if stat.S_ISDIR(facts.st_mode):
+        raise BadValue(f"'{path}' is a folder; a file is needed")
+    if not stat.S_ISREG(facts.st_mode):
+        raise BadValue(f"'{path}' is no regular file, but a pipe or a device; a file is needed")
+    return facts.st_size
+
+
+def check_no_pipe(path: Path) -> None:
+    """Raise `BadValue` for a pipe, a device or a folder, before something opens it; a missing file is left to that."""
+    if path.exists():
+        size_of(path)
 
 
 def decoded(data: bytes, where: object) -> str:

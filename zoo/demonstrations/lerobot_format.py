@@ -9,6 +9,7 @@ The format is written and read here without the package, whose own requirements 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency, VLAZooError, shown
-from vla_gym.reading import inside, read_json_object
+from vla_gym.reading import check_no_pipe, inside, read_json_object
 from vla_gym.system.extras import install_command
 from vla_policies.checkpoint_io.json_records import from_json
 from zoo.files import atomic_file, write_text
@@ -84,6 +85,7 @@ def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
 def read_table(path: Path) -> Any:
     """Return a parquet file as a pyarrow table; raises `BadValue` for one that would fill the memory."""
     _, pq = parquet()
+    check_no_pipe(path)
     facts = pq.read_metadata(path)
     size = sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
     if facts.num_rows > MOST_ROWS or size > MOST_BYTES:
@@ -102,7 +104,7 @@ def opening(root: Path) -> Iterator[None]:
     except VLAZooError:
         raise
     except (OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT, errno.ELOOP, errno.EISDIR):
             raise
         cause = shorten(f"{type(error).__name__}: {error}", 200)
         raise BadValue(

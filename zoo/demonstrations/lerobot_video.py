@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import inside
+from vla_gym.reading import check_no_pipe, inside
 from zoo.demonstrations import lerobot_format as lr
 
 PICTURES = ("video", "image")
@@ -104,6 +104,7 @@ class Video:
     """An mp4, read from its beginning on; raises `BadValue` when it is missing or cannot be read."""
 
     def __init__(self, path: Path) -> None:
+        check_no_pipe(path)
         self.path = path
         self.position = 0
         """Number of the next frame."""

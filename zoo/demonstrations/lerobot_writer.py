@@ -10,7 +10,7 @@ import imageio_ffmpeg
 import numpy as np
 
 from vla_gym.errors import BadValue, check_integer, shown
-from vla_gym.reading import read_json_object
+from vla_gym.reading import check_no_pipe, read_json_object
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.recorder import Demonstration
 
@@ -83,6 +83,7 @@ class LeRobotWriter:
             self._done = begun
             self._check_settings()
             for name in (lr.DATA_PATH.format(**lr.place(number)) for number in range(begun["files"])):
+                check_no_pipe(self.root / name)
                 lr.parquet()[1].read_metadata(self.root / name)  # before simulators start
 
     def _check_settings(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -364,3 +365,26 @@ def test_a_damaged_dataset_is_not_gone_on_with(name: str, content: bytes, tmp_pa
     (tmp_path / "d" / name).write_bytes(content)
     with pytest.raises(BadValue, match=f"{tmp_path}/d"):
         LeRobotWriter(tmp_path / "d", SETTINGS, fps=20)
+
+
+@pytest.mark.parametrize("name", ["data/chunk-000/file-000.parquet", "meta/tasks.parquet", "videos"])
+@pytest.mark.parametrize("kind", ["pipe", "loop"])
+def test_what_would_never_end_is_not_opened(name: str, kind: str, tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(4)], tried=1)
+    file = next(tmp_path.rglob("*.mp4")) if name == "videos" else tmp_path / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(file.name)
+    with pytest.raises(BadValue, match=r"no regular file, but a pipe|cannot be read|lacks"):
+        read_dataset(tmp_path)
+
+
+def test_a_collection_does_not_go_on_from_a_pipe(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path, SETTINGS, fps=20).add([shown(4)], tried=1)
+    file = tmp_path / lr.DATA_PATH.format(**lr.place(0))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BadValue, match="no regular file, but a pipe"):
+        LeRobotWriter(tmp_path, SETTINGS, fps=20)
