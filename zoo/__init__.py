@@ -3,8 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vla_gym import __version__
-from vla_gym.system.threads import let_waiting_threads_sleep
+from zoo.cli.interrupted import say_interrupted
+
+say_interrupted()  # before the first import that takes time
+
+from vla_gym import __version__  # noqa: E402
+from vla_gym.system.threads import let_waiting_threads_sleep  # noqa: E402
 
 if TYPE_CHECKING:
     from zoo.algorithms.grpo import GRPO

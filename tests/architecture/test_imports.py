@@ -36,6 +36,7 @@ BANNED_AT_MODULE_LEVEL = {
 LATE = {
     "vla_gym.vector.sb3": {"stable_baselines3"},
     "vla_gym.adapters.mujoco.gl_textures": {"mujoco"},
+    "vla_gym.adapters.mujoco.messages": {"mujoco"},
     "vla_gym.adapters.libero.simulator": {"mujoco"},
     "vla_gym.adapters.libero.compile": {"mujoco", "libero", "robosuite"},
     "vla_gym.adapters.libero.goals": {"mujoco"},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
 from vla_policies.checkpoint_io.json_records import from_json
 
 SIZES: dict[str, dict[str, int]] = {
@@ -15,6 +15,20 @@ SIZES: dict[str, dict[str, int]] = {
     "base": {"width": 320, "heads": 10, "depth": 4, "readers": 3},
 }
 """Presets of about 0.5, 2.5 and 9.3 million parameters."""
+
+MOST = {
+    "width": 4096,
+    "heads": 256,
+    "depth": 128,
+    "readers": 128,
+    "grid": 256,
+    "points": 4096,
+    "mlp_ratio": 64,
+    "bin_features": 4096,
+}
+"""Largest values of the sizes, far beyond what anybody trains: a checkpoint's `config.json` may come from anywhere."""
+MOST_PARAMETERS = 10**9
+"""Largest number of parameters of the blocks together, 4 GB in float32."""
 
 Critic = Literal["shared", "own"]
 """Source of the critic's features."""
@@ -52,9 +66,11 @@ class NanoConfig:
     def __post_init__(self) -> None:
         if self.critic not in get_args(Critic):
             raise unknown_name("critic of nano", str(self.critic), get_args(Critic))
-        for name in ("width", "heads", "depth", "readers", "grid", "points", "mlp_ratio", "bin_features"):
-            if getattr(self, name) < 1:
-                raise BadValue(f"nano's {name} must be >= 1, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            check_integer(f"nano's {name}", getattr(self, name), 1, most)
+        blocks = (self.depth + self.readers) * self.width**2 * (4 + 2 * self.mlp_ratio)
+        if blocks > MOST_PARAMETERS:
+            raise BadValue(f"nano's blocks must have at most {MOST_PARAMETERS} parameters, these would have {blocks}")
         if self.width % self.heads or self.width % 4:
             raise BadValue(f"nano's width must divide by heads and by 4, got {self.width} and {self.heads} heads")
         if self.bin_features % 2:

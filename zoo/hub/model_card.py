@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +47,7 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """The whole file: YAML front matter, then Markdown."""
+    """The whole file: YAML front matter, then Markdown, in which names that files gave stay text (`inline`)."""
     parts = [_headline(facts), _results(facts), _usage(facts), _training(facts), _protocol(facts)]
     return f"---\n{front_matter(facts)}\n---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -55,6 +57,7 @@ def front_matter(facts: CardFacts) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, evaluation, results = facts.config, facts.evaluation, None
+    env = _line(config.env)
     more: dict[str, Any] = {}
     if facts.base is not None:
         more["base_model_relation"] = "adapter" if facts.adapter else "finetune"
@@ -65,8 +68,8 @@ def front_matter(facts: CardFacts) -> str:
             EvalResult(
                 task_type="robotics",
                 task_name="robotics",
-                dataset_type=name,
-                dataset_name=name,
+                dataset_type=_line(name),
+                dataset_name=_line(name),
                 metric_type="success_rate",
                 metric_name="success rate (at any step)",
                 metric_value=round(rate["success"], 4),
@@ -77,29 +80,44 @@ def front_matter(facts: CardFacts) -> str:
                 },
             )
             for name, rate in [
-                (config.env, evaluation["success"]),
+                (env, evaluation["success"]),
                 *((rate["name"], rate) for rate in suites if len(suites) > 1),
             ]
         ]
     return ModelCardData(
         library_name="peft" if facts.adapter else "vla-zoo",
         pipeline_tag="robotics",
-        tags=["vla-zoo", config.env, config.algo, facts.family, "reinforcement-learning", "robotics"],
+        tags=["vla-zoo", env, config.algo, _line(facts.family), "reinforcement-learning", "robotics"],
         base_model=facts.base,
         eval_results=results,
         **more,
     ).to_yaml()
 
 
+def _line(value: object) -> str:
+    """Return `value` as one line without control characters: a line of dashes would end the front matter."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
+
+
+def inline(value: object) -> str:
+    """Return `value` as text of one line of Markdown: no HTML, columns, links, code or emphasis."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(_line(value), quote=False))
+
+
+def _code(value: object) -> str:
+    """Return `value` as code in a line of Markdown."""
+    return f"`{re.sub('[`|]', ' ', _line(value))}`"
+
+
 def _headline(facts: CardFacts) -> str:
     config = facts.config
     kind = "LoRA adapter" if facts.adapter else "Policy"
-    on = f" of `{facts.base}`" if facts.base is not None else ""
+    on = f" of {_code(facts.base)}" if facts.base is not None else ""
     unit = "updates" if config.algo == "sft" else "simulator steps"
     trained = f", {facts.step} {unit}" if facts.step is not None else ""
     return (
-        f"# {facts.repo.split('/')[-1]}\n\n{kind}{on} ({facts.family}), trained by {config.algo.upper()} on "
-        f"{config.env}{trained}, with vla-zoo {__version__}."
+        f"# {facts.repo.split('/')[-1]}\n\n{kind}{on} ({inline(facts.family)}), trained by "
+        f"{inline(config.algo.upper())} on {inline(config.env)}{trained}, with vla-zoo {__version__}."
     )
 
 
@@ -111,7 +129,7 @@ def _results(facts: CardFacts) -> str:
     suites = [rate for rate in record.get("suites", ()) if len(record["suites"]) > 1]
     lines = ["## Results", "", "| | success | 95 % interval (Wilson) | solved |", "|---|---|---|---|"]
     lines += [
-        f"| {rate['name']} | {rate['success']:.1%} | {rate['low']:.1%} to {rate['high']:.1%} "
+        f"| {inline(rate['name'])} | {rate['success']:.1%} | {rate['low']:.1%} to {rate['high']:.1%} "
         f"| {rate['successes']} of {rate['episodes']} |"
         for rate in ({**record["success"], "name": "all episodes"}, *suites, *tasks[:_MOST_ROWS])
     ]
@@ -119,7 +137,7 @@ def _results(facts: CardFacts) -> str:
         lines.append(f"\n{len(tasks) - _MOST_ROWS} tasks more are in `results.json`.")
     if "summary" in record:
         line = with_split(record["summary"], record.get("protocol", {}).get("split"))
-        lines += ["", f"Protocol: {line}. Details are in `protocol.json`."]
+        lines += ["", f"Protocol: {inline(line)}. Details are in `protocol.json`."]
     return "\n".join(lines)
 
 
@@ -135,7 +153,7 @@ def _usage(facts: CardFacts) -> str:
         "```",
         "",
         "```sh",
-        f"python -m zoo.evaluate -i {repo}          # success per task on {env}",
+        f"python -m zoo.evaluate -i {repo}          # success per task on {_line(env)}",
         f"python -m zoo.record_video -i {repo}",
         f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
     ]
@@ -155,10 +173,11 @@ def _usage(facts: CardFacts) -> str:
 def _training(facts: CardFacts) -> str:
     plain = to_plain(facts.config)
     settings = yaml.safe_dump({name: plain[name] for name in _SHOWN_SETTINGS}, sort_keys=False)
-    return f"## Training\n\nStarted from the recipe `{facts.config.entry}`.\n\n```yaml\n{settings}```"
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", settings)), 0)
+    return f"## Training\n\nStarted from the recipe {_code(facts.config.entry)}.\n\n{fence}yaml\n{settings}{fence}"
 
 
 def _protocol(facts: CardFacts) -> str:
     packages = facts.protocol.get("versions") or {}
-    listed = ", ".join(f"{name} {version}" for name, version in packages.items())
+    listed = ", ".join(f"{inline(name)} {inline(version)}" for name, version in packages.items())
     return f"## Versions\n\n{listed or 'See protocol.json.'}"

@@ -44,3 +44,22 @@ def test_impossible_shapes_raise(change: dict, word: str) -> None:
     shape = {"width": 32, "heads": 2, "depth": 1, "readers": 1, "grid": 4}
     with pytest.raises(BadValue, match=word):
         NanoConfig(**{**shape, **change})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"depth": 10**9}, "nano's depth must be an integer in 1 .. 128"),
+        ({"points": 10**9}, "nano's points must be"),
+        ({"mlp_ratio": 10**8}, "nano's mlp_ratio must be"),
+        # 128 blocks x 4096^2 x (4 + 2 x 3) = 2.1e10
+        ({"width": 4096, "heads": 32, "depth": 125, "readers": 3}, "these would have 21474836480"),
+    ],
+)
+def test_sizes_that_fill_memory_are_refused_before_it_is_taken(options: dict[str, int], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        config_from_options(options, 64)
+
+
+def test_every_preset_is_within_the_limits() -> None:
+    assert all(config_from_options({"size": size}, 128).width for size in SIZES)

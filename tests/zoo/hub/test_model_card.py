@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from zoo.config.run_config import RunConfig
-from zoo.hub.model_card import CardFacts, front_matter, model_card
+from zoo.hub.model_card import CardFacts, front_matter, inline, model_card
 
 
 def rate(name: str) -> dict[str, Any]:
@@ -58,3 +58,23 @@ def test_many_tasks_are_cut_and_it_is_said() -> None:
     assert "| task 39 |" in text
     assert "| task 40 |" not in text
     assert "5 tasks more are in `results.json`." in text
+
+
+def test_names_from_files_stay_text() -> None:
+    # a record of a run that came from elsewhere, shared once more
+    hostile = "<script>x</script>\n---\n## Fake\n| a | b |\n[click](http://x) `c`"
+    config = replace(FACTS.config, entry=hostile, env_options={"x": "```\n<img src=x>"})
+    evaluation = {"success": rate("all"), "tasks": [rate(hostile)], "summary": hostile}
+    text = model_card(
+        replace(FACTS, config=config, family=hostile, evaluation=evaluation, protocol={"versions": {hostile: hostile}})
+    )
+    body, settings = text.partition("\n---\n")[2].split("## Training")
+    assert "<script>" not in body
+    assert "## Fake" not in [line.strip() for line in text.splitlines()]
+    assert "[click](" not in body
+    assert "````yaml\n" in settings
+
+
+def test_one_line_of_markdown() -> None:
+    assert inline("a|b\n<i>*c*\x1b[0m") == r"a\|b &lt;i&gt;\*c\* \[0m"
+    assert inline("libero_object: pick_up the milk") == "libero_object: pick_up the milk"

@@ -18,6 +18,7 @@ from vla_gym.adapters.libero.goals import goal_satisfied, read_scene
 from vla_gym.adapters.libero.loaded_task import TASKS, Snapshot, Start
 from vla_gym.adapters.libero.osc import SUBSTEPS, OscPose
 from vla_gym.adapters.libero.tasks import PUBLISHED
+from vla_gym.adapters.mujoco.messages import log_warnings
 from vla_gym.rotations import axis_angle_from_quat_xyzw
 from vla_gym.simulator import SimStep
 from vla_gym.specs import RenderQuality, StartState, Task
@@ -73,6 +74,7 @@ class LiberoSimulator:
         starts: str = PUBLISHED,
         render_quality: RenderQuality = "full",
     ) -> None:
+        log_warnings()
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
         self._settle_steps, self._settle_gripper, self._starts = settle_steps, settle_gripper, starts
         self._quality: RenderQuality = render_quality

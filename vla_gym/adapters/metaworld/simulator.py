@@ -14,6 +14,7 @@ import numpy as np
 from vla_gym.adapters.metaworld.task_env import LeanEnv, make_env, start_vectors
 from vla_gym.adapters.metaworld.tasks import CAMERA, TaskReward
 from vla_gym.adapters.mujoco.camera import Camera, forget_textures
+from vla_gym.adapters.mujoco.messages import log_warnings
 from vla_gym.adapters.mujoco.task_cache import TaskCache
 from vla_gym.simulator import SimStep
 from vla_gym.specs import RenderQuality, StartState, Task
@@ -88,6 +89,7 @@ class MetaWorldSimulator:
         render_quality: RenderQuality = "full",
         task_reward: TaskReward = "success",
     ) -> None:
+        log_warnings()
         self._tasks, self._image_size, self._cameras = tasks, image_size, cameras
         self._task_seed, self._settle_steps = task_seed, settle_steps
         self._quality, self._task_reward = render_quality, task_reward
