@@ -52,6 +52,8 @@ class Request:
     """Folder or Hub id of the model that an adapter belongs to, instead of the one that the adapter names."""
     wanted: Conventions | None = None
     """The environment's conventions, for families whose checkpoints fit many chunks and robots."""
+    verify: bool = True
+    """Whether files, and an adapter's base model, must be those of the folder's certificate."""
 
     def __post_init__(self) -> None:
         as_annotated(Mapping[str, Any], self.options, "backbone_kwargs")
@@ -114,6 +116,8 @@ class Backbone(nn.Module, ABC):
     """Folder or Hub id the weights came from; None when fresh."""
     source_revision: str | None = None
     """Commit of that Hub id."""
+    source_folder: Path | None = None
+    """Where those weights were read; None when fresh."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()

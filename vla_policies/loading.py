@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,14 @@ from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.checkpoint_io.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    certified,
+    check_base,
+    check_certificate,
+    fingerprint,
+)
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json, to_json
 from vla_policies.checkpoint_io.weights import (
@@ -34,6 +43,7 @@ from vla_policies.recognition import names_of, published_family
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, family_class
 
 FORMAT_VERSION = 1
+_logger = logging.getLogger(__name__)
 LORA_FOLDER = "lora_adapter"
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 _DAMAGE = (
@@ -339,20 +349,40 @@ def open_backbone(
 
 
 def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
-    """Read a checkpoint folder; anything missing, left over or unknown raises."""
+    """Read a checkpoint folder; anything missing, left over, unknown or not as certified raises."""
+    request = request or Request()
     with _damage_reported(folder):
+        if request.verify:
+            verify_checkpoint(folder, request.base)
         header = read_header(folder, request)
-        adapter = _read_adapter(folder, request.base if request is not None else None)
+        adapter = _read_adapter(folder, request.base)
         base = folder if adapter is None else adapter.base
         backbone = family_class(header.family).from_config(header.conventions, header.model, _model_of(base))
         backbone.load(base)
         if adapter is None:
-            backbone.source = str(folder.resolve())
+            backbone.source, backbone.source_folder = str(folder.resolve()), folder.resolve()
         else:
             if adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
                 backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
+                backbone.source_folder = base.resolve()
             backbone.load_adapter(adapter.folder)
     return Pretrained(backbone, header.sampling)
+
+
+def verify_checkpoint(folder: Path, base: str | None = None, *, whole: bool = False) -> Certificate | None:
+    """Compare a folder with its certificate, and the model of its adapter (or `base`, instead) with what that names.
+
+    Returns the certificate; raises `BadValue` for what differs. A folder of this project's layout that has none, of
+    version 0.1, is noted. `whole`: see `check_certificate`.
+    """
+    certificate = check_certificate(folder, whole=whole)
+    if certificate is None:
+        config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+        if {"format_version", OWN_KEY} & config.keys() or (folder / ADAPTER_SETTINGS).is_file():
+            _logger.info(f"policy {folder} is of an older version: without {CERTIFICATE_FILE} it cannot be verified")
+    elif certificate.base is not None and (adapter := _read_adapter(folder, base)) is not None:
+        check_base(folder, certificate, adapter.base)
+    return certificate
 
 
 def check_checkpoint(folder: Path, request: Request) -> tuple[Header, Backbone]:
@@ -415,7 +445,9 @@ def fresh_options(backbone: Backbone) -> dict[str, Any]:
     return {**backbone.config_json(), "cameras": list(conventions.cameras), **narrowing}
 
 
-def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> None:
+def save_checkpoint(
+    folder: Path, backbone: Backbone, sampling: Sampling, canary: tuple[float, ...] | None = None
+) -> None:
     """Write the folder in the family's layout: `config.json` and `model.safetensors`, or the published one."""
     config = {
         "format_version": FORMAT_VERSION,
@@ -424,12 +456,22 @@ def save_checkpoint(folder: Path, backbone: Backbone, sampling: Sampling) -> Non
         "sampling": to_json(sampling),
         "model": backbone.config_json(),
     }
-    backbone.save(folder, config)
+    with certified(folder, canary=canary):
+        backbone.save(folder, config)
 
 
-def save_adapter(folder: Path, backbone: Backbone, sampling: Sampling, base: str | None) -> None:
+def save_adapter(
+    folder: Path,
+    backbone: Backbone,
+    sampling: Sampling,
+    base: str | None,
+    canary: tuple[float, ...] | None = None,
+) -> None:
     """Write the adapter alone, naming the model it belongs to."""
     name = base or backbone.source
     if name is None:
         raise BadValue("fresh weights have no name to put on an adapter; save_pretrained writes them whole")
-    backbone.save_adapter(folder, {"sampling": to_json(sampling)}, name)
+    # Fresh weights that were given a name are not here to tell from others.
+    source = None if backbone.source_folder is None else fingerprint(backbone.source_folder)
+    with certified(folder, source, canary):
+        backbone.save_adapter(folder, {"sampling": to_json(sampling)}, name)

@@ -24,6 +24,7 @@ from vla_gym.specs import ActionSpec
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Greedy, Sampling
 from vla_policies.backbone import Backbone, Request
+from vla_policies.canary import saved_canary
 from vla_policies.checkpoint_io.hub import OWN_BASE
 from vla_policies.checkpoint_io.json_records import as_annotated, changed
 from vla_policies.conventions import Conventions
@@ -59,6 +60,7 @@ class VLAPolicy(ActorCriticPolicy):
     :param greedy: deterministic actions, "likeliest" or "mean"; None takes the checkpoint's, "likeliest"
         when fresh.
     :param value_lr: the value head's own learning rate at the start; follows the schedule. None = the same.
+    :param verify: whether the folder's files, and an adapter's base model, must be those of its `certificate.json`.
     :param compile: run the network's blocks through `torch.compile`, at their first call.
     :param action_spec: how the environment's actions are written: published families emit them so, fresh
         weights keep it for their checkpoints.
@@ -81,6 +83,7 @@ class VLAPolicy(ActorCriticPolicy):
         suite: str | None = None,
         revision: str | None = None,
         base: str | None = None,
+        verify: bool = True,
         temperature: float | None = None,
         top_k: int | None = None,
         greedy: Greedy | None = None,
@@ -114,6 +117,7 @@ class VLAPolicy(ActorCriticPolicy):
             action_spec=action_spec,
             options=backbone_kwargs or {},
             base=base,
+            verify=as_annotated(bool, verify, "verify of VLAPolicy"),
         )
         opened = open_backbone(str(backbone), request, revision, observation_space, action_space)
         self.backbone = opened.backbone
@@ -236,7 +240,7 @@ class VLAPolicy(ActorCriticPolicy):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that loads again: `config.json` and weights, in the layout the family is published in."""
-        save_checkpoint(Path(folder), self.backbone, self.sampling)
+        save_checkpoint(Path(folder), self.backbone, self.sampling, saved_canary(self))
 
     def save_trained(self, folder: str | Path) -> None:
         """Write the weights that training changed, to load or resume: the adapter where there is one, else all.
@@ -257,7 +261,7 @@ class VLAPolicy(ActorCriticPolicy):
 
         `base` names the model it belongs to, a folder or Hub id; None = where the weights came from.
         """
-        save_adapter(Path(folder), self.backbone, self.sampling, base)
+        save_adapter(Path(folder), self.backbone, self.sampling, base, saved_canary(self))
 
     def merge_adapter(self) -> None:
         """Merge the LoRA adapter into the weights. All weights train from then on, with a new optimiser."""
@@ -273,6 +277,7 @@ class VLAPolicy(ActorCriticPolicy):
         *,
         revision: str | None = None,
         base: str | None = None,
+        verify: bool = True,
         suite: str | None = None,
         backbone_kwargs: Mapping[str, Any] | None = None,
         action_spec: ActionSpec | None = None,
@@ -293,8 +298,8 @@ class VLAPolicy(ActorCriticPolicy):
         Without spaces it takes its own: those of its checkpoint, or the family's default for fresh weights.
         `family` must agree with what is found, or choose where several families read one layout;
         `unnorm_key`, or else `suite`, chooses action statistics where there are any. `dtype` is that of the
-        large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy` and
-        `compile`: see the class. `device_map`,
+        large part of the weights (heads and critic stay float32). `temperature`, `top_k`, `greedy`,
+        `verify` and `compile`: see the class. `device_map`,
         transformers', spreads OpenVLA's layers over several devices and replaces `device`; those on "disk"
         are kept in `offload_folder`. `to_act`: the policy is not to be trained, so that a published checkpoint
         opens with the heads and inputs it was trained with (OpenVLA-OFT's regression head) where
@@ -325,6 +330,7 @@ class VLAPolicy(ActorCriticPolicy):
             top_k=top_k,
             greedy=greedy,
             base=base,
+            verify=verify,
             compile=compile,
             action_spec=action_spec,
         )

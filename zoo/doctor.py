@@ -29,6 +29,7 @@ def parser() -> OneLineParser:
         "With --oracle: an expert's success, which shows whether actions mean here what they should.",
     )
     p.add_argument("--env", metavar="ID", help="look at this environment only (default: one of each benchmark)")
+    p.add_argument("--policy", metavar="FOLDER", help="compare every byte of a policy folder with its certificate")
     p.add_argument("--oracle", action="store_true", help="replay the expert of --env")
     p.add_argument(
         "--episodes",
@@ -46,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
     import_named_packages(args)
+    if args.policy is not None:
+        return _verify_policy(args)
     if args.oracle:
         return _replay_expert(args)
     for name in ("episodes", "params"):
@@ -65,6 +68,33 @@ def _check_system(env_id: str | None) -> int:
         sound = sound and (result.ok or result.optional)
     print("all that is needed is here" if sound else "something is missing: see above")
     return 0 if sound else 1
+
+
+def _verify_policy(args: argparse.Namespace) -> int:
+    if args.env is not None or args.oracle:
+        raise BadValue("--policy looks at a policy folder alone; leave --env and --oracle out")
+    from vla_policies import VLAPolicy
+    from vla_policies.canary import check_canary
+    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+    from vla_policies.loading import find_checkpoint, verify_checkpoint
+
+    folder = find_checkpoint(args.policy)
+    if folder is None:
+        raise BadValue(f"--policy {args.policy} means fresh weights; a folder or a Hub id is needed")
+    certificate = verify_checkpoint(folder, whole=True)
+    if certificate is None:
+        raise BadValue(
+            f"'{folder}' has no {CERTIFICATE_FILE}, being of version 0.1 or of another program: nothing says what it "
+            "should hold. Policies that are saved from now on have one"
+        )
+    for name, hashes in certificate.files.items():
+        print(f"ok       {name:<28} {hashes.sha256}")
+    if certificate.base is not None:
+        print(f"ok       {'base model':<28} {certificate.base}")
+    if certificate.canary is not None:
+        difference = check_canary(VLAPolicy.from_pretrained(folder, device="cpu"), certificate.canary)
+        print(f"ok       {'canary':<28} {len(certificate.canary)} numbers differ by at most {difference:.1g}")
+    return 0
 
 
 def _replay_expert(args: argparse.Namespace) -> int:

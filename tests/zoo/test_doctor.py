@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from vla_gym.errors import BadValue, MissingDependency, UnknownName
 from zoo.diagnostics import system_checks
 from zoo.doctor import run
+
+AGENTS = Path(__file__).resolve().parents[2] / "agents"
 
 
 @pytest.fixture
@@ -52,3 +57,33 @@ def test_what_is_missing_makes_it_1_unless_nothing_needs_it(
 def test_what_it_refuses(argv: list[str], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         run(argv)
+
+
+def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(AGENTS / "ppo" / "MetaWorld-reach", folder)
+    assert run(["--policy", str(folder)]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["ok", "config.json"],
+        ["ok", "model.safetensors"],
+        ["ok", "canary"],
+    ]
+    weights = folder / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(BadValue, match=r"model\.safetensors has other content"):
+        run(["--policy", str(folder)])
+    (folder / "certificate.json").unlink()
+    with pytest.raises(BadValue, match="nothing says what it should hold"):
+        run(["--policy", str(folder)])
+
+
+@pytest.mark.parametrize("flags", [["--env", "MetaWorld/reach"], ["--oracle"]])
+def test_a_policy_folder_is_looked_at_alone(flags: list[str]) -> None:
+    with pytest.raises(BadValue, match="leave --env and --oracle out"):
+        run(["--policy", "nano", *flags])
+
+
+def test_fresh_weights_have_no_folder() -> None:
+    with pytest.raises(BadValue, match="means fresh weights"):
+        run(["--policy", "nano"])

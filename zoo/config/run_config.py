@@ -87,6 +87,7 @@ class PolicyOptions(TypedDict, total=False):
     unnorm_key: str
     revision: str
     base: str
+    verify: bool
     temperature: Positive
     top_k: CountOrZero
     greedy: Literal["likeliest", "mean"]

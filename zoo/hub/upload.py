@@ -17,8 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
+from vla_gym.reading import file_sha256
+from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE, recertified
 from vla_policies.checkpoint_io.hub import OWN_BASE, call, parse_hub_id
-from zoo.files import content_of, file_sha256, quoted, read_json
+from vla_policies.checkpoint_io.json_records import to_json
+from vla_policies.checkpoint_io.weights import write_json
+from zoo.files import content_of, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
 from zoo.runs.evaluations import TRAINING_TENSORS, find_evaluation, is_of_weights, weights_sha256
@@ -206,12 +210,19 @@ def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
         values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
         changed.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         files[name] = changed
-        state = name.removesuffix(ADAPTER_CONFIG_FILE) + STATE_FILE
+        folder = name.removesuffix(ADAPTER_CONFIG_FILE)
+        rewritten = {ADAPTER_CONFIG_FILE: changed}
+        if folder + CERTIFICATE_FILE in files:
+            certificate = recertified(files[folder + CERTIFICATE_FILE].parent, {ADAPTER_CONFIG_FILE: changed})
+            rewritten[CERTIFICATE_FILE] = scratch / f"{number}.{CERTIFICATE_FILE}"
+            write_json(rewritten[CERTIFICATE_FILE], to_json(certificate))
+        files |= {folder + name: path for name, path in rewritten.items()}
+        state = folder + STATE_FILE
         if state in files:
             noted = read_json(files[state])
-            noted["files"][ADAPTER_CONFIG_FILE] = changed.stat().st_size
+            noted["files"] |= {name: path.stat().st_size for name, path in rewritten.items()}
             if HASHES in noted:
-                noted = sealed(noted, {ADAPTER_CONFIG_FILE: file_sha256(changed)})
+                noted = sealed(noted, {name: file_sha256(path) for name, path in rewritten.items()})
             files[state] = scratch / f"{number}.{STATE_FILE}"
             files[state].write_text(json.dumps(noted) + "\n", encoding="utf-8")
 

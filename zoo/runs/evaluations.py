@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_gym.reading import file_sha256
 from zoo.evaluation.statistics import rate_of_rounds, rate_values
-from zoo.files import file_sha256, read_json
+from zoo.files import read_json
 from zoo.runs.folder import (
     EVALUATION_FILE,
     EVALUATIONS_FILE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from zoo.files import file_sha256
+from vla_gym.reading import file_sha256
 from zoo.runs.folder import STATE_FILE
 
 HASHES = "sha256"

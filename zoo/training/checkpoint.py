@@ -28,11 +28,12 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, shown
+from vla_gym.reading import file_sha256
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
 from zoo.distributed.process_group import ProcessGroup
-from zoo.files import content_of, damaged, file_sha256, read_json, write_folder
+from zoo.files import content_of, damaged, read_json, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
 from zoo.runs.seal import check_seal, sealed
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors

@@ -18,6 +18,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
+from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
 from vla_policies.loading import load_checkpoint
 from vla_policies.modules.lora import linear_rows
 
@@ -85,6 +86,7 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
     assert {path.name for path in tmp_path.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "certificate.json",
         "value_head.safetensors",
         "vla_zoo.json",
     }
@@ -222,6 +224,7 @@ def test_an_adapter_made_elsewhere_is_read(folder: Path, observe: Observe, tmp_p
 @pytest.mark.parametrize("trained", ["openvla-oft"], indirect=True)
 def test_broken_adapters_are_named(trained: VLAPolicy, tmp_path: Path) -> None:
     trained.save_adapter(tmp_path)
+    (tmp_path / CERTIFICATE_FILE).unlink()
     weights = tmp_path / "adapter_model.safetensors"
     tensors = load_file(weights)
     name = next(iter(tensors))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.files import file_sha256
+from vla_gym.reading import file_sha256
 from zoo.runs.folder import STATE_FILE
 from zoo.runs.seal import HASHES, check_seal, sealed
 

@@ -22,11 +22,11 @@ from stable_baselines3.common.logger import Logger
 import vla_gym
 from tests.zoo.stand_ins import Rows
 from vla_gym.errors import BadValue
+from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
 from zoo import GRPO, PPO
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.schedules import build_schedule
-from zoo.files import file_sha256
 from zoo.runs.folder import STATE_FILE
 from zoo.runs.seal import sealed
 from zoo.training.checkpoint import (
