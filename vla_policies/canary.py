@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
+from torch import nn
 
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
-from vla_policies.actions.noise import SlotNoise
+from vla_policies.actions.noise import Noise, SlotNoise
 from vla_policies.conventions import Conventions
-
-if TYPE_CHECKING:
-    from vla_policies.policy import VLAPolicy
+from vla_policies.types import ActionSample
 
 CANARY_PARAMETERS = 50_000_000
 """Largest network whose canary is computed when it is saved; one decision of it takes below a second of a CPU."""
@@ -21,6 +21,25 @@ TOLERANCE = 1e-2
 """Largest difference, absolute and relative, that processors, devices and libraries may make."""
 _INSTRUCTION = "put the red block on the plate"
 _SEED = 0
+
+
+class Actor(Protocol):
+    """What is asked of a `VLAPolicy`."""
+
+    training: bool
+
+    @property
+    def conventions(self) -> Conventions:
+        """Observations and actions."""
+
+    def act(self, obs: Mapping[str, np.ndarray], deterministic: bool = False, noise: Noise = ...) -> ActionSample:
+        """Decide for a batch."""
+
+    def set_training_mode(self, mode: bool) -> None:
+        """Set or unset dropout and the like."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All weights."""
 
 
 def canary_observation(conventions: Conventions) -> dict[str, np.ndarray]:
@@ -38,7 +57,7 @@ def canary_observation(conventions: Conventions) -> dict[str, np.ndarray]:
     return obs
 
 
-def canary_numbers(policy: VLAPolicy) -> tuple[float, ...] | None:
+def canary_numbers(policy: Actor) -> tuple[float, ...] | None:
     """Log-probability of each step of the decision drawn with seed 0, K numbers, then the value of the observation.
 
     Uses no random number of torch's. None for a policy that cannot draw decisions (a regression head).
@@ -56,14 +75,14 @@ def canary_numbers(policy: VLAPolicy) -> tuple[float, ...] | None:
     return tuple(numbers) if np.isfinite(numbers).all() else None
 
 
-def saved_canary(policy: VLAPolicy) -> tuple[float, ...] | None:
+def saved_canary(policy: Actor) -> tuple[float, ...] | None:
     """`canary_numbers` of networks of at most `CANARY_PARAMETERS`; None for larger ones."""
     if sum(parameter.numel() for parameter in policy.parameters()) > CANARY_PARAMETERS:
         return None
     return canary_numbers(policy)
 
 
-def check_canary(policy: VLAPolicy, wanted: tuple[float, ...]) -> float:
+def check_canary(policy: Actor, wanted: tuple[float, ...]) -> float:
     """Return the largest difference from the numbers of the saved policy; raises `BadValue` where it is too large."""
     numbers = canary_numbers(policy)
     if numbers is None or len(numbers) != len(wanted):

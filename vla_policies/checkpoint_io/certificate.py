@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.reading import file_sha256, read_json_object
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import write_json
@@ -87,7 +87,9 @@ def certified(folder: Path, base: str | None = None, canary: tuple[float, ...] |
     A file that was certified before and is not touched stays certified, such as the weights beside which an adapter is
     written.
     """
-    earlier = read_certificate(folder) or Certificate({})
+    earlier = Certificate({})
+    with suppress(VLAZooError):  # a damaged one is replaced
+        earlier = read_certificate(folder) or earlier
     (folder / CERTIFICATE_FILE).unlink(missing_ok=True)
     before = _times(folder)
     yield

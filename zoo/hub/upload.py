@@ -18,10 +18,8 @@ from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown
 from vla_gym.reading import file_sha256
-from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE, recertified
 from vla_policies.checkpoint_io.hub import OWN_BASE, call, parse_hub_id
 from vla_policies.checkpoint_io.json_records import to_json
-from vla_policies.checkpoint_io.weights import write_json
 from zoo.files import content_of, quoted, read_json
 from zoo.hub.download import CARD, REPLAY, RUN_RECORDS, files_of
 from zoo.hub.model_card import CardFacts, model_card
@@ -204,7 +202,11 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:
-    """Make every adapter among the files name `base`, and the sizes in a checkpoint's state agree with it."""
+    """Make every adapter among the files name `base`, and certificates and checkpoints' states agree with it."""
+    # Both load torch, which a command's flags do without.
+    from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE, recertified
+    from vla_policies.checkpoint_io.weights import write_json
+
     for number, name in enumerate([name for name in files if name.endswith(ADAPTER_CONFIG_FILE)]):
         changed = scratch / f"{number}.{ADAPTER_CONFIG_FILE}"
         values = {**read_json(files[name]), "base_model_name_or_path": base, "revision": None}
