@@ -112,6 +112,10 @@ class Backbone(nn.Module, ABC):
     """Whether published checkpoints take any chunk and cameras of the environment."""
     takes_any_chunk: ClassVar[bool] = False
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
+    takes_adapters: ClassVar[bool] = False
+    """Whether LoRA adapters can be attached (`lora` of the `backbone_kwargs`)."""
+    recompute_option: ClassVar[str | None] = None
+    """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None
     """Folder or Hub id the weights came from; None when fresh."""
     source_revision: str | None = None
@@ -180,6 +184,12 @@ class Backbone(nn.Module, ABC):
         if dtype in ("auto", "float32"):
             return {}
         raise BadValue(f"'{cls.family}' keeps its weights in float32; dtype must be that or None, got '{dtype}'")
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `backbone_kwargs` of fresh weights of the shape and type that `options` mean on a GPU: without a size,
+        those of the published network."""
+        return dict(options)
 
     def place(self, device_map: str | Mapping[str, str | int], offload_folder: str | Path | None = None) -> None:
         """Spread the network over devices; layers on "disk" go to `offload_folder`."""

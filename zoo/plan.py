@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
+from vla_gym.errors import BadValue
 from zoo.cli.arguments import OneLineParser, number, processes
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import check_services
-from zoo.config.batch_plan import BatchPlan
 from zoo.config.gym_packages import import_named_packages
-from zoo.config.memory_plan import GIB, needs, total
+from zoo.config.memory_choice import choose, nearest
+from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total
+from zoo.config.policy_shape import footprint
 from zoo.config.run_config import RunConfig
+from zoo.config.time_plan import CARDS, time_lines
 from zoo.runs.lookup import ResumePoint
 from zoo.train import parser as train_parser
 from zoo.train import resolve_run
-from zoo.training.run_plan import RunPlan
+from zoo.training.run_plan import RunPlan, memory_lines, ranks
 
 
 def parser() -> OneLineParser:
@@ -30,48 +32,85 @@ def parser() -> OneLineParser:
     p.add_argument("--ranks", type=processes, default=1, metavar="W", help="processes, one GPU each (default: 1)")
     gibibytes = number(lambda size: 0 < size < math.inf, "a number of GiB above 0")
     p.add_argument("--gpu-memory", type=gibibytes, metavar="GIB", help="memory of one GPU, GiB")
+    p.add_argument("--gpu", choices=CARDS, help="a card: its memory, and how long passes take it (computed)")
     p.add_argument("--host-memory", type=gibibytes, metavar="GIB", help="main memory that one rank may take, GiB")
+    p.add_argument(
+        "--fsdp", action="store_true", help="the ranks shard what learns (FSDP2); default: they replicate it"
+    )
     return p
 
 
 def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Namespace) -> list[str]:
-    """Return the arithmetic, the memory, and what fits."""
-    plan = RunPlan.resolve(config, args.ranks, accelerator=args.gpu_memory is not None)
-    lines = plan.lines(resume)
-    for where, size in (("device", args.gpu_memory), ("host", args.host_memory)):
+    """Return the arithmetic, the memory, what fits, and the time."""
+    card = CARDS.get(args.gpu)
+    gpu_memory = args.gpu_memory or (card.memory if card else None)
+    plan = RunPlan.resolve(config, args.ranks, accelerator=gpu_memory is not None)
+    sharded = args.fsdp and args.ranks > 1
+    if args.fsdp and not plan.placement.everywhere:
+        raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
+    lines = [*plan.arithmetic(resume), *memory_lines(plan, sharded=sharded, passes=True)]
+    for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:
-            lines += fit_lines(plan, where, size)
+            lines += fit_lines(plan, where, size, sharded=sharded)
+    lines += refusal_lines(config, sharded=sharded)
+    shape = shape_of(config)
+    if card is not None and shape is not None:
+        lines += time_lines(footprint(shape), plan.batch, card, args.gpu)
     return lines
 
 
-def fit_lines(plan: RunPlan, where: str, size: float) -> list[str]:
-    """Return whether one rank fits into `size` GiB of that place; for a GPU, the largest micro-batch that does."""
-    needed = total(needs(plan.batch, plan.config, plan.num_workers), where) / GIB
-    if not needed:
-        return [f"fits         {where}: not known, nothing of it could be counted"]
-    lines = [f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of each rank"]
-    if where == "device":
-        best = largest_micro_batch(plan.config, plan.batch, size * GIB)
-        changes = best is not None and best != plan.batch.scored_at_once
-        if best is None:
-            lines.append("             not with any micro-batch: take a smaller policy or more memory")
-        elif changes:
-            lines.append(f"             largest micro-batch that fits: -params micro_batch_size:{best}")
+def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) -> list[str]:
+    """Return whether each kind of rank fits into `size` GiB of that place, and for a GPU with which settings."""
+    lines = []
+    for name, rank in ranks(plan, sharded=sharded):
+        found = needs(plan.batch, plan.config, plan.num_workers, rank)
+        needed = total(found, where) / GIB
+        if not needed and where == "device" and rank.roles == {"env"}:
+            continue
+        if not needed:
+            lines.append(f"fits         {where}: not known, nothing of it could be counted")
+            continue
+        whose = "each rank" if plan.placement.everywhere else name
+        lines.append(
+            f"fits         {where}: {'yes' if needed <= size else 'NO'}, {needed:.1f} of {size:g} GiB of {whose}"
+        )
+        if where == "device" and "actor" in rank.roles:
+            lines += choice_lines(plan, rank, size, fits=needed <= size)
     return lines
 
 
-def largest_micro_batch(config: RunConfig, plan: BatchPlan, size: float) -> int | None:
-    """Return the largest power of two, at most a rank's share of a minibatch, that fits `size` bytes, or None.
+def choice_lines(plan: RunPlan, rank: Rank, size: float, *, fits: bool) -> list[str]:
+    """Return the fastest settings of the same run that fit `size` GiB, or else the nearest run that does."""
+    config, batch = plan.config, plan.batch
+    best = choose(batch, config, plan.num_workers, rank, size * GIB)
+    if best is not None:
+        given = config.policy_kwargs.get("backbone_kwargs") or {}
+        same = all(bool(given.get(name)) == value for name, value in best.options.items())
+        if same and best.micro_batch_size == batch.scored_at_once:
+            return []
+        which = "fastest that fits" if fits else "fits with   "
+        return [f"             {which}: {best.flags} ({best.size / GIB:.1f} GiB)"]
+    other = nearest(batch, config, plan.num_workers, rank, size * GIB)
+    if other is None:
+        return ["             not with any micro-batch: take a smaller policy or more memory"]
+    words, choice = other
+    return [
+        f"             not with any micro-batch; it would with {words}: {choice.flags} ({choice.size / GIB:.1f} GiB)"
+    ]
 
-    The share itself where passes are not counted, so that memory does not depend on it.
-    """
-    share = -(-plan.batch_size // plan.num_learners)
-    candidates = [share, *(2**power for power in range(share.bit_length() - 1, -1, -1) if 2**power < share)]
-    for micro in candidates:
-        smaller = replace(plan, micro_batch_size=micro)
-        if total(needs(smaller, config, 0), "device") <= size:
-            return micro
-    return None
+
+def refusal_lines(config: RunConfig, *, sharded: bool) -> list[str]:
+    """Return that training would refuse to train weights in half precision, where it would."""
+    shape = shape_of(config)
+    if shape is None or sharded:
+        return []
+    counted = footprint(shape)
+    if counted.weights.trained >= counted.num_trained * 4:
+        return []
+    return [
+        "refused      weights that train in 16 bits: --ranks N --fsdp (FSDP2 keeps float32 masters), or begin with",
+        '             -params "policy_kwargs:{backbone_kwargs: {dtype: float32}}" or lora: {rank: 32} there',
+    ]
 
 
 def run(argv: Sequence[str]) -> int:

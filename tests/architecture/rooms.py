@@ -16,7 +16,7 @@ ROOMS = {
     "vla_policies": (
         *("types", "transfer", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
         *("flow_backbone", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
-        *("registry", "recognition", "loading", "canary", "policy"),
+        *("registry", "recognition", "loading", "footprint", "canary", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms"),

@@ -24,7 +24,7 @@ def test_a_plan_counts_ranks_and_memory(
 ):
     monkeypatch.chdir(str(tmp_path))
     said = planned(
-        capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 1 --host-memory 1"
+        capsys, "--env Toy-Reach --num-envs 64 --ranks 8 --pipeline-stages on --gpu-memory 4 --host-memory 1"
     )
     assert "ranks        8 x 8 envs, 64 in all (8 groups of 1); 8 x 16 decisions of each minibatch" in said
     assert "stages       2 x 4 envs of each rank" in said
@@ -92,12 +92,43 @@ def test_a_plan_needs_no_simulator_here(
     assert os.listdir() == []
 
 
+OFT = "--env Toy-Reach --policy openvla-oft -params chunk:8 n_steps:2 batch_size:32"
+
+
+def test_a_plan_chooses_what_fits(capsys: pytest.CaptureFixture[str]):
+    tiny = [*OFT.split(), "policy_kwargs:{backbone_kwargs: {size: tiny, lora: {rank: 4}, recompute: false}}"]
+    # Weights and allowance alone are 2.01 GiB; what 16 decisions keep is 0.01 more.
+    assert main(["plan", *tiny, "--gpu-memory", "2.018"]) == 0
+    said = capsys.readouterr().out
+    assert "fits         device: NO" in said
+    assert "fits with   : -params micro_batch_size:" in said
+
+
+def test_a_plan_of_roles_counts_each_kind_of_rank(capsys: pytest.CaptureFixture[str]):
+    said = planned(capsys, "--env Toy-Reach --num-envs 8 --ranks 3 --placement env=0,rollout=1,actor=2 --gpu-memory 4")
+    assert "memory       of each of 1 ranks that simulate:" in said
+    assert "memory       of each of 1 ranks that decide:" in said
+    assert "memory       of each of 1 ranks that learn:" in said
+    assert said.count("Adam's two moments") == 1
+
+
+def test_the_time_is_said_to_be_computed(capsys: pytest.CaptureFixture[str]):
+    said = planned(capsys, "--env Toy-Reach --gpu rtx4090")
+    assert "of 24 GiB" in said
+    assert "time         computed for rtx4090 at 50% of its data sheet's rates, not measured" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ("--env Toy-Reach --num-envs 60 --ranks 8", "Nearest allowed: --num-envs 56 or 64"),
         ("--env Toy-Reach --gpu-memory many", "must be a number of GiB above 0, got 'many'"),
         ("--env Toy-Reach --rank 8", "did you mean '--ranks'?"),
+        ("--env Toy-Reach --gpu h1000", "h100"),
+        (
+            "--env Toy-Reach --num-envs 8 --ranks 2 --fsdp --placement env=0-1,rollout=0-1,actor=1",
+            "FSDP shards over all processes",
+        ),
     ],
 )
 def test_misfits_are_one_line(capsys: pytest.CaptureFixture[str], flags: str, says: str):

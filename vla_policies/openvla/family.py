@@ -57,6 +57,8 @@ class OpenVLAFamily(Backbone):
     """Base of both families; subclasses implement decoding."""
 
     default_conventions: ClassVar[Conventions]
+    takes_adapters: ClassVar[bool] = True
+    recompute_option: ClassVar[str | None] = "recompute"
     base_settings: ClassVar[Settings]
     """Settings of a checkpoint without its own."""
 
@@ -81,6 +83,20 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
         return "size" in options or "official" in options
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        if "official" in options:
+            settings = dict(options["settings"])
+            if settings["dtype"] == "auto":
+                settings["dtype"] = str(options["official"].get("torch_dtype", "float32"))
+            return {**options, "settings": settings}
+        # How pictures and actions are written down makes no difference to the network's size.
+        left_out = ("action_dims", "camera_resize", "center_crop", "cache_features")
+        found = {key: value for key, value in options.items() if key not in left_out}
+        if found.get("dtype", "auto") == "auto":
+            found["dtype"] = "bfloat16"
+        return {"size": "7b", **found}
 
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:

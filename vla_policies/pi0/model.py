@@ -37,7 +37,7 @@ from vla_policies.pi0.checkpoint import (
     read_config,
     statistics_of,
 )
-from vla_policies.pi0.config import TRAITS, NetworkShape, Pi0Config, config_from_json, tiny_config
+from vla_policies.pi0.config import TRAITS, Learning, NetworkShape, Pi0Config, config_from_json, tiny_config
 from vla_policies.pi0.network import Pi0Network
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
@@ -68,6 +68,7 @@ class Pi0Backbone(VLMFlowBackbone):
     family: ClassVar[str] = "pi0"
     published: ClassVar[str | None] = "lerobot/pi0_base"
     fits_environment: ClassVar[bool] = True
+    recompute_option: ClassVar[str | None] = "recompute_activations"
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=224, state_dim=8, chunk=10, action_dim=7
     )
@@ -113,6 +114,23 @@ class Pi0Backbone(VLMFlowBackbone):
             preprocessing = replace(config.preprocessing, tokenizer="paligemma", max_tokens=max_tokens)
             config = replace(config, network=NetworkShape(), preprocessing=preprocessing)
         return cls(conventions, config.with_options(rest))
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        found = {key: value for key, value in options.items() if key not in ("delta_dims", "cache_features")}
+        # Hashed words: PaliGemma's own tokenizer is a download.
+        if "network" in found:
+            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": "words"}}
+        if found.get("size", "full") != "full":
+            return found
+        found.pop("size", None)
+        outside: dict[str, Any] = {
+            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
+        }
+        network = NetworkShape(horizon=found.pop("horizon", None) or NetworkShape().horizon)
+        tiny = tiny_config(cls.family)
+        learning = Learning(value_feature=tiny.learning.value_feature)
+        return {**replace(tiny, network=network, learning=learning).with_options(found).to_json(), **outside}
 
     @classmethod
     def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:

@@ -1,23 +1,32 @@
-"""Memory that a run takes of each rank, line by line: counted where it can be, else measured."""
+"""Memory that a run takes of each rank, line by line: counted where it can be, else measured or allowed for."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, ObservationLayout
 from vla_gym.specs import Benchmark
+from zoo.config.algorithm_configs import GRPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of
+from zoo.config.policy_shape import PolicyShape, footprint, policy_shape
 from zoo.config.run_config import RunConfig
 
+if TYPE_CHECKING:  # brings torch
+    from vla_policies.footprint import Footprint
+
 GIB = 2**30
+ROLES = ("env", "rollout", "actor")
+"""Of a rank: it simulates, decides, learns."""
 TOKEN_BYTES, FLOAT_BYTES, PER_DECISION_BYTES = 8, 4, 34
 """Of `zoo.rollout.buffer.ChunkRolloutBuffer`, whose docstring has the formula."""
-ADAM_BYTES = 16
-"""Of a trained float32 parameter: itself, its gradient and Adam's two moments."""
+ADAM_BYTES, HALF = 16, 2
+"""Of a trained float32 parameter: itself, its gradient and Adam's two moments; of a number in half precision."""
+ALLOWANCE, ALLOWANCE_BYTES = "allowance: CUDA context, cuBLAS workspaces, gaps between blocks", 2 * GIB
+DRAWING_BYTES = GIB // 4
+"""Of one process that draws on the GPU (EGL context, its buffers, textures): an allowance, not a count."""
 WORKER_BYTES: Mapping[str, tuple[float, float]] = {
     "libero": (2.2e9, 0.4e9),
     "metaworld": (0.55e9, 0.12e9),
@@ -25,6 +34,20 @@ WORKER_BYTES: Mapping[str, tuple[float, float]] = {
 }
 """Extra -> resident bytes of a simulator worker with one slot, and of each further slot, as measured: see
 docs/libero.md; a worker of eight slots held 1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What one process does, and with how many it shares."""
+
+    roles: frozenset[str] = frozenset(ROLES)
+    """Of `zoo.distributed.placement.ROLES`."""
+    num_learners: int = 1
+    """Processes that learn together."""
+    sharded: bool = False
+    """Whether they shard what learns (FSDP2) instead of replicating it (DDP)."""
+    passes: bool = True
+    """Whether passes are counted too, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,14 @@ def observation_layout(config: RunConfig, benchmark: Benchmark) -> ObservationLa
     )
 
 
+def drawing_needs(benchmark: Benchmark, num_workers: int) -> list[Need]:
+    """Return the GPU memory of one rank's simulators that draw there."""
+    if benchmark.extra is None or benchmark.extra not in WORKER_BYTES:
+        return []
+    count = max(1, num_workers)
+    return [Need("device", f"allowance: {count} processes that draw pictures", count * DRAWING_BYTES)]
+
+
 def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> list[Need]:
     """Return the simulators of one rank; nothing if they are a few arrays in the process itself."""
     if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
@@ -75,56 +106,97 @@ def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> 
     return [Need("host", f"{plan.envs_per_rank} simulators in {workers} workers", int(size))]
 
 
-def policy_needs(plan: BatchPlan, config: RunConfig, benchmark: Benchmark) -> list[Need]:
-    """Return weights, gradients and optimiser of one rank, and an update's activations where they can be counted.
-
-    Empty if the policy cannot be counted without its checkpoint.
-    """
-    options = dict(config.policy_kwargs.get("backbone_kwargs", {}))
-    # A recipe names its start weights, and their family beside them.
-    family = config.policy_kwargs.get("family", config.policy)
-    if family in ("openvla", "openvla-oft") and "lora" in options:  # others are not counted
-        images = 2 if config.env_options.get("wrist_camera") else 1
-        return _openvla_needs(options.get("size", "7b"), options["lora"].get("rank", 32), plan.scored_at_once, images)
-    if config.policy in ("nano", "nano-flow"):
-        return _nano_needs(config, benchmark, options)
-    return []
+def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank) -> list[Need]:
+    """Return weights, gradients, optimiser and passes of one rank; empty if the policy's shape is not known here."""
+    shape = shape_of(config)
+    if shape is None or not rank.roles & {"rollout", "actor"}:
+        return []
+    counted = footprint(shape)
+    lines = weight_needs(counted, config, rank)
+    if not rank.passes:
+        return lines
+    return [*lines, busiest(counted, plan, config, rank), Need("device", ALLOWANCE, ALLOWANCE_BYTES)]
 
 
-@functools.cache
-def _openvla_needs(size: str, rank: int, micro_batch: int, images: int) -> list[Need]:
-    from vla_policies.openvla.memory import budget
-
-    lines = budget(size=size, rank=rank, micro_batch=micro_batch, images=images)
-    return [Need("device", line.name, line.size) for line in lines]
-
-
-def _nano_needs(config: RunConfig, benchmark: Benchmark, options: Mapping[str, Any]) -> list[Need]:
-    from vla_policies.conventions import Conventions
-    from vla_policies.loading import fresh_backbone
-
-    layout = observation_layout(config, benchmark)
-    wanted = Conventions(
-        cameras=layout.cameras,
-        image_size=layout.image_size,
-        state_dim=layout.state_dim,
-        chunk=config.chunk,
-        action_dim=benchmark.action_dim,
-    )
-    parameters = fresh_backbone(config.policy, wanted, options).parameters()
-    count = sum(parameter.numel() for parameter in parameters)
-    what = f"{count:,} parameters, gradients, optimiser (what passes keep comes on top)"
-    return [Need("device", what, ADAM_BYTES * count)]
-
-
-def needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> list[Need]:
-    """Return all that one rank needs."""
+def shape_of(config: RunConfig) -> PolicyShape | None:
+    """Return the shape of the run's policy; None where it is not known here."""
     benchmark = benchmark_of(config)
-    return [
-        *policy_needs(plan, config, benchmark),
-        *rollout_needs(plan, config, benchmark),
-        *simulator_needs(plan, benchmark, num_workers),
+    return policy_shape(config, observation_layout(config, benchmark), benchmark)
+
+
+def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
+    """Return what stays on the device from pass to pass; exact."""
+    weights = counted.weights
+    lines = [
+        Need("device", "weights, frozen", weights.frozen),
+        Need("device", f"weights, trained: {counted.num_trained:,} numbers", weights.trained),
     ]
+    if _copies_reference(config):
+        lines.append(Need("device", "weights of the reference policy", weights.frozen + weights.trained))
+    if "actor" in rank.roles and not rank.sharded:
+        lines.append(Need("device", "gradients", weights.gradients))
+        lines.append(Need("device", "Adam's two moments", weights.optimizer))
+        if rank.num_learners > 1:
+            lines.append(Need("device", "gradients on their way to other ranks (DDP)", weights.gradients))
+    if "actor" in rank.roles and rank.sharded:
+        lines += sharded_needs(counted, rank.num_learners)
+    return [line for line in lines if line.size]
+
+
+def sharded_needs(counted: Footprint, num_ranks: int) -> list[Need]:
+    """Return what the policy that learns takes of a rank under FSDP2, beside the whole one that acts.
+
+    Masters, gradients and Adam's moments are float32. Blocks are gathered one at a time, the next one meanwhile; the
+    rest of the network is whole from the first layer to the last gradient. A unit's gradients are collected in the
+    type of the passes and reduced in float32.
+    """
+    frozen, trained = counted.weights.frozen, counted.num_trained
+    blocks = counted.block_sizes()
+    rest, largest = trained - sum(blocks), max(blocks, default=0)
+    gathered = (HALF + HALF) * rest + max(2 * (HALF + HALF) * largest + FLOAT_BYTES * largest, FLOAT_BYTES * rest)
+    return [
+        Need("device", f"shard of frozen weights, 1/{num_ranks}", -(-frozen // num_ranks)),
+        Need("device", f"shard of masters, gradients, moments, 1/{num_ranks}", -(-trained * ADAM_BYTES // num_ranks)),
+        Need("device", "gathered weights and gradients of blocks", gathered),
+    ]
+
+
+def busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) -> Need:
+    """Return what passes hold at their peak: of acting, an update's passes, and the optimiser's step, the largest."""
+    found = {}
+    if "rollout" in rank.roles:
+        found[f"acting for {plan.envs_per_stage}"] = counted.act(plan.envs_per_stage).peak
+        if config.offload_idle and "actor" in rank.roles:
+            moved = counted.weights.gradients + counted.weights.optimizer
+            found = {what: max(size - moved, 0) for what, size in found.items()}
+    if "actor" in rank.roles:
+        micro, share = plan.scored_at_once, -(-plan.batch_size // plan.num_learners)
+        passes = counted.update(micro, accumulates=share > micro).peak
+        found[f"an update's passes, {micro} decisions at once"] = passes
+        step = counted.step().peak
+        found["the optimiser's step"] = -(-step // rank.num_learners) if rank.sharded else step
+    what = max(found, key=lambda name: found[name])
+    others = "".join(f"; {name} {size / GIB:.2f}" for name, size in found.items() if name != what)
+    return Need("device", f"{what} (GiB of others: {others[2:]})" if others else what, found[what])
+
+
+def _copies_reference(config: RunConfig) -> bool:
+    """Whether a second policy stays beside the first, for the KL term."""
+    settings = config.algorithm
+    return isinstance(settings, GRPOConfig) and settings.kl_coef > 0 and settings.kl_reference != "adapter_off"
+
+
+def needs(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank | None = None) -> list[Need]:
+    """Return all that one rank needs; by default one that has every role and shares with none."""
+    rank, benchmark = rank or Rank(), benchmark_of(config)
+    lines = policy_needs(plan, config, rank)
+    if "rollout" in rank.roles or "actor" in rank.roles:
+        lines += rollout_needs(plan, config, benchmark)
+    if "env" in rank.roles:
+        lines += simulator_needs(plan, benchmark, num_workers)
+        if rank.passes:
+            lines += drawing_needs(benchmark, num_workers)
+    return lines
 
 
 def total(lines: Sequence[Need], where: str) -> int:

@@ -12,9 +12,9 @@ from vla_gym.errors import BadValue
 from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import need_lines, needs
+from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
 from zoo.config.run_config import RunConfig, to_plain
-from zoo.distributed.placement import ALL, Placement, check_shares, check_staleness, parse_placement
+from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.trained_tasks import trained_tasks
 
@@ -61,7 +61,11 @@ class RunPlan:
 
     def lines(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
-        return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume), *memory_lines(self)]
+        return [*self.arithmetic(resume), *memory_lines(self)]
+
+    def arithmetic(self, resume: ResumePoint | None = None) -> list[str]:
+        """Return what the run comes to, and from where it goes on."""
+        return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume)]
 
 
 def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str] = ()) -> str:
@@ -127,14 +131,42 @@ _FIRST_TIME = {"libero": " (a task met for the first time on this machine is com
 """Extra -> what its simulators do once."""
 
 
-def memory_lines(plan: RunPlan) -> list[str]:
-    """What one rank needs, where the policy can be counted."""
-    config = plan.config
-    lines = needs(plan.batch, config, plan.num_workers)
-    counted = any(line.where == "device" for line in lines)
-    note = "" if counted else f" (weights of '{config.policy}' are not counted)"
-    roles = "" if config.placement == ALL else " with every role"
-    return [f"memory       of one rank{roles}{note}:", *need_lines(lines)]
+def ranks(plan: RunPlan, *, sharded: bool = False, passes: bool = True) -> list[tuple[str, Rank]]:
+    """Return the kinds of ranks of a run, each as (its name, what it does), those with most roles first."""
+    placement, learners = plan.placement, len(plan.placement.actor)
+    if placement.everywhere:
+        return [("one rank", Rank(num_learners=learners, sharded=sharded and learners > 1, passes=passes))]
+    members: dict[frozenset[str], list[int]] = {}
+    for rank in range(placement.size):
+        roles = frozenset(role for role in ROLES if rank in getattr(placement, role))
+        members.setdefault(roles, []).append(rank)
+    kinds = sorted(members.items(), key=lambda item: -len(item[0]))
+    return [
+        (
+            f"each of {len(found)} ranks that {' and '.join(_DOES[role] for role in ROLES if role in roles)}",
+            Rank(roles=roles, num_learners=learners, passes=passes),
+        )
+        for roles, found in kinds
+    ]
+
+
+_DOES = {"env": "simulate", "rollout": "decide", "actor": "learn"}
+
+
+def memory_lines(plan: RunPlan, *, sharded: bool = False, passes: bool = False) -> list[str]:
+    """What each kind of rank needs, as far as the policy can be counted.
+
+    :param passes: count also what acting and updates hold at their peak, which takes seconds.
+    """
+    config, lines = plan.config, []
+    for name, rank in ranks(plan, sharded=sharded, passes=passes):
+        found = needs(plan.batch, config, plan.num_workers, rank)
+        counted = any(line.where == "device" for line in found) or rank.roles == {"env"}
+        note = "" if counted else f" (weights of '{config.policy}' are not counted)"
+        if counted and not passes:
+            note = " (passes come on top, vla-zoo plan counts them)"
+        lines += [f"memory       of {name}{note}:", *need_lines(found)]
+    return lines
 
 
 def arithmetic_lines(plan: RunPlan) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from vla_gym.system.memory import main_memory
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
-from zoo.config.memory_plan import GIB, needs, total
+from zoo.config.memory_plan import GIB, Rank, needs, total
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import ALL
 from zoo.runs.lookup import ResumePoint
@@ -62,7 +62,7 @@ def short_of_memory(plan: RunPlan, available: int) -> str | None:
     config = plan.config
     if config.placement != ALL:
         return None  # ranks differ, and the plan is of one that does everything
-    lines = needs(plan.batch, config, plan.num_workers)
+    lines = needs(plan.batch, config, plan.num_workers, Rank(passes=False))
     places = ["host", "device"] if config.device == "cpu" else ["host"]
     needed = sum(total(lines, place) for place in places) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if needed <= available:

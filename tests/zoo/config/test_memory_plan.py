@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
 from vla_gym import VLAVectorEnv, make_vec
 from zoo import PPO
 from zoo.config.batch_plan import benchmark_of, solve
-from zoo.config.memory_plan import GIB, Need, need_lines, policy_needs, rollout_needs, simulator_needs, total
+from zoo.config.memory_plan import GIB, Need, Rank, need_lines, policy_needs, rollout_needs, simulator_needs, total
 from zoo.config.run_config import RunConfig
 
 TOY = RunConfig(
@@ -50,7 +49,8 @@ def test_the_rollout_buffer_and_the_policy_are_as_large_as_estimated(envs: VLAVe
     real = sum(one.numel() * one.element_size() for one in held)
     assert total(rollout_needs(plan, TOY, benchmark), "host") == pytest.approx(real, rel=0.01)
     parameters = sum(one.numel() for one in model.policy.parameters())
-    assert total(policy_needs(plan, TOY, benchmark), "device") == 16 * parameters
+    buffers = sum(one.nbytes for one in model.policy.buffers())
+    assert total(policy_needs(plan, TOY, Rank(passes=False)), "device") == 16 * parameters + buffers
 
 
 def test_grpo_that_resamples_holds_one_round_more():
@@ -81,9 +81,8 @@ def test_simulators_are_counted_by_worker():
     assert simulator_needs(solve(TOY), benchmark_of(TOY), 0) == []
 
 
-def test_an_openvla_with_lora_is_counted_and_a_published_folder_is_not():
-    oft = {"backbone_kwargs": {"size": "tiny", "lora": {"rank": 4}}}
-    config = RunConfig(
+def oft(**options: object) -> RunConfig:
+    return RunConfig(
         algo="ppo",
         env="LIBERO-Spatial",
         policy="openvla-oft",
@@ -91,14 +90,59 @@ def test_an_openvla_with_lora_is_counted_and_a_published_folder_is_not():
         num_envs=8,
         seed=0,
         env_options={"chunk": 8},
-        policy_kwargs=oft,
+        policy_kwargs={"backbone_kwargs": {"size": "tiny", **options}},
         algo_kwargs={"n_steps": 4, "batch_size": 16},
     )
-    lines = policy_needs(solve(config, num_ranks=4), config, benchmark_of(config))
-    assert any("rank 4" in line.what for line in lines)
-    # A rank's share of a minibatch, 4 decisions, is what its passes hold.
-    assert np.all([line.where == "device" for line in lines])
-    assert policy_needs(solve(TOY), RunConfig(**{**_fields(TOY), "policy": "some/folder"}), benchmark_of(TOY)) == []
+
+
+LORA = {"lora": {"rank": 4}}
+
+
+def named(lines: list[Need]) -> dict[str, int]:
+    return {line.what.split(":")[0].split(",")[0]: line.size for line in lines}
+
+
+def test_what_learns_is_counted_where_it_learns():
+    config = oft(**LORA)
+    plan = solve(config, num_ranks=4)
+    sizes = named(policy_needs(plan, config, Rank(passes=False)))
+    deciding = named(policy_needs(plan, config, Rank(roles=frozenset({"rollout"}), passes=False)))
+    replicated = named(policy_needs(plan, config, Rank(num_learners=4, passes=False)))
+    assert sizes["Adam's two moments"] == 2 * sizes["gradients"] == 2 * sizes["weights"]
+    assert "gradients" not in deciding
+    assert replicated["gradients on their way to other ranks (DDP)"] == sizes["gradients"]
+    assert policy_needs(plan, config, Rank(roles=frozenset({"env"}))) == []
+
+
+def test_shards_are_float32_masters_gradients_and_moments():
+    config = oft()
+    plan = solve(config, num_ranks=4)
+    (line,) = (
+        line
+        for line in policy_needs(plan, config, Rank(num_learners=4, sharded=True, passes=False))
+        if line.what.startswith("shard of masters")
+    )
+    trained = next(
+        line for line in policy_needs(plan, config, Rank(passes=False)) if line.what.startswith("weights, trained")
+    )
+    # 16 bits while acting; 4 numbers of 32 bits for each while learning, a quarter of them here.
+    heads = named(policy_needs(plan, oft(**LORA), Rank(passes=False)))
+    assert heads
+    count = int(trained.what.split(":")[1].split()[0].replace(",", ""))
+    assert line.size == -(-count * 16 // 4)
+
+
+def test_passes_honour_recomputing():
+    def passes(**options: object) -> int:
+        config = oft(**LORA, **options)
+        return total(policy_needs(solve(config), config, Rank()), "device")
+
+    assert passes(recompute=True) < passes(recompute=False)
+
+
+def test_a_policy_of_unknown_shape_is_not_counted():
+    config = RunConfig(**{**_fields(TOY), "policy": "some/folder"})
+    assert policy_needs(solve(TOY), config, Rank()) == []
 
 
 def test_lines_end_with_the_sums_of_each_place():

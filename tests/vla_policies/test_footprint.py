@@ -1,0 +1,185 @@
+"""Counts on tensors without memory against real networks (weights) and against fake CPU tensors (passes)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vla_policies.actions.sampling import Sampling
+from vla_policies.footprint import Footprint
+from vla_policies.loading import fresh_backbone
+from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
+from vla_policies.registry import FAMILIES, family_class
+
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "nano": {"size": "tiny"},
+    "nano-flow": {"size": "tiny"},
+    "openvla": {"size": "tiny", "lora": {"rank": 4}, "dtype": "float32"},
+    "openvla-oft": {"size": "tiny", "dtype": "bfloat16", "lora": {"rank": 4}},
+}
+
+
+def tiny(family: str) -> dict[str, Any]:
+    return dict(TINY.get(family, {"size": "tiny"}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_of_weights_and_optimiser_are_those_of_the_real_network(family: str):
+    conventions, options = family_class(family).default_conventions, tiny(family)
+    real = fresh_backbone(family, conventions, options)
+    counted = Footprint(family, conventions, options).weights
+    trained = [p for p in real.parameters() if p.requires_grad]
+    assert counted.trained == size_of(trained)
+    assert counted.frozen == size_of([*real.parameters(), *real.buffers()]) - size_of(trained)
+    optimizer = GroupScaledAdamW(parameter_groups(real, real.value_parameters(), 1.0), lr=1e-3)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert counted.gradients == size_of([p.grad for p in trained if p.grad is not None])
+    moments = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
+    assert counted.optimizer == size_of(moments)
+
+
+SMALL = [
+    ("nano", {"size": "small"}),
+    ("nano-flow", {"size": "small"}),
+    ("openvla-oft", {"size": "100m", "lora": {"rank": 32}, "recompute": True}),
+    ("openvla-oft", {"size": "tiny", "lora": {"rank": 32}}),
+    ("openvla-oft", {"size": "tiny", "recompute": True, "dtype": "float32"}),
+    ("openvla", {"size": "tiny", "lora": {"rank": 32}}),
+    ("pi0", {"size": "tiny"}),
+    ("pi0", {"size": "tiny", "train_expert_only": False, "recompute_activations": True}),
+    ("pi05", {"size": "tiny"}),
+]
+PUBLISHED = [
+    ("openvla-oft", {"lora": {"rank": 32}}, 16),
+    ("openvla-oft", {"lora": {"rank": 32}, "recompute": True}, 8),
+    ("openvla", {"lora": {"rank": 32}, "recompute": True}, 8),
+    ("pi0", {}, 32),
+    ("pi05", {"vlm_dtype": "bfloat16"}, 32),
+]
+
+
+@pytest.mark.parametrize(("family", "options"), SMALL)
+def test_an_updates_peak_is_that_of_fake_tensors(family: str, options: dict[str, Any]):
+    counted, fake = peaks(family, options, 4)
+    assert counted == pytest.approx(fake, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "options", "batch"), PUBLISHED)
+def test_the_published_sizes_peak_is_that_of_fake_tensors(family: str, options: dict[str, Any], batch: int):
+    counted, fake = peaks(family, options, batch)
+    print(
+        f"{family} {options} {batch} at once: {counted / 2**30:.2f} GiB planned, {fake / 2**30:.2f} GiB of fake tensors"
+    )
+    assert counted == pytest.approx(fake, rel=0.15)
+
+
+def test_recomputing_takes_less_and_computes_more():
+    conventions = family_class("openvla-oft").default_conventions
+    options = {"size": "tiny", "lora": {"rank": 4}}
+    kept, again = (Footprint("openvla-oft", conventions, {**options, "recompute": on}) for on in (False, True))
+    assert again.update(8).peak < 0.6 * kept.update(8).peak
+    assert again.update(8).flops[2] > 1.2 * kept.update(8).flops[2]
+    assert again.weights == kept.weights
+
+
+def test_the_published_7b_is_counted_without_its_weights():
+    counted = Footprint("openvla-oft", family_class("openvla-oft").default_conventions, {"lora": {"rank": 32}})
+    # 982 tensors of the published checkpoint in bf16; r (in + out) of every adapted layer; the critic, 4096 x 512 +
+    # 512, 512 x 128 + 128, 128 x 1; what trains is float32.
+    adapters, critic = 110_828_288, 2_097_664 + 65_664 + 128
+    buffers = counted.weights.frozen - 2 * 7_541_237_184 - 4 * unused(counted)
+    assert 0 <= buffers < 2**20
+    assert counted.num_trained == adapters + critic - unused(counted)
+    assert counted.weights.optimizer == 8 * counted.num_trained
+    assert len(counted.block_sizes()) == 31 + 23 + 26
+
+
+def unused(counted: Footprint) -> int:
+    """Adapters beside layers that no output depends on."""
+    return sum(p.numel() for name, p in counted.backbone.named_parameters() if ".lora_" in name and not p.requires_grad)
+
+
+def peaks(family: str, options: dict[str, Any], batch: int) -> tuple[int, int]:
+    """Peak of an update with weights and gradients, of the plan and on fake CPU tensors."""
+    footprint = Footprint(family, family_class(family).default_conventions, options)
+    weights = footprint.weights
+    counted = weights.frozen + weights.trained + weights.gradients + footprint.update(batch, accumulates=True).peak
+    return counted, fake_peak(footprint, batch)
+
+
+class FakeMemory(TorchDispatchMode):
+    """Bytes of live storages and their peak."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.length = length
+        self.seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True if args[0].dtype == torch.bool else self.length
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.see(leaf)
+        return out
+
+    def see(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+
+            def forget(_: Any) -> None:
+                del self.seen[key]
+                self.now -= size
+
+            self.seen[key] = weakref.ref(storage, forget)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+
+def fake_peak(footprint: Footprint, batch: int) -> int:
+    """Peak of scoring and going backward, on torch's fake CPU tensors and with the CPU's own fused attention."""
+    backbone = footprint.backbone
+    inputs, length = footprint._inputs(batch)
+    with FakeTensorMode(), FakeMemory(length) as memory:
+        for module in backbone.modules():
+            for name, x in module._parameters.items():
+                if x is not None:
+                    module._parameters[name] = nn.Parameter(fake(x), x.requires_grad)
+            for name, x in module._buffers.items():
+                if x is not None:
+                    module._buffers[name] = fake(x)
+        for parameter in backbone.parameters():
+            parameter.grad = fake(parameter) if parameter.requires_grad else None
+        record = {name: fake(x, batch) for name, x in footprint._record.items()}
+        given = {
+            field.name: fake(x) for field in fields(inputs) if isinstance(x := getattr(inputs, field.name), Tensor)
+        }
+        before = memory.now
+        memory.peak = before
+        result = backbone.evaluate(replace(inputs, **given), record, Sampling())
+        torch.autograd.backward([result.logprob_BKA.sum() + result.entropy_BKA.sum() + result.value_B.sum()])
+        return memory.peak
+
+
+def fake(x: Tensor, batch: int | None = None) -> Tensor:
+    shape = x.shape if batch is None else (batch, *x.shape[1:])
+    return torch.empty(shape, dtype=x.dtype)
+
+
+def size_of(tensors: list[Tensor] | list[nn.Parameter]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,0 +1,81 @@
+"""Which network a run has, so that it can be counted without its weights."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vla_gym.errors import BadValue
+from vla_gym.observation import ObservationLayout
+from vla_gym.reading import user_path
+from vla_gym.specs import Benchmark
+from vla_policies.conventions import Conventions
+from vla_policies.registry import FAMILIES
+from zoo.config.run_config import RunConfig
+
+if TYPE_CHECKING:  # brings torch
+    from vla_policies.footprint import Footprint
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """What a network is built from."""
+
+    family: str
+    """Name in `registry.FAMILIES`."""
+    conventions: Conventions
+    """Of the run's observations and actions."""
+    options: str
+    """`backbone_kwargs` as JSON, which can be a key."""
+
+
+def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchmark) -> PolicyShape | None:
+    """Return the shape of the run's policy; None where neither the family nor a folder here says it."""
+    conventions = Conventions(
+        cameras=layout.cameras,
+        image_size=layout.image_size,
+        state_dim=layout.state_dim,
+        chunk=config.chunk,
+        action_dim=benchmark.action_dim,
+    )
+    options = dict(config.policy_kwargs.get("backbone_kwargs") or {})
+    # A recipe names its start weights, and their family beside them.
+    family = config.policy_kwargs.get("family", config.policy)
+    if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
+        found = _of_folder(config, options)
+        if found is None:
+            return None
+        family, options = found
+    if family not in FAMILIES:
+        return None
+    return PolicyShape(family, conventions, json.dumps(options, sort_keys=True))
+
+
+def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    from vla_policies.backbone import Request
+    from vla_policies.loading import adapter_folder, read_header
+    from vla_policies.modules.lora import read_adapter_config
+
+    kwargs, folder = config.policy_kwargs, user_path(config.policy)
+    try:
+        place, adapted = adapter_folder(folder), dict(options)
+        if place is not None:
+            values = read_adapter_config(place)
+            targets = values.get("target_modules") or ()
+            adapted["lora"] = {"rank": values["r"], "alpha": values["lora_alpha"], "targets": targets}
+        request = Request(family=kwargs.get("family"), unnorm_key=kwargs.get("unnorm_key"), options=adapted)
+        header = read_header(folder, request)
+    except BadValue:
+        return None  # training says what is wrong with it
+    return header.family, dict(header.model)
+
+
+@functools.lru_cache(maxsize=8)
+def footprint(shape: PolicyShape) -> Footprint:
+    """Return the network of a shape, without memory."""
+    from vla_policies.footprint import Footprint
+
+    return Footprint(shape.family, shape.conventions, json.loads(shape.options))
