@@ -79,10 +79,8 @@ def test_an_updates_peak_is_that_of_fake_tensors(family: str, options: dict[str,
 @pytest.mark.parametrize(("family", "options", "batch"), PUBLISHED)
 def test_the_published_sizes_peak_is_that_of_fake_tensors(family: str, options: dict[str, Any], batch: int):
     counted, fake = peaks(family, options, batch)
-    print(
-        f"{family} {options} {batch} at once: {counted / 2**30:.2f} GiB planned, {fake / 2**30:.2f} GiB of fake tensors"
-    )
-    assert counted == pytest.approx(fake, rel=0.15)
+    said = f"{counted / 2**30:.2f} GiB planned, {fake / 2**30:.2f} GiB of fake tensors"
+    assert counted == pytest.approx(fake, rel=0.15), said
 
 
 def test_recomputing_takes_less_and_computes_more():

@@ -36,6 +36,7 @@ from vla_policies.checkpoint_io.weights import (
     write_safetensors,
 )
 from vla_policies.modules.mixed_precision import autocast_type, without_autocast
+from vla_policies.modules.quantization import QuantizedLinear, plain_state, restored, stored
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
@@ -146,7 +147,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     state = {}
-    for key, tensor in module.state_dict().items():
+    for key, tensor in plain_state(module).items():
         if ".lora_" in key:
             continue
         owner = key.split(".base_layer.")[0]
@@ -317,22 +318,22 @@ class FusedLoraLinear(LoraLinear):
 
     def runs_fused(self, x: Tensor) -> bool:
         """Whether it runs as one operation on `x`."""
-        weight, names = self.get_base_layer().weight, self.active_adapters
+        base, names = stored(self.get_base_layer()), self.active_adapters
         return not (
             self.disable_adapters
             or self.merged
             or len(names) != 1
             or names[0] not in self.lora_A
-            or weight.requires_grad
-            or x.dtype != weight.dtype
+            or (isinstance(base, Tensor) and base.requires_grad)
+            or x.dtype != base.dtype
             # Autocast would change the type of the products and not of the sum.
             or autocast_type(x) not in (None, x.dtype)
         )
 
-    def parts(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, float]:
-        """W, b, A, B and the scale of the active adapter."""
+    def parts(self) -> tuple[Tensor | QuantizedLinear, Tensor | None, Tensor, Tensor, float]:
+        """W (of a quantised layer itself), b, A, B and the scale of the active adapter."""
         base, name = self.get_base_layer(), self.active_adapters[0]
-        return base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+        return stored(base), base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
     def kept(self, name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """`_joined`, done once as long as the weights stay the same; for passes without gradients."""
@@ -390,14 +391,14 @@ def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _adapted(
     x_NI: Tensor,
-    bases: Sequence[tuple[Tensor, Tensor | None]],
+    bases: Sequence[tuple[Tensor | QuantizedLinear, Tensor | None]],
     down_RI: Tensor,
     ups: Sequence[Tensor],
     scales: Sequence[float],
 ) -> tuple[Sequence[Tensor], Tensor]:
     """x W' + b + scale (x A') B' of every layer, and x A' of all; everything of one type."""
     inner_NR = x_NI @ down_RI.t()
-    outs = [functional.linear(x_NI, *base) for base in bases]
+    outs = [functional.linear(x_NI, restored(weight), bias) for weight, bias in bases]
     inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
     for out_NO, inner, up, scale in zip(outs, inners, ups, scales, strict=True):
         out_NO.addmm_(inner, up.t(), alpha=scale)
@@ -408,12 +409,15 @@ class _FusedLora(torch.autograd.Function):
     """`_adapted` with gradients; W and b take none. Takes (W, b, A, B) of every layer."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: tuple[float, ...], *parts: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, scales: tuple[float, ...], *parts: Any) -> tuple[Tensor, ...]:
         flat_NI = x.reshape(-1, x.shape[-1])
         weights, biases, downs, ups = parts[::4], parts[1::4], parts[2::4], parts[3::4]
         bases = list(zip(weights, biases, strict=True))
         outs, inner_NR = _adapted(flat_NI, bases, _joined(downs, x.dtype), [up.to(x.dtype) for up in ups], scales)
-        ctx.save_for_backward(flat_NI, inner_NR, *weights, *downs, *ups)
+        # Codes are kept, not what they stand for.
+        ctx.quantized = [weight if isinstance(weight, QuantizedLinear) else None for weight in weights]
+        plain = [weight if isinstance(weight, Tensor) else None for weight in weights]
+        ctx.save_for_backward(flat_NI, inner_NR, *plain, *downs, *ups)
         ctx.scales = scales
         return tuple(out_NO.view(*x.shape[:-1], -1) for out_NO in outs)
 
@@ -421,7 +425,10 @@ class _FusedLora(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         flat_NI, inner_NR, *saved = ctx.saved_tensors
         count = len(ctx.scales)
-        weights, downs, ups = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        downs, ups = saved[count : 2 * count], saved[2 * count :]
+        weights = [
+            weight if layer is None else layer for weight, layer in zip(saved[:count], ctx.quantized, strict=True)
+        ]
         inners = inner_NR.split([up.shape[1] for up in ups], dim=1)
         grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
         grad_x: Tensor | None = None
@@ -429,7 +436,8 @@ class _FusedLora(torch.autograd.Function):
         for grad_NO, weight, down, up, inner, scale in zip(grads, weights, downs, ups, inners, ctx.scales, strict=True):
             grad_NR = grad_NO @ up.to(grad_NO.dtype)
             if ctx.needs_input_grad[0]:
-                grad_x = grad_NO @ weight if grad_x is None else grad_x.addmm_(grad_NO, weight)
+                whole = restored(weight)
+                grad_x = grad_NO @ whole if grad_x is None else grad_x.addmm_(grad_NO, whole)
                 grad_x.addmm_(grad_NR, down.to(grad_NO.dtype), alpha=scale)
             grad_down = (grad_NR.t() @ flat_NI).to(down.dtype) * scale
             grad_up = (grad_NO.t() @ inner).to(up.dtype) * scale

@@ -29,6 +29,7 @@ from vla_policies.checkpoint_io.weights import (
 )
 from vla_policies.conventions import Conventions
 from vla_policies.modules.lora import is_attached, merged_state
+from vla_policies.modules.quantization import packed, plain_state
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.config import (
     OWN_KEY,
@@ -133,7 +134,14 @@ def load_weights(folder: Path, network: PrismaticNetwork, value_head: ValueHead,
     """Fill both; a folder without a critic gets a fresh one."""
     tensors, values = read_weights(folder)
     dtype = weight_dtype(config)
-    fill(network, tensors, folder, lambda _: dtype)
+    scheme = config.settings.quantization
+    if scheme is None:
+        fill(network, tensors, folder, lambda _: dtype)
+    else:
+        check_tensors(folder, tensors, network.state_dict())
+        network.quantize(scheme, dtype)
+        # One tensor after the other: of the whole weights only what the files map is ever there.
+        network.load_state_dict(dict(packed(network, tensors, dtype)), strict=True, assign=True)
     if values:
         load_value_head(value_head, values, folder)
     else:
@@ -169,7 +177,7 @@ def save_folder(
 ) -> None:
     """Write the official layout, with `own_settings` under one key of `config.json` and the critic in one more file."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder, merged_state(network) if is_attached(network) else network.state_dict())
+    write_tensors(folder, merged_state(network) if is_attached(network) else plain_state(network))
     write_safetensors(folder / VALUE_HEAD_FILE, value_head_state(value_head))
     for name, content in config.files.items():
         write_text(folder / name, content)

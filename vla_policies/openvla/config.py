@@ -61,6 +61,8 @@ class Settings:
     """Activation checkpointing: keep only block inputs for the backward pass."""
     cache_features: float = 0.0
     """GiB of projected image patches of frozen towers, kept from acting for the epochs of an update; 0 = none."""
+    quantization: Literal["int8", "nf4"] | None = None
+    """Keep the linear layers of towers, projector and language model (not its head) in 8 or 4 bits, frozen."""
     lora: Mapping[str, Any] | None = None
     """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
 

@@ -37,6 +37,7 @@ from vla_policies.modules.lora import (
     save_adapter,
     switched_off,
 )
+from vla_policies.modules.quantization import check_installed
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla import checkpoint
 from vla_policies.openvla.config import (
@@ -67,6 +68,8 @@ class OpenVLAFamily(Backbone):
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
         Backbone.__init__(self, conventions)
         self.config = config
+        if config.settings.quantization is not None:
+            check_installed(config.settings.quantization)
         self.processor = OpenVLAProcessor(config, conventions, where)
         self.codec = self.processor.codec
         # Without memory: 7.5 billion random numbers would be overwritten.
@@ -110,6 +113,8 @@ class OpenVLAFamily(Backbone):
         backbone.network.to(checkpoint.weight_dtype(config)).to_empty(device=torch.get_default_device())
         initialise(backbone.network)
         backbone.value_head.initialise()
+        if config.settings.quantization is not None:
+            backbone.network.quantize(config.settings.quantization, checkpoint.weight_dtype(config))
         backbone.finish()
         return backbone
 
@@ -270,6 +275,11 @@ class OpenVLAFamily(Backbone):
             yield
 
     def merge_adapter(self) -> None:
+        if (scheme := self.config.settings.quantization) is not None:
+            raise BadValue(
+                f"weights kept in {scheme} cannot take the adapter up; open its folder over the original weights, with "
+                "backbone_kwargs quantization: null, and merge there"
+            )
         self._features = None
         merge(self.network)
         # All of it trains from here on, so no features can be cached.

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from vla_policies.modules.activation_checkpointing import CheckpointFn, checkpoint_fn
 from vla_policies.modules.lora import linear_rows
+from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.config import NUM_BINS, OpenVLAConfig
 from vla_policies.openvla.llama import build_llama
 from vla_policies.openvla.vision import TowerShape, VisionTower
@@ -76,6 +77,11 @@ class PrismaticNetwork(nn.Module):
                 for parameter in tower.unused_parameters():
                     parameter.requires_grad_(False)
 
+    def quantize(self, scheme: Scheme, dtype: torch.dtype) -> None:
+        """Keep the weights of all linear layers but the head in 8 or 4 bits; `dtype` is that of their products."""
+        for part in (self.vision_backbone, self.projector, self.language_model.model):
+            quantize_layers(part, scheme, dtype)
+
     def checkpoint_fn(self) -> CheckpointFn:
         """How blocks run, given whether gradients are on."""
         return checkpoint_fn(recompute=self.recompute)
@@ -83,7 +89,7 @@ class PrismaticNetwork(nn.Module):
     def encode_images(self, pixels_BMCHW: Tensor) -> Tensor:
         """Normalised pixels of M images to their projected patches, image by image, `[B, M * P, D]`."""
         batch, images = pixels_BMCHW.shape[:2]
-        pixels = pixels_BMCHW.flatten(0, 1).to(self.projector.fc2.weight.dtype)
+        pixels = pixels_BMCHW.flatten(0, 1).to(self.language_model.model.embed_tokens.weight.dtype)
         patch_BPD = self.projector(self.vision_backbone(pixels, self.checkpoint_fn()))
         return patch_BPD.reshape(batch, images * patch_BPD.shape[1], -1)
 

@@ -73,7 +73,26 @@ def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict
     return header.family, dict(header.model)
 
 
-@functools.lru_cache(maxsize=8)
+def check_quantization(config: RunConfig, *, sharded: bool) -> None:
+    """Raise `BadValue` for a quantised policy that cannot be trained, before anything is read or started."""
+    options = config.policy_kwargs.get("backbone_kwargs") or {}
+    scheme = options.get("quantization")
+    if scheme is None:
+        return
+    if sharded:
+        raise BadValue(
+            f"quantization: {scheme} keeps the frozen weights whole on every rank; FSDP2 shards weights that train. "
+            "Leave one out: several ranks train adapters over quantised weights by DDP"
+        )
+    if user_path(config.policy).is_dir() or "lora" in options:
+        return  # of a folder, which may hold an adapter, opening it tells
+    raise BadValue(
+        f"quantization: {scheme} is for frozen weights, and here all of them train; add an adapter: "
+        f"-params 'policy_kwargs:{{backbone_kwargs: {{quantization: {scheme}, lora: {{rank: 32}}}}}}'"
+    )
+
+
+@functools.lru_cache(maxsize=32)
 def footprint(shape: PolicyShape) -> Footprint:
     """Return the network of a shape, without memory."""
     from vla_policies.footprint import Footprint

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_gym.errors import BadValue
+from vla_policies.modules.quantization import quantized_layers
 
 MASTER = "master"
 """Name in an optimiser's state of a weight in float32 that the policy acts on in less."""
@@ -79,7 +80,13 @@ def has_low_precision_parameters(module: nn.Module) -> bool:
 
 
 def check_precision(policy: nn.Module) -> None:
-    """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512."""
+    """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512; or where
+    quantised weights, which cannot train, have no adapter."""
+    if quantized_layers(policy) and not policy.backbone.has_adapter:  # type: ignore[union-attr]
+        raise BadValue(
+            "quantised weights do not train; add an adapter: policy_kwargs:{backbone_kwargs: {lora: {rank: 32}}}, or "
+            "leave quantization out"
+        )
     if has_low_precision_parameters(policy) and not keeps_master_weights():
         raise BadValue(
             "weights that are trained must be float32: steps of a usual learning rate vanish in 16 bits. Begin with "

@@ -13,6 +13,7 @@ from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
+from zoo.config.policy_shape import check_quantization
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
@@ -99,9 +100,11 @@ def check_startable(plan: RunPlan) -> None:
     if rank in plan.placement.env or (config.eval_episodes and rank in plan.placement.actor):
         check_installed(benchmark_of(config))
 
+    from zoo.distributed.fsdp import fsdp_requested
     from zoo.distributed.process_group import check_device
 
     check_device(config.device)
+    check_quantization(config, sharded=fsdp_requested())
     settings = config.algorithm
     if isinstance(settings, PPOConfig):
         from zoo.algorithms.advantages import check_levels

@@ -1,0 +1,112 @@
+"""Frozen weights in 8 and 4 bits: what rounding costs, and adapters over them against those over a dequantised copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vla_gym.errors import BadValue
+from vla_policies.modules import quantization
+from vla_policies.modules.lora import LoraSettings, attach, merged_state
+from vla_policies.modules.quantization import (
+    QuantizedLinear,
+    Scheme,
+    check_installed,
+    dequantize,
+    plain_state,
+    quantize,
+    quantize_layers,
+)
+
+SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
+
+
+@pytest.fixture(autouse=True)
+def library(request: pytest.FixtureRequest) -> None:
+    if "nf4" in request.node.name:
+        pytest.importorskip("bitsandbytes")
+
+
+def test_int8_rounds_to_127_steps_a_row():
+    weight = torch.tensor([[1.0, -0.5, 0.25], [0.0, 0.0, 0.0]])
+    codes, scale = quantize(weight, "int8")
+    # 1 / 127 a step: -0.5 is -63.5 of them, rounded to even, 0.25 is 31.75.
+    assert codes.tolist() == [[127, -64, 32], [0, 0, 0]]
+    assert torch.equal(scale, torch.tensor([1 / 127, 0.0]))
+    got = dequantize(codes, scale, (2, 3), "int8", torch.float32)
+    assert torch.allclose(got, weight, atol=0.5 / 127)
+
+
+@pytest.mark.parametrize("shape", [(48, 176), (64, 128), (3, 11)])
+def test_nf4_keeps_the_quantiles_of_qlora_whatever_the_rows_length(shape: tuple[int, int]):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    codes, scale = quantize(weight, "nf4")
+    assert codes.numel() == -(-weight.numel() // 2)
+    got = dequantize(codes, scale, shape, "nf4", torch.float32)
+    # The widest gap between QLoRA's 16 levels is -1 to -0.6962, of the largest weight of the block.
+    assert (got - weight).abs().max() <= 0.1520 * weight.abs().max()
+    assert got.flatten()[0] == pytest.approx(float(weight.flatten()[0]), abs=0.16 * float(scale[0]))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_take_the_bytes_that_are_planned(scheme: Scheme, dtype: torch.dtype):
+    layer = nn.Linear(176, 48, dtype=dtype)
+    real = QuantizedLinear(layer, scheme, dtype)
+    planned = QuantizedLinear(nn.Linear(176, 48, dtype=dtype, device="meta"), scheme, dtype)
+    assert bytes_of(real) == bytes_of(planned)
+    expected = 48 * 176 + 48 * 4 if scheme == "int8" else 48 * 176 // 2 + 48 * 176 // 64 * 4
+    assert bytes_of(real) == expected + 48 * dtype.itemsize
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_adapters_have_the_gradients_they_have_over_the_dequantised_copy(scheme: Scheme):
+    torch.manual_seed(0)
+    quantised = nn.Sequential(nn.Linear(176, 64), nn.GELU(), nn.Linear(64, 48))
+    quantize_layers(quantised, scheme, torch.float32)
+    copy = nn.Sequential(nn.Linear(176, 64), nn.GELU(), nn.Linear(64, 48))
+    copy.load_state_dict(plain_state(quantised))
+    for network in (quantised, copy):
+        torch.manual_seed(1)
+        attach(network, LoraSettings(rank=4), ("0", "2"))
+        for name, parameter in network.named_parameters():
+            if ".lora_B" in name:
+                nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(5, 176)
+    outs = [network(x) for network in (quantised, copy)]
+    assert torch.equal(*outs)
+    for out in outs:
+        out.square().mean().backward()
+    pairs = zip(trained(quantised), trained(copy), strict=True)
+    assert all((one.grad - other.grad).abs().max() <= 1e-5 for one, other in pairs)
+    assert len(trained(quantised)) == 4
+    # Merged, both are the same weights.
+    merged = [merged_state(network) for network in (quantised, copy)]
+    assert merged[0].keys() == merged[1].keys()
+    assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_layer_without_an_adapter_passes_its_gradient_on(scheme: Scheme):
+    layer = QuantizedLinear(nn.Linear(64, 8), scheme, torch.float32)
+    x = torch.randn(3, 64, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, layer.weight.sum(dim=0).expand(3, -1))
+    assert layer.to(torch.bfloat16).scale.dtype == torch.float32
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    check_installed("int8")
+    with pytest.raises(BadValue, match=r"pip install 'vla-zoo\[quantization\]', or take quantization: int8"):
+        check_installed("nf4")
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def bytes_of(module: nn.Module) -> int:
+    return sum(x.numel() * x.element_size() for x in module.state_dict().values())

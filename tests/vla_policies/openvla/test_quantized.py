@@ -1,0 +1,107 @@
+"""A checkpoint opened in 8 and 4 bits: planned bytes, ratios, adapters' gradients, saving, merging."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from vla_policies.footprint import Footprint
+from vla_policies.modules.quantization import quantized_layers
+from zoo.distributed.fsdp import check_precision
+
+Observe = Callable[[int], dict[str, Tensor]]
+BOTH = pytest.mark.parametrize(("family", "scheme"), [("openvla", "int8"), ("openvla-oft", "nf4")])
+
+
+@pytest.fixture(autouse=True)
+def library(request: pytest.FixtureRequest) -> None:
+    if "nf4" in request.node.name:
+        pytest.importorskip("bitsandbytes")
+
+
+def open_policy(name: Path, family: str | None = None, **options: Any) -> VLAPolicy:
+    torch.manual_seed(0)
+    return VLAPolicy.from_pretrained(
+        name, family=family, unnorm_key="bridge_orig", device="cpu", backbone_kwargs=options
+    )
+
+
+def gradients(policy: VLAPolicy, obs: dict[str, Tensor], record: Any) -> dict[str, Tensor]:
+    policy.optimizer.zero_grad()
+    result = policy.evaluate(obs, record)
+    (result.logprob_BKA.sum() + result.value_B.sum()).backward()
+    return {name: p.grad for name, p in policy.backbone.named_parameters() if p.grad is not None}
+
+
+@BOTH
+def test_a_quantised_base_trains_adapters_saves_and_goes_on(
+    folder: Path, observe: Observe, tmp_path: Path, family: str, scheme: str
+):
+    policy, obs = open_policy(folder, family, quantization=scheme, lora={"rank": 4}), observe(1)
+    for name, parameter in policy.backbone.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    sample = policy.act(obs)
+    scored = policy.evaluate(obs, sample.record)
+    assert torch.equal(scored.logprob_BKA, sample.logprob_BKA), "the ratio is exactly 1"
+
+    # The same adapters over a copy with the dequantised weights.
+    found = gradients(policy, obs, sample.record)
+    copy = open_policy(folder, family, lora={"rank": 4})
+    dequantised = {f"{name}.weight": layer.weight for name, layer in quantized_layers(policy.backbone).items()}
+    state = {k: x for k, x in policy.backbone.state_dict().items() if not k.endswith((".codes", ".scale"))}
+    copy.backbone.load_state_dict({**state, **dequantised})
+    others = gradients(copy, obs, sample.record)
+    assert found.keys() == others.keys()
+    assert max(float((found[name] - others[name]).abs().max()) for name in found) <= 1e-5
+
+    policy.save_trained(tmp_path / "adapter")
+    assert sorted(path.name for path in (tmp_path / "adapter").glob("*model*")) == ["adapter_model.safetensors"]
+    settings = json.loads((tmp_path / "adapter" / "vla_zoo.json").read_text())["vla_zoo"]["settings"]
+    assert settings["quantization"] == scheme
+    again = open_policy(tmp_path / "adapter")
+    assert quantized_layers(again.backbone).keys() == quantized_layers(policy.backbone).keys()
+    noise = policy.act(obs, deterministic=True)
+    assert torch.equal(again.act(obs, deterministic=True).logprob_BKA, noise.logprob_BKA)
+    again.backbone.restore(tmp_path / "adapter")
+    with pytest.raises(BadValue, match="quantization: null, and merge there"):
+        again.merge_adapter()
+    open_policy(tmp_path / "adapter", quantization=None).merge_adapter()
+
+
+@BOTH
+def test_planned_bytes_are_the_real_ones(family: str, scheme: str):
+    options = {"size": "tiny", "quantization": scheme, "lora": {"rank": 4}, "dtype": "bfloat16"}
+    policy = VLAPolicy.from_pretrained(family, backbone_kwargs=options, device="cpu")
+    held = [*policy.backbone.parameters(), *policy.backbone.buffers()]
+    trained = sum(p.nbytes for p in policy.backbone.parameters() if p.requires_grad)
+    planned = Footprint(family, policy.conventions, options).weights
+    assert (planned.frozen, planned.trained) == (sum(x.nbytes for x in held) - trained, trained)
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 8), ("nf4", 5)])
+def test_the_7b_is_planned_within_what_it_is_for(scheme: str, most: int):
+    conventions = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu").conventions
+    weights = Footprint("openvla-oft", conventions, {"quantization": scheme, "lora": {"rank": 32}}).weights
+    assert weights.frozen + weights.trained <= most * 2**30
+
+
+def test_heads_embeddings_and_norms_are_left_alone(folder: Path):
+    policy = open_policy(folder, "openvla-oft", quantization="int8", lora={"rank": 4})
+    quantised = quantized_layers(policy.backbone)
+    assert not [name for name in quantised if "lm_head" in name or "value_head" in name]
+    assert all(layer.bias is None or layer.bias.dtype == torch.float32 for layer in quantised.values())
+
+
+def test_training_all_of_quantised_weights_is_refused(folder: Path):
+    policy = open_policy(folder, "openvla-oft", quantization="int8")
+    with pytest.raises(BadValue, match=r"quantised weights do not train; add an adapter"):
+        check_precision(policy)

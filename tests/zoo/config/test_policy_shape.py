@@ -1,0 +1,70 @@
+"""Which network a run is planned with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from vla_policies.footprint import Footprint
+from vla_policies.registry import FAMILIES, family_class
+from zoo.config.memory_plan import shape_of
+from zoo.config.policy_shape import check_quantization
+from zoo.config.run_config import RunConfig
+
+
+def run(policy: str, **kwargs: object) -> RunConfig:
+    return RunConfig(
+        algo="ppo",
+        env="Toy-Reach",
+        policy=policy,
+        n_timesteps=1,
+        num_envs=1,
+        seed=0,
+        env_options={"chunk": 4},
+        policy_kwargs=kwargs,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_shape_of_its_published_network(family: str):
+    shape = shape_of(run(family))
+    assert shape is not None
+    planned = family_class(family).planned_options({})
+    assert family_class(family).published is None or planned
+
+
+def test_a_published_checkpoint_has_its_familys_shape_and_an_unknown_one_none():
+    shape = shape_of(run("org/model", family="openvla-oft", backbone_kwargs={"lora": {"rank": 8}}))
+    assert shape is not None
+    assert (shape.family, json.loads(shape.options)) == ("openvla-oft", {"lora": {"rank": 8}})
+    assert shape_of(run("org/model")) is None
+
+
+def test_quantised_weights_that_would_train_are_refused_early():
+    with pytest.raises(
+        BadValue, match="all of them train; add an adapter: -params 'policy_kwargs:"
+    ):
+        check_quantization(run("openvla-oft", backbone_kwargs={"quantization": "nf4"}), sharded=False)
+    adapted = run("openvla-oft", backbone_kwargs={"quantization": "nf4", "lora": {"rank": 4}})
+    check_quantization(adapted, sharded=False)
+    with pytest.raises(BadValue, match="FSDP2 shards weights that train"):
+        check_quantization(adapted, sharded=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 4}}])
+def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, object]):
+    policy = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu")
+    policy.save_pretrained(tmp_path / "base")
+    folder = tmp_path / "base"
+    if options:
+        adapted = VLAPolicy.from_pretrained(folder, backbone_kwargs=options, device="cpu")
+        adapted.save_adapter(tmp_path / "adapter")
+        policy, folder = adapted, tmp_path / "adapter"
+    shape = shape_of(run(str(folder)))
+    assert shape is not None
+    counted = Footprint(shape.family, shape.conventions, json.loads(shape.options))
+    assert counted.num_trained == sum(p.numel() for p in policy.parameters() if p.requires_grad)
