@@ -41,6 +41,9 @@ class QuantizedLinear(nn.Linear):
     :param dtype: of the dequantised weight.
     """
 
+    codes: Tensor
+    scale: Tensor
+
     def __init__(self, linear: nn.Linear, scheme: Scheme, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features

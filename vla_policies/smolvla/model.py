@@ -92,6 +92,7 @@ class SmolVLABackbone(VLMFlowBackbone):
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
     fits_environment: ClassVar[bool] = True
+    takes_adapters: ClassVar[bool] = True
     recompute_option: ClassVar[str | None] = "recompute_activations"
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=512, state_dim=8, chunk=10, action_dim=7

@@ -45,9 +45,7 @@ def test_a_published_checkpoint_has_its_familys_shape_and_an_unknown_one_none():
 
 
 def test_quantised_weights_that_would_train_are_refused_early():
-    with pytest.raises(
-        BadValue, match="all of them train; add an adapter: -params 'policy_kwargs:"
-    ):
+    with pytest.raises(BadValue, match="all of them train; add an adapter: -params 'policy_kwargs:"):
         check_quantization(run("openvla-oft", backbone_kwargs={"quantization": "nf4"}), sharded=False)
     adapted = run("openvla-oft", backbone_kwargs={"quantization": "nf4", "lora": {"rank": 4}})
     check_quantization(adapted, sharded=False)
