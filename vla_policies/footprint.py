@@ -165,7 +165,14 @@ class Footprint:
         one = self._one
         length = min(LONGEST_TEXT, int(one.text_mask_BL.sum()))
         one = replace(one, text_BL=one.text_BL[:, :length], text_mask_BL=one.text_mask_BL[:, :length])
-        many = {field.name: _repeated(getattr(one, field.name), batch) for field in fields(one)}
+        # Words and their masks stay on the CPU, with their numbers.
+        many = {
+            field.name: x.expand(batch, *x.shape[1:]).contiguous()
+            if field.name.startswith("text")
+            else _repeated(x, batch)
+            for field in fields(one)
+            if isinstance(x := getattr(one, field.name), Tensor)
+        }
         return replace(one, **many), length
 
     @cached_property
@@ -193,12 +200,7 @@ def _repeated(x: Any, batch: int) -> Any:
 
 def _on_meta(inputs: PolicyInputs) -> PolicyInputs:
     """A copy that the meter in force sees come and go."""
-    copied = {
-        field.name: torch.empty_like(x)
-        for field in fields(inputs)
-        if isinstance(x := getattr(inputs, field.name), Tensor)
-    }
-    return replace(inputs, **copied)
+    return replace(inputs, pixels_BMCHW=torch.empty_like(inputs.pixels_BMCHW))
 
 
 def _bytes(tensors: list[Tensor]) -> int:
