@@ -12,6 +12,7 @@ import torch
 from vla_gym.observation import encode_instruction
 from vla_policies import VLAPolicy
 from vla_policies.loading import fresh_options
+from vla_policies.modules.quantization import Scheme
 from vla_policies.registry import FAMILIES, family_class
 
 LEARNING_RATE = 1e-4
@@ -29,6 +30,8 @@ class Model:
     """Large weights in bfloat16; empty where the family has none."""
     recompute: Mapping[str, Any] = field(default_factory=dict)
     """Activations computed again on the way back."""
+    schemes: tuple[Scheme, ...] = ()
+    """Ways to keep the frozen weights in fewer bits."""
 
 
 _FLOW = {"half": {"vlm_dtype": "bfloat16"}, "recompute": {"recompute_activations": True}}
@@ -39,6 +42,7 @@ _TABLE: dict[str, Model] = {
         common={"lora": {"rank": 32}},
         half={"dtype": "bfloat16"},
         recompute={"recompute": True},
+        schemes=("int8", "nf4"),
     ),
     "pi0": Model(sizes={"tiny": "tiny", "full": "full"}, **_FLOW),
     "smolvla": Model(sizes={"tiny": "tiny", "full": "full"}, common={"train_expert_only": True}, **_FLOW),

@@ -13,8 +13,11 @@ from benchmarks.gpu.card import rate, wait
 from benchmarks.gpu.models import backbone_options, build, observations
 from benchmarks.gpu.settings import Figures, Settings, Skipped
 from benchmarks.openvla_oft import update_ours
+from vla_gym.errors import BadValue
 from vla_policies import ActionSample, VLAPolicy
+from vla_policies.footprint import Footprint
 from vla_policies.modules.compile import compile_blocks
+from vla_policies.modules.quantization import Scheme, check_installed
 
 GIB = 2**30
 
@@ -43,13 +46,20 @@ def act_flop(policy: VLAPolicy, obs: Mapping[str, np.ndarray]) -> float:
     return float(counter.get_total_flops())
 
 
-def update(family: str, settings: Settings, options: Mapping[str, Any] | None = None) -> Figures:
-    """One PPO step: samples a second, arithmetic done (what is computed again included), peak memory.
+def update(family: str, settings: Settings, scheme: Scheme | None = None) -> Figures:
+    """One PPO step: samples a second, arithmetic done (what is computed again included), memory beside the plan.
 
-    Adapters and critic train in OpenVLA-OFT, the action expert in flow families, everything in nano.
+    Adapters and critic train in OpenVLA-OFT, over weights in 8 or 4 bits where there is a `scheme`; the action expert
+    trains in flow families, everything in nano.
     """
-    wanted = backbone_options(family, settings.size, recompute=True) if options is None else options
-    policy = build(family, wanted, settings.device)
+    options = backbone_options(family, settings.size, recompute=True)
+    if scheme is not None:
+        try:
+            check_installed(scheme)
+        except BadValue as error:
+            raise Skipped(str(error)) from error
+        options["quantization"] = scheme
+    policy = build(family, options, settings.device)
     obs = observations(policy, settings.update_batch)
     sample = policy.act(obs)
     with FlopCounterMode(display=False) as counter:
@@ -63,18 +73,27 @@ def update(family: str, settings: Settings, options: Mapping[str, Any] | None = 
         settings.seconds,
         settings.device,
     )
-    trained = sum(one.numel() for one in policy.parameters() if one.requires_grad)
+    kept = [*policy.backbone.parameters(), *policy.backbone.buffers()]
     figures: Figures = {
         "samples": settings.update_batch,
         "scored at once": settings.micro_batch,
-        "trained parameters": float(trained),
+        "trained parameters": float(sum(one.numel() for one in policy.parameters() if one.requires_grad)),
         "samples/s": found,
         "FLOP/s": flop * found / settings.update_batch,
-        "weights, GiB": sum(one.nbytes for one in policy.backbone.parameters()) / GIB,
+        "weights, GiB": sum(one.nbytes for one in kept) / GIB,
+        "planned peak, GiB": planned_peak(family, policy, options, settings.micro_batch) / GIB,
     }
     if settings.device.type == "cuda":
-        figures["peak, GiB"] = torch.cuda.max_memory_allocated(settings.device) / GIB
+        peak = torch.cuda.max_memory_allocated(settings.device) / GIB
+        figures |= {"peak, GiB": peak, "peak / planned": peak / float(figures["planned peak, GiB"])}
     return figures
+
+
+def planned_peak(family: str, policy: VLAPolicy, options: Mapping[str, Any], micro_batch: int) -> int:
+    """Bytes that `zoo.plan` counts for weights, optimiser and the largest part of a step."""
+    footprint = Footprint(family, policy.conventions, options)
+    largest = max(footprint.update(micro_batch, accumulates=True).peak, footprint.step().peak)
+    return footprint.weights.total + largest
 
 
 def ratio_gap(family: str, settings: Settings) -> Figures:

@@ -12,6 +12,8 @@ TITLES = {
     "peaks": "The card, measured",
     "act": "Acting",
     "update": "One PPO step",
+    "int8": "One PPO step over frozen weights in 8 bits",
+    "nf4": "One PPO step over frozen weights in 4 bits",
     "steps": "Simulators",
     "ratio": "Ratios at the beginning of an update",
     "graph": "CUDA graphs",

@@ -35,6 +35,11 @@ STAGES: dict[str, Stage] = {
     "peaks": Stage(run=peaks, limit=60),
     **{f"act:{family}": Stage(run=partial(policies.acting, family), limit=120) for family in MODELS},
     **{f"update:{family}": Stage(run=partial(policies.update, family), limit=120) for family in MODELS},
+    **{
+        f"{scheme}:{family}": Stage(run=partial(policies.update, family, scheme=scheme), limit=120)
+        for family, model in MODELS.items()
+        for scheme in model.schemes
+    },
     **{f"steps:{name}": Stage(run=partial(simulators.steps, name), limit=120) for name in simulators.IDS},
     "steps:maniskill-gpu": Stage(run=simulators.gpu_physics, limit=120),
     **{f"ratio:{family}": Stage(run=partial(policies.ratio_gap, family), limit=60) for family in MODELS},
