@@ -19,7 +19,13 @@ from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters
-from zoo.algorithms.training_warnings import NothingToLearn, UpdateHealth, discrete_entropy, nothing_to_learn
+from zoo.algorithms.training_warnings import (
+    NothingToLearn,
+    UpdateHealth,
+    discrete_entropy,
+    in_half_precision,
+    nothing_to_learn,
+)
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
 from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, KLReference, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -280,5 +286,6 @@ class GRPO(VLAOnPolicyAlgorithm):
                 kl=values["train/actor/approx_kl_k3"],
                 entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
                 ratio_gap=values["train/actor/ratio_first_gap"],
+                half_precision=in_half_precision(self.policy),
             )
         self.training_warnings.check(health)

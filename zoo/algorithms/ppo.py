@@ -30,7 +30,7 @@ from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy
+from zoo.algorithms.training_warnings import UpdateHealth, discrete_entropy, in_half_precision
 from zoo.algorithms.update_metrics import (
     UpdateMetrics,
     explained_variance,
@@ -299,6 +299,7 @@ class PPO(VLAOnPolicyAlgorithm):
                     value_gap=value_gap,
                     skipped_steps=metrics.skipped_steps,
                     ratio_gap=values["train/actor/ratio_first_gap"],
+                    half_precision=in_half_precision(self.policy),
                 )
             )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gymnasium import spaces
+from torch import nn
 
 from vla_gym.errors import VLAZooError
 from zoo.config.advice import CLIP_FRACTION_HIGH, ENTROPY_LOW, KL_HIGH, NO_SIGNAL_ADVICE
@@ -50,10 +51,15 @@ class UpdateHealth:
     """Optimiser steps left out because the gradient was not finite."""
     ratio_gap: float = math.nan
     """Largest |ratio - 1| of the first minibatch, before any step."""
+    half_precision: bool = False
+    """Whether weights are in bfloat16 or float16, whose products depend on the size of the batch."""
 
 
 VALUE_GAP_HIGH = 1.0
 RATIO_GAP_HIGH = 0.05
+RATIO_GAP_HIGH_HALF = math.expm1(2 * 2.0**-3)
+"""0.28. Neighbouring bfloat16 numbers between 16 and 32 are 2^-3 apart: where the logit chosen and the largest other
+one are each rounded to the neighbour, in opposite directions, a log-probability moves by at most 2 * 2^-3."""
 NO_SIGNAL_UPDATES_HIGH = 5
 NO_SUCCESS_EPISODES_HIGH = 64
 
@@ -73,6 +79,11 @@ def discrete_entropy(policy: Any, entropy: float) -> float:
     if backbone is not None:
         return math.nan if backbone.continuous else entropy
     return math.nan if isinstance(policy.action_space, spaces.Box) else entropy
+
+
+def in_half_precision(policy: nn.Module) -> bool:
+    """Whether any weights, frozen ones included, are in bfloat16 or float16."""
+    return any(one.is_floating_point() and one.dtype.itemsize < 4 for one in policy.parameters())
 
 
 def faults(health: UpdateHealth) -> dict[str, str]:
@@ -124,10 +135,12 @@ def faults(health: UpdateHealth) -> dict[str, str]:
             f"{health.skipped_steps} optimiser step(s) skipped because the gradient was not finite. "
             "Lower learning_rate, or train in float32"
         )
-    if health.ratio_gap > RATIO_GAP_HIGH:
+    limit = RATIO_GAP_HIGH_HALF if health.half_precision else RATIO_GAP_HIGH
+    if health.ratio_gap > limit:
         found["RatioNotOne"] = (
-            f"before the first step a probability ratio is off 1 by {health.ratio_gap:.3g}: collecting and training "
-            "score decisions differently. Set recompute_logprobs=True, or train in float32"
+            f"before the first step a probability ratio is off 1 by {health.ratio_gap:.3g} (normal: below {limit:.2g} "
+            f"in {'half' if health.half_precision else 'single'} precision): collecting and training score decisions "
+            "differently. Set recompute_logprobs=True, or train in float32"
         )
     return found
 

@@ -7,6 +7,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import torch
 from gymnasium import spaces
 
 from vla_policies.registry import FAMILIES, family_class
@@ -16,6 +17,7 @@ from zoo.algorithms.training_warnings import (
     UpdateHealth,
     discrete_entropy,
     faults,
+    in_half_precision,
     nothing_to_learn,
 )
 
@@ -65,6 +67,35 @@ def test_each_fault_has_a_name_and_a_knob(change: dict[str, float], name: str, k
     assert knob in found[name]
 
 
+@pytest.mark.parametrize(
+    ("steps", "half_precision", "warned"),
+    [(0.5, False, True), (0.5, True, False), (2.0, True, False), (2.5, True, True)],
+)
+def test_half_precision_may_round_a_logit_to_its_neighbour(steps: float, half_precision: bool, warned: bool):
+    # bfloat16 has 8 significant bits: 16 and 16.125 are neighbours. One log-probability moves by `steps` such gaps:
+    # e^0.0625 - 1 = 0.064 is above 0.05; e^0.25 - 1 = 0.284 is the limit itself; e^0.3125 - 1 = 0.367 is above.
+    assert torch.tensor([16.06, 16.07]).bfloat16().tolist() == [16.0, 16.125]
+    gap = math.expm1(steps * 0.125)
+    found = faults(UpdateHealth(**{**HEALTHY, "ratio_gap": gap}, half_precision=half_precision))
+    assert ("RatioNotOne" in found) == warned
+    assert all("recompute_logprobs" in text for text in found.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "trained", "half"),
+    [
+        (torch.float32, True, False),
+        (torch.bfloat16, False, True),
+        (torch.float16, True, True),
+        (torch.int8, False, False),
+    ],
+)
+def test_frozen_weights_in_half_precision_count(dtype: torch.dtype, trained: bool, half: bool):
+    policy = torch.nn.Linear(2, 2)
+    policy.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=dtype), requires_grad=trained)
+    assert in_half_precision(policy) == half
+
+
 def test_a_repeated_fault_is_told_at_its_1st_2nd_4th_and_8th_time():
     alarms, sick = TrainingWarnings(), UpdateHealth(kl=1.0)
     warned = []
@@ -91,7 +122,7 @@ def test_the_entropy_of_a_density_is_not_judged():
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_families_say_which_kind_their_log_probabilities_are(name: str):
-    assert family_class(name).continuous == (name in ("nano-flow", "pi0", "pi05"))
+    assert family_class(name).continuous == (name in ("nano-flow", "pi0", "pi05", "smolvla"))
 
 
 def test_grpo_from_no_success_at_all_gets_advice_after_five_updates():
