@@ -274,7 +274,8 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        health = UpdateHealth(**self._health, skipped_steps=metrics.skipped_steps)
+        half = in_half_precision(self.policy)
+        health = UpdateHealth(**self._health, skipped_steps=metrics.skipped_steps, half_precision=half)
         if not metrics.empty:
             values = metrics.actor()
             self.record(metrics.as_sb3() | values)
@@ -286,6 +287,5 @@ class GRPO(VLAOnPolicyAlgorithm):
                 kl=values["train/actor/approx_kl_k3"],
                 entropy=discrete_entropy(self.policy, values["train/actor/entropy"]),
                 ratio_gap=values["train/actor/ratio_first_gap"],
-                half_precision=in_half_precision(self.policy),
             )
         self.training_warnings.check(health)
