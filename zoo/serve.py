@@ -87,14 +87,14 @@ def run(argv: Sequence[str]) -> int:
 
     import torch
 
-    from zoo.distributed.process_group import check_device
+    from zoo.distributed.process_group import use_device
     from zoo.serving.local_policy import open_policy
 
     if args.num_threads is not None:
         torch.set_num_threads(args.num_threads)
     served = open_policy(
         plan,
-        device=check_device(args.device),
+        device=use_device(args.device),
         deterministic=not args.stochastic,
         any_image_size=args.resize,
     )

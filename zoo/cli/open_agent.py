@@ -16,7 +16,7 @@ from vla_gym.workers.environment import check_installed
 from vla_gym.workers.pool import Pool
 from vla_policies.policy import VLAPolicy
 from zoo.cli.agent import RolloutPlan
-from zoo.distributed.process_group import check_device
+from zoo.distributed.process_group import use_device
 
 if TYPE_CHECKING:
     from zoo.serving.remote_policy import RemotePolicy
@@ -33,7 +33,7 @@ def open_rollout(
     torch.manual_seed(seed)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    where = check_device(device)
+    where = use_device(device)
     options = {**plan.env_options, **({"chunk": 1} if every_step else {})}
     if plan.server is not None:
         from zoo.serving.remote_policy import RemotePolicy

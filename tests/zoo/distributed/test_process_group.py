@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from vla_gym.errors import BadValue
-from zoo.distributed.process_group import ProcessGroup, backends, check_device, launched_processes
+from zoo.distributed.process_group import ProcessGroup, backends, check_device, join, launched_processes
 
 
 def test_moments_are_mean_and_unbiased_deviation():
@@ -52,6 +52,20 @@ def test_a_launcher_that_starts_one_process_for_many_is_found_out():
 def test_cpu_and_auto_are_always_here() -> None:
     assert check_device("cpu") == torch.device("cpu")
     assert check_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "highest"), ("cuda:1", "high"), ("auto", "high")])
+def test_a_run_on_cuda_multiplies_in_tf32_and_one_on_a_cpu_does_not(
+    monkeypatch: pytest.MonkeyPatch, device: str, precision: str
+) -> None:
+    set_to = ["highest"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    check_device(device)
+    assert set_to == ["highest"]
+    join(device)
+    assert set_to[-1] == precision
 
 
 @pytest.mark.parametrize(
