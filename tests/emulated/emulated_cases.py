@@ -26,8 +26,8 @@ from vla_policies.actions.noise import SlotNoise
 from vla_policies.openvla.fresh import SIZES, _text, _tower
 from vla_policies.pi0.config import tiny_config
 
-SIZES["deep"] = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
-"""The published networks' depth, tiny widths."""
+DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
+"""The published networks' depth, tiny widths; size "deep" in the process that was started."""
 PICTURES = {"camera_resize": "jpeg_lanczos3", "center_crop": True}
 """Preprocessing of LIBERO's fine-tunes."""
 LORA = {"rank": 4}
@@ -46,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def start(threads: int = 1) -> None:
     """Prepare the process."""
     torch.set_num_threads(threads)
+    SIZES["deep"] = DEEP
     emulated_device.install()
 
 

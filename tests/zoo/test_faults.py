@@ -116,7 +116,8 @@ def test_a_kill_between_any_two_calls_leaves_a_best_policy(model: PPO, tmp_path:
     def check() -> None:
         recover_folders(best.parent)
         assert [path.name for path in best.parent.iterdir()] == ["best"]
-        assert sorted(path.name for path in best.iterdir()) == ["config.json", "model.safetensors", "score.json"]
+        names = ["certificate.json", "config.json", "model.safetensors", "score.json"]
+        assert sorted(path.name for path in best.iterdir()) == names
 
     def save() -> None:
         save_best(model.policy, best, success=0.5, num_timesteps=2)

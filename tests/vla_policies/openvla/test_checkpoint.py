@@ -340,7 +340,7 @@ def test_the_saved_folder_has_the_official_layout(folder: Path, tmp_path: Path) 
     open_policy(folder).save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
     official = {path.name for path in folder.iterdir() if not path.name.startswith("golden")}
-    assert written == official | {"value_head.safetensors"}
+    assert written == official | {"certificate.json", "value_head.safetensors"}
     saved, original = load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors")
     assert saved.keys() == original.keys()
     assert all(torch.equal(saved[key], original[key].float()) for key in saved)

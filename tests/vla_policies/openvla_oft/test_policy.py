@@ -17,6 +17,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
+from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
 from vla_policies.loading import as_trained, read_header
 
 KEY = "libero_spatial"
@@ -95,6 +96,7 @@ def test_heads_of_ours_come_before_those_of_its_makers(folder: Path, tmp_path: P
 
 def test_an_adapters_projector_must_fit(folder: Path, tmp_path: Path) -> None:
     open_policy(folder, **STATE, **LORA).save_trained(tmp_path)
+    (tmp_path / CERTIFICATE_FILE).unlink()
     path = tmp_path / "proprio_projector.safetensors"
     tensors = load_file(path)
     save_file({name: tensor for name, tensor in tensors.items() if name != "fc1.bias"}, path)

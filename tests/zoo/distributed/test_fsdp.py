@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
+from vla_policies.footprint import Footprint
+from vla_policies.registry import family_class
 from zoo.distributed.fsdp import (
     check_precision,
     fsdp_requested,
@@ -248,9 +250,8 @@ def test_units_are_blocks_and_the_rest() -> None:
 
 
 def test_a_seven_billion_parameter_policy_sums_a_thirteenth_of_its_gradients_at_once() -> None:
-    from vla_policies.openvla.memory import _network
-
-    network = _network("7b")
+    conventions = family_class("openvla-oft").default_conventions
+    network = Footprint("openvla-oft", conventions, {"size": "7b"}).backbone.network
     seen: set[nn.Parameter] = set()
     sizes = []
     for unit in units(network):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.registry import find_benchmark
@@ -167,7 +168,7 @@ class FakeNoisePolicy(FakePolicy):
 
     def predict_with_noise(self, observation: Any, noise: Any, *, deterministic: bool = False) -> np.ndarray:
         batch = len(observation["image"])
-        drawn = noise.uniform(batch, 1, device="cpu").numpy()[:, 0]
+        drawn = noise.uniform(batch, 1, device=torch.device("cpu")).numpy()[:, 0]
         self.drawn += zip(observation["image"][:, 0, 0, 0].tolist(), drawn.tolist(), strict=True)
         return np.zeros((batch, 1, 2), dtype=np.float32)
 
