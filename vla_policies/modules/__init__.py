@@ -2,5 +2,5 @@
 
 import logging
 
-# peft imports bitsandbytes wherever it is installed, which on a CPU reports the lack of a kernel that nothing here uses.
+# peft imports bitsandbytes wherever it is installed, which on a CPU reports the lack of a kernel that is not used here.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
