@@ -31,6 +31,7 @@ from vla_policies.checkpoint_io.weights import (
     write_checkpoint,
 )
 from vla_policies.conventions import Conventions
+from vla_policies.precision import for_gpu
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
 
@@ -122,10 +123,18 @@ class Backbone(nn.Module, ABC):
     """Commit of that Hub id."""
     source_folder: Path | None = None
     """Where those weights were read; None when fresh."""
+    built_for_gpu: bool
+    """Whether weight types of "auto" are a GPU's, see `precision.built_for`."""
 
     def __init__(self, conventions: Conventions) -> None:
         super().__init__()
         self.conventions = conventions
+        self.built_for_gpu = for_gpu()
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
+        return False
 
     @classmethod
     @abstractmethod

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_gym.observation import encode_instruction
 from vla_policies.actions.sampling import Sampling
@@ -21,6 +21,8 @@ from vla_policies.conventions import Conventions
 from vla_policies.loading import fresh_backbone
 from vla_policies.modules.meta_device import META, Meter, OnMeta, fused_attention
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
+from vla_policies.modules.sharding_units import units
+from vla_policies.precision import built_for
 from vla_policies.registry import family_class
 from vla_policies.types import PolicyInputs
 
@@ -69,7 +71,7 @@ class Footprint:
 
     def __init__(self, family: str, conventions: Conventions, options: Mapping[str, Any]) -> None:
         complete = family_class(family).planned_options(options)
-        with OnMeta(), META:
+        with OnMeta(), META, built_for("cuda"):
             self.backbone: Backbone = fresh_backbone(family, conventions, complete)
             value = self.backbone.value_parameters()
             groups = parameter_groups(self.backbone, value, 1.0)
@@ -90,11 +92,9 @@ class Footprint:
         return sum(p.numel() for p in self.backbone.parameters() if p.requires_grad)
 
     def block_sizes(self) -> list[int]:
-        """Numbers that train in each block of the network's lists but their last, which families run by hand."""
-        lists = [module for module in self.backbone.modules() if isinstance(module, nn.ModuleList)]
-        return [
-            sum(p.numel() for p in block.parameters() if p.requires_grad) for blocks in lists for block in blocks[:-1]
-        ]
+        """Numbers that train in each part that FSDP2 gathers alone, without what is left of the network."""
+        blocks = units(self.backbone)[:-1]
+        return [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in blocks]
 
     def act(self, batch: int) -> Pass:
         """Decide for so many observations."""
@@ -166,7 +166,7 @@ class Footprint:
         length = min(LONGEST_TEXT, int(one.text_mask_BL.sum()))
         one = replace(one, text_BL=one.text_BL[:, :length], text_mask_BL=one.text_mask_BL[:, :length])
         # Words and their masks stay on the CPU, with their numbers.
-        many = {
+        many: dict[str, Any] = {
             field.name: x.expand(batch, *x.shape[1:]).contiguous()
             if field.name.startswith("text")
             else _repeated(x, batch)

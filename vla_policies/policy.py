@@ -7,6 +7,7 @@ one log-probability for each action token. Both go through the same backbone met
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +39,8 @@ from vla_policies.loading import (
 )
 from vla_policies.modules.compile import compile_blocks
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
-from vla_policies.processing.observations import batch_observation
+from vla_policies.precision import built_for
+from vla_policies.processing.observations import batch_observation, observation_keys, on_device
 from vla_policies.transfer import download, upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -171,7 +173,9 @@ class VLAPolicy(ActorCriticPolicy):
         return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
 
     def _inputs(self, obs: Observation) -> PolicyInputs:
-        return self.backbone.prepare(batch_observation(obs, self.conventions, self.device)[0])
+        batch, _ = batch_observation(obs, self.conventions)
+        inputs = self.backbone.prepare(on_device(batch, self.device))
+        return replace(inputs, keys=observation_keys(batch)) if self.backbone.keeps_features else inputs
 
     # Stable-Baselines3's contract -------------------------------------------------------------------
 
@@ -205,11 +209,12 @@ class VLAPolicy(ActorCriticPolicy):
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """Tensors `[B, ...]` of the keys the policy reads, and whether a batch was given."""
-        return batch_observation(observation, self.conventions, self.device)
+        batch, is_batch = batch_observation(observation, self.conventions)
+        return {**on_device(batch, self.device)}, is_batch
 
     def is_vectorized_observation(self, observation: Any) -> bool:
         """Whether `observation` is a batch."""
-        return batch_observation(observation, self.conventions, self.device)[1]
+        return batch_observation(observation, self.conventions)[1]
 
     def reset_noise(self, n_envs: int = 1) -> None:
         """SB3's hook for state-dependent noise, which action tokens do not have."""
@@ -317,23 +322,24 @@ class VLAPolicy(ActorCriticPolicy):
         if found.folder is None and (dtype is not None or device_map is not None):
             raise BadValue(f"dtype and device_map are for checkpoints; '{name}' is a family with fresh weights")
         own = found.conventions
-        policy = cls(
-            own.observation_space() if observation_space is None else observation_space,
-            own.action_space() if action_space is None else action_space,
-            cls._dummy_schedule,
-            backbone=found.folder or name,
-            backbone_kwargs=found.request.options,
-            family=found.request.family,
-            unnorm_key=unnorm_key,
-            suite=suite,
-            temperature=temperature,
-            top_k=top_k,
-            greedy=greedy,
-            base=base,
-            verify=verify,
-            compile=compile,
-            action_spec=action_spec,
-        )
+        with built_for(get_device(device)):
+            policy = cls(
+                own.observation_space() if observation_space is None else observation_space,
+                own.action_space() if action_space is None else action_space,
+                cls._dummy_schedule,
+                backbone=found.folder or name,
+                backbone_kwargs=found.request.options,
+                family=found.request.family,
+                unnorm_key=unnorm_key,
+                suite=suite,
+                temperature=temperature,
+                top_k=top_k,
+                greedy=greedy,
+                base=base,
+                verify=verify,
+                compile=compile,
+                action_spec=action_spec,
+            )
         if found.folder is not None:
             set_source(policy.backbone, str(name), found.folder)
         if device_map is not None:

@@ -20,6 +20,8 @@ class PolicyInputs:
     """True where a text token is real. On the CPU: padding decides what is computed, and a GPU would be waited for."""
     state_BS: Tensor | None
     """Proprioception, float32; None when the policy has no state input."""
+    keys: tuple[bytes, ...] | None = None
+    """A digest of each observation, by which a backbone keeps what it makes of one; None: nothing is kept."""
 
 
 @dataclass(frozen=True)

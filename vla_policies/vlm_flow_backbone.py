@@ -20,7 +20,7 @@ from vla_policies.actions.flow import FlowSettings
 from vla_policies.checkpoint_io.json_records import changed
 from vla_policies.flow_backbone import FlowBackbone
 from vla_policies.modules.critic import Critic
-from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
+from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.flow_head import NoiseHead
 from vla_policies.modules.prefix import Prefix, join_prefixes, split_prefix
 from vla_policies.types import PolicyInputs
@@ -42,14 +42,15 @@ class FlowLearning:
     """Keep only the layers' inputs while training and run the layers again in the backward pass."""
     cache_features: float = 0.0
     """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
-    vlm_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the VLM's weights; the expert and the heads stay in float32."""
+    vlm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the VLM's weights: "auto" is bfloat16 for a frozen VLM on a GPU, else float32. The expert and the
+    heads stay in float32."""
 
     def __post_init__(self) -> None:
         if not self.value_hidden or not self.noise_hidden:
             raise BadValue("value_hidden and noise_hidden need at least one number each")
-        if self.vlm_dtype not in ("float32", "bfloat16"):
-            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("float32", "bfloat16"))
+        if self.vlm_dtype not in ("auto", "float32", "bfloat16"):
+            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("auto", "float32", "bfloat16"))
         if self.cache_features and not self.train_expert_only:
             raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
         if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
@@ -116,10 +117,10 @@ class VLMFlowBackbone(FlowBackbone):
     def prefix_of(self, inputs: PolicyInputs) -> Prefix:
         """Images and text, encoded; with `cache_features`, kept ones of equal observations."""
         observed = (inputs.pixels_BMCHW, inputs.text_BL, inputs.text_mask_BL)
-        if self._prefixes is None:
+        if self._prefixes is None or inputs.keys is None:
             return self._encode_trimmed(*observed)
         rows = self._prefixes.rows(
-            row_keys(*observed), lambda places: split_prefix(self._encode_trimmed(*(x[places] for x in observed)))
+            inputs.keys, lambda places: split_prefix(self._encode_trimmed(*(x[places] for x in observed)))
         )
         return join_prefixes(rows)
 
@@ -135,8 +136,14 @@ class VLMFlowBackbone(FlowBackbone):
         return self.learning.train_expert_only
 
     @property
+    def keeps_features(self) -> bool:
+        return bool(self.learning.cache_features)
+
+    @property
     def _vlm_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.learning.vlm_dtype == "bfloat16" else torch.float32
+        asked, frozen = self.learning.vlm_dtype, self.learning.train_expert_only
+        half = self.built_for_gpu and frozen if asked == "auto" else asked == "bfloat16"
+        return torch.bfloat16 if half else torch.float32
 
     def _reset_cache(self) -> None:
         """Drop the prefixes of earlier weights."""

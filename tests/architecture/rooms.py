@@ -14,7 +14,17 @@ ROOMS = {
         *("adapters", "registry", "gymnasium_envs", "vector", "make", "single_env", "checks", "video"),
     ),
     "vla_policies": (
-        *("types", "transfer", "checkpoint_io", "conventions", "actions", "processing", "modules", "backbone"),
+        *(
+            "types",
+            "transfer",
+            "precision",
+            "checkpoint_io",
+            "conventions",
+            "actions",
+            "processing",
+            "modules",
+            "backbone",
+        ),
         *("flow_backbone", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
         *("registry", "recognition", "loading", "footprint", "canary", "policy"),
     ),

@@ -18,6 +18,7 @@ from vla_policies.actions.sampling import Sampling
 from vla_policies.footprint import Footprint
 from vla_policies.loading import fresh_backbone
 from vla_policies.modules.optimizer import GroupScaledAdamW, parameter_groups
+from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 
 TINY: Mapping[str, Mapping[str, Any]] = {
@@ -35,7 +36,8 @@ def tiny(family: str) -> dict[str, Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bytes_of_weights_and_optimiser_are_those_of_the_real_network(family: str):
     conventions, options = family_class(family).default_conventions, tiny(family)
-    real = fresh_backbone(family, conventions, options)
+    with built_for("cuda"):
+        real = fresh_backbone(family, conventions, options)
     counted = Footprint(family, conventions, options).weights
     trained = [p for p in real.parameters() if p.requires_grad]
     assert counted.trained == size_of(trained)

@@ -5,7 +5,6 @@ Acting, bootstrapping and every epoch of an update then use the same numbers; dr
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -58,18 +57,6 @@ class FeatureCache:
         row = self._rows.pop(key, None)
         if row is not None:
             self.num_bytes -= _size(row)
-
-
-def row_keys(*inputs: Tensor) -> list[bytes]:
-    """One key for each row of tensors `[B, ...]`: a digest of its bytes, 128 bits."""
-    arrays = [x.detach().cpu().contiguous().numpy() for x in inputs]
-    keys = []
-    for place in range(len(arrays[0])):
-        digest = hashlib.blake2b(digest_size=16)
-        for array in arrays:
-            digest.update(array[place].tobytes())
-        keys.append(digest.digest())
-    return keys
 
 
 def _size(row: Row) -> int:

@@ -29,7 +29,7 @@ from vla_policies.checkpoint_io.weights import (
 )
 from vla_policies.conventions import Conventions
 from vla_policies.modules.lora import is_attached, merged_state
-from vla_policies.modules.quantization import packed, plain_state
+from vla_policies.modules.quantization import Scheme, packed, plain_state
 from vla_policies.modules.value_head import ValueHead
 from vla_policies.openvla.config import (
     OWN_KEY,
@@ -130,11 +130,11 @@ def _parts(folder: Path, found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
     return tensors, values
 
 
-def load_weights(folder: Path, network: PrismaticNetwork, value_head: ValueHead, config: OpenVLAConfig) -> None:
+def load_weights(
+    folder: Path, network: PrismaticNetwork, value_head: ValueHead, dtype: torch.dtype, scheme: Scheme | None
+) -> None:
     """Fill both; a folder without a critic gets a fresh one."""
     tensors, values = read_weights(folder)
-    dtype = weight_dtype(config)
-    scheme = config.settings.quantization
     if scheme is None:
         fill(network, tensors, folder, lambda _: dtype)
     else:
@@ -160,11 +160,11 @@ def value_head_state(value_head: ValueHead) -> dict[str, Tensor]:
     return {_VALUE_PREFIX + name: tensor for name, tensor in value_head.state_dict().items()}
 
 
-def weight_dtype(config: OpenVLAConfig) -> torch.dtype:
+def weight_dtype(config: OpenVLAConfig, *, on_gpu: bool) -> torch.dtype:
     """Type of the network's weights; the heads are float32 in any case."""
     name: str = config.settings.dtype
     if name == "auto":
-        name = str(config.official.get("torch_dtype", "float32")) if torch.cuda.is_available() else "float32"
+        name = str(config.official.get("torch_dtype", "float32")) if on_gpu else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 

@@ -24,7 +24,7 @@ from vla_policies.checkpoint_io.weights import (
 )
 from vla_policies.conventions import Conventions
 from vla_policies.modules.device_map import place
-from vla_policies.modules.feature_cache import GIB, FeatureCache, row_keys
+from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.lora import (
     LoraSettings,
     attach,
@@ -110,11 +110,11 @@ class OpenVLAFamily(Backbone):
         state_dim = conventions.state_dim if config.settings.use_state else 0
         fitted = replace(conventions, image_size=config.image_size, state_dim=state_dim)
         backbone = cls(fitted, config, f"fresh {cls.family}")
-        backbone.network.to(checkpoint.weight_dtype(config)).to_empty(device=torch.get_default_device())
+        backbone.network.to(backbone.weight_dtype).to_empty(device=torch.get_default_device())
         initialise(backbone.network)
         backbone.value_head.initialise()
         if config.settings.quantization is not None:
-            backbone.network.quantize(config.settings.quantization, checkpoint.weight_dtype(config))
+            backbone.network.quantize(config.settings.quantization, backbone.weight_dtype)
         backbone.finish()
         return backbone
 
@@ -169,10 +169,14 @@ class OpenVLAFamily(Backbone):
     def prepare(self, obs: Mapping[str, Tensor]) -> PolicyInputs:
         return self.processor.prepare(obs)
 
+    @property
+    def keeps_features(self) -> bool:
+        return bool(self.config.settings.cache_features)
+
     def encode_images(self, inputs: PolicyInputs) -> Tensor:
-        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, cached ones of equal images."""
+        """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, those of equal observations."""
         pixels_BMCHW = inputs.pixels_BMCHW
-        if not self.config.settings.cache_features:
+        if not self.keeps_features or inputs.keys is None:
             return self.network.encode_images(pixels_BMCHW)
         if self._features is None:
             self._features = self._new_cache()
@@ -180,7 +184,7 @@ class OpenVLAFamily(Backbone):
         def encode(places: list[int]) -> list[tuple[Tensor]]:
             return [(patch_PD,) for patch_PD in self.network.encode_images(pixels_BMCHW[places])]
 
-        rows = self._features.rows(row_keys(pixels_BMCHW), encode)
+        rows = self._features.rows(inputs.keys, encode)
         return torch.stack([patch_PD for (patch_PD,) in rows])
 
     def _new_cache(self) -> FeatureCache:
@@ -198,9 +202,16 @@ class OpenVLAFamily(Backbone):
 
     # Checkpoints ----------------------------------------------------------------------------------
 
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Type of the network's weights; the heads are float32 in any case."""
+        return checkpoint.weight_dtype(self.config, on_gpu=self.built_for_gpu)
+
     def load(self, folder: Path) -> None:
         self._features = None
-        checkpoint.load_weights(folder, self.network, self.value_head, self.config)
+        checkpoint.load_weights(
+            folder, self.network, self.value_head, self.weight_dtype, self.config.settings.quantization
+        )
         self.load_heads(folder)
         self.finish()
 
@@ -208,7 +219,7 @@ class OpenVLAFamily(Backbone):
         checkpoint.check_weights(folder, self.network)
 
     def as_loaded(self) -> None:
-        self.network.to(checkpoint.weight_dtype(self.config))
+        self.network.to(self.weight_dtype)
         self.finish()
 
     def restore(self, folder: Path) -> None:

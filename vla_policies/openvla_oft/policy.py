@@ -26,7 +26,6 @@ from vla_policies.checkpoint_io.weights import (
     write_safetensors,
 )
 from vla_policies.conventions import Conventions
-from vla_policies.openvla.checkpoint import weight_dtype
 from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
@@ -132,7 +131,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return {}
 
     def load_heads(self, folder: Path) -> None:
-        dtype = weight_dtype(self.config)
+        dtype = self.weight_dtype
         for name, head in self._heads().items():
             path = _head_file(folder, name)
             if path is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ HOST_KEYS = ("instruction", "state")
 """Parts that are read on the CPU: words become tokens there, and a state may become words."""
 
 
-def batch_observation(obs: Any, conventions: Conventions, device: torch.device) -> tuple[dict[str, Tensor], bool]:
-    """The policy's inputs as tensors `[B, ...]`, pictures on `device`, and whether `obs` is a batch.
+def batch_observation(obs: Any, conventions: Conventions) -> tuple[dict[str, Tensor], bool]:
+    """The policy's inputs as tensors `[B, ...]`, pictures where they were, and whether `obs` is a batch.
 
     `instruction` may be a `str`, a sequence of `str`, or UTF-8 bytes `[160]` / `[B, 160]`. Raises `BadValue`
     or `UnknownName` naming the key that is missing or of the wrong rank.
@@ -37,7 +38,7 @@ def batch_observation(obs: Any, conventions: Conventions, device: torch.device) 
             raise unknown_name("observation key", key, obs)
         value = _instruction_bytes(obs[key]) if key == "instruction" else obs[key]
         tensor = torch.as_tensor(value)
-        tensor = tensor.cpu() if key in HOST_KEYS else upload(tensor, device)
+        tensor = tensor.cpu() if key in HOST_KEYS else tensor
         if tensor.ndim not in (rank, rank + 1):
             raise BadValue(f"'{key}' must have {rank} dims (one observation) or {rank + 1}, got {tuple(tensor.shape)}")
         batched[key] = tensor.ndim == rank + 1
@@ -48,6 +49,23 @@ def batch_observation(obs: Any, conventions: Conventions, device: torch.device) 
     if conventions.state_dim and tensors["state"].shape[1] != conventions.state_dim:
         raise BadValue(f"'state' must have {conventions.state_dim} numbers, got {tensors['state'].shape[1]}")
     return tensors, batched["instruction"]
+
+
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The batch with its pictures on `device`."""
+    return {key: x if key in HOST_KEYS else upload(x, device) for key, x in batch.items()}
+
+
+def observation_keys(batch: Mapping[str, Tensor]) -> tuple[bytes, ...]:
+    """A digest of each of the B observations of a batch `[B, ...]`: of its bytes, 128 bits."""
+    arrays = [batch[name].cpu().contiguous().numpy() for name in sorted(batch)]
+    keys = []
+    for row in zip(*arrays, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for array in row:
+            digest.update(array)
+        keys.append(digest.digest())
+    return tuple(keys)
 
 
 def decode_instructions(bytes_BL: Tensor) -> list[str]:

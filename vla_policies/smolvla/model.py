@@ -200,7 +200,7 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     @classmethod
     def dtype_options(cls, dtype: str) -> dict[str, Any]:
-        return {} if dtype == "auto" else {"vlm_dtype": dtype}
+        return {"vlm_dtype": dtype}
 
     def load(self, folder: Path) -> None:
         """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""

@@ -26,6 +26,7 @@ from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
+from vla_policies.precision import built_for
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
@@ -367,7 +368,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 self.rollout_buffer_class = ChunkRolloutBuffer  # type: ignore[assignment]
         else:
             self._check_plain_settings()
-        super()._setup_model()
+        with built_for(self.device):
+            super()._setup_model()
         self.clip_range = FloatSchedule(self.clip_range)
         if self.kl_coef:
             check_reference(self.policy, self.kl_reference)

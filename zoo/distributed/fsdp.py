@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.modules.quantization import quantized_layers
+from vla_policies.modules.sharding_units import units
 
 MASTER = "master"
 """Name in an optimiser's state of a weight in float32 that the policy acts on in less."""
@@ -118,20 +119,6 @@ def learning_copy(policy: Any) -> Any:
 def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The optimiser's parameters, in the order in which its state is numbered."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def units(module: nn.Module) -> list[nn.Module]:
-    """Parts of `module` to shard one after another: blocks of its stacks, then all that is left.
-
-    Of every stack all blocks but the last, of which families run parts by hand, where no `forward` gathers the weights.
-    A block with `run_in_parts` is left out for the same reason.
-    """
-    blocks: list[nn.Module] = []
-    for stack in module.modules():
-        inside = any(stack is part for block in blocks for part in block.modules())
-        if isinstance(stack, nn.ModuleList) and not inside:
-            blocks += [block for block in list(stack)[:-1] if not getattr(block, "run_in_parts", False)]
-    return [*blocks, module]
 
 
 def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, **settings: Any) -> None:

@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_policies import VLAPolicy
+from vla_policies.precision import built_for
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
@@ -62,12 +63,13 @@ def finetune(job: TrainJob) -> RunFolder | None:
         start_states = own_start_states(config, evaluated_benchmark(config).tasks, process_group)
         envs = make_evaluation_envs(config, len(start_states) * config.evaluation.rounds, process_group)
         cleanup.callback(envs.close)
-        policy = VLAPolicy(
-            envs.layout.bytes_space(),
-            envs.single_action_space,
-            lambda _: settings.learning_rate,
-            **policy_arguments(config, envs, job.checkpoint),
-        ).to(device)
+        with built_for(device):
+            policy = VLAPolicy(
+                envs.layout.bytes_space(),
+                envs.single_action_space,
+                lambda _: settings.learning_rate,
+                **policy_arguments(config, envs, job.checkpoint),
+            ).to(device)
         check_precision(policy)
         for folder, demonstrations in groups.items():
             check_fits(demonstrations, policy, folder)

@@ -14,11 +14,13 @@ from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, pa
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint
 from vla_policies.modules.lora import read_adapter_config
+from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.memory_plan import observation_layout
 from zoo.config.run_config import RunConfig
 from zoo.distributed.fsdp import check_precision
+from zoo.distributed.process_group import check_device
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -127,7 +129,8 @@ def check_fit(config: RunConfig) -> str:
     )
     folder = find_checkpoint(config.policy, request.options, kwargs.get("revision"))
     assert folder is not None, "fresh weights have no parts"
-    header, backbone = check_checkpoint(folder, request)
+    with built_for(check_device(config.device)):
+        header, backbone = check_checkpoint(folder, request)
     own = header.conventions
     if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
         raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")

@@ -11,7 +11,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.modules.feature_cache import FeatureCache, row_keys
+from vla_policies.modules.feature_cache import FeatureCache
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 
 SENTENCES = ("reach the red block", "open")
@@ -61,12 +61,6 @@ def test_a_row_does_not_keep_its_batch_alive() -> None:
     ((kept,),) = cache.rows([b"a"], lambda _: [])
     assert torch.equal(row, kept)
     assert kept.untyped_storage().nbytes() == 4
-
-
-def test_keys_tell_rows_apart() -> None:
-    first, second, third = row_keys(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[7], [7], [8]]))
-    assert len({first, second, third}) == 3
-    assert row_keys(torch.tensor([[1.0]]), torch.tensor([[7]])) == [first]
 
 
 def build(family: str, **options: Any) -> VLAPolicy:

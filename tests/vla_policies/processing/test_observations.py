@@ -8,17 +8,21 @@ import torch
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, encode_instruction
 from vla_policies import Conventions
-from vla_policies.processing.observations import batch_observation, decode_instructions, pad_ids
+from vla_policies.processing.observations import (
+    batch_observation,
+    decode_instructions,
+    observation_keys,
+    pad_ids,
+)
 
-CPU = torch.device("cpu")
 MakeObs = Callable[..., dict[str, np.ndarray]]
 
 
 def test_a_batch_stays_and_one_gains_a_dimension(conventions: Conventions, make_obs: MakeObs) -> None:
     obs = make_obs(3)
-    many, batched = batch_observation(obs, conventions, CPU)
+    many, batched = batch_observation(obs, conventions)
     assert batched
-    single, batched = batch_observation({key: value[1] for key, value in obs.items()}, conventions, CPU)
+    single, batched = batch_observation({key: value[1] for key, value in obs.items()}, conventions)
     assert not batched
     for key, value in obs.items():
         assert torch.equal(many[key], torch.from_numpy(value))
@@ -29,28 +33,26 @@ def test_a_batch_stays_and_one_gains_a_dimension(conventions: Conventions, make_
 def test_instructions_as_text_equal_their_bytes(conventions: Conventions, make_obs: MakeObs, kind: Callable) -> None:
     obs = make_obs(2)
     texts = {**obs, "instruction": kind(["reach the red block", "put the bowl on the plate, please"])}
-    assert torch.equal(
-        batch_observation(texts, conventions, CPU)[0]["instruction"], torch.from_numpy(obs["instruction"])
-    )
+    assert torch.equal(batch_observation(texts, conventions)[0]["instruction"], torch.from_numpy(obs["instruction"]))
 
 
 def test_one_plain_string(conventions: Conventions, make_obs: MakeObs) -> None:
     obs = {key: value[0] for key, value in make_obs(1).items()}
-    tensors, batched = batch_observation({**obs, "instruction": "reach the red block"}, conventions, CPU)
+    tensors, batched = batch_observation({**obs, "instruction": "reach the red block"}, conventions)
     assert not batched
     assert torch.equal(tensors["instruction"][0], torch.from_numpy(obs["instruction"]))
 
 
 def test_keys_the_policy_does_not_read_are_left(conventions: Conventions, make_obs: MakeObs) -> None:
     narrow = replace(conventions, cameras=("image",), state_dim=0)
-    assert set(batch_observation(make_obs(2), narrow, CPU)[0]) == {"image", "instruction"}
+    assert set(batch_observation(make_obs(2), narrow)[0]) == {"image", "instruction"}
 
 
 def test_a_missing_key_is_named(conventions: Conventions, make_obs: MakeObs) -> None:
     obs = make_obs(2)
     obs["wristimage"] = obs.pop("wrist_image")
     with pytest.raises(UnknownName, match=r"no observation key 'wrist_image'.*Did you mean 'wristimage'"):
-        batch_observation(obs, conventions, CPU)
+        batch_observation(obs, conventions)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +69,12 @@ def test_parts_of_the_wrong_shape_are_named(
     conventions: Conventions, make_obs: MakeObs, key: str, value: object, message: str
 ) -> None:
     with pytest.raises(BadValue, match=message):
-        batch_observation({**make_obs(2), key: value}, conventions, CPU)
+        batch_observation({**make_obs(2), key: value}, conventions)
 
 
 def test_anything_but_a_dict_raises(conventions: Conventions) -> None:
     with pytest.raises(BadValue, match="got ndarray"):
-        batch_observation(np.zeros(3), conventions, CPU)  # type: ignore[arg-type]
+        batch_observation(np.zeros(3), conventions)  # type: ignore[arg-type]
 
 
 def test_padding_is_on_the_right() -> None:
@@ -89,3 +91,10 @@ def test_instructions_come_back_from_their_bytes() -> None:
         decode_instructions(bytes_BL[:, :7])
     with pytest.raises(BadValue, match="not UTF-8 text"):
         decode_instructions(torch.full((1, MAX_INSTRUCTION_BYTES), 255, dtype=torch.uint8))
+
+
+def test_keys_tell_observations_apart() -> None:
+    batch = {"image": torch.tensor([[1], [2], [1]], dtype=torch.uint8), "state": torch.tensor([[7.0], [7.0], [8.0]])}
+    first, second, third = observation_keys(batch)
+    assert len({first, second, third}) == 3
+    assert observation_keys({name: x[:1] for name, x in batch.items()}) == (first,)

@@ -111,7 +111,7 @@ def test_chunks_from_the_given_noise(golden: Golden) -> None:
     assert_close(chain[:, -1], tensors["actions_10steps"])
     assert_close(backbone.processor.to_robot(chain[:, -1]), tensors["chunk"])
     assert_close(backbone.integrate(inputs, tensors["in.noise"], 4)[:, -1], tensors["actions_4steps"])
-    first = replace(inputs, **{name: getattr(inputs, name)[:1] for name in vars(inputs)})
+    first = replace(inputs, **{name: x[:1] for name, x in vars(inputs).items() if x is not None})
     assert_close(backbone.integrate(first, tensors["in.noise"][:1], 10)[:, -1], tensors["single.actions"])
 
 

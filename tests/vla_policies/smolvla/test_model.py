@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies import VLAPolicy
+from vla_policies import PolicyInputs, VLAPolicy
 from vla_policies.actions.sampling import Sampling
+from vla_policies.processing.observations import observation_keys
 from vla_policies.smolvla.model import SmolVLABackbone
 
 from .conftest import CONVENTIONS, Golden
@@ -22,10 +23,14 @@ MakeBackbone = Callable[..., SmolVLABackbone]
 Obs = dict[str, Tensor]
 
 
+def keyed(backbone: SmolVLABackbone, obs: Obs) -> PolicyInputs:
+    return replace(backbone.prepare(obs), keys=observation_keys(obs))
+
+
 def act(backbone: SmolVLABackbone, obs: Obs, *, deterministic: bool = False):
     torch.manual_seed(2)
     with torch.no_grad():
-        return backbone.act(backbone.prepare(obs), Sampling(), deterministic=deterministic)
+        return backbone.act(keyed(backbone, obs), Sampling(), deterministic=deterministic)
 
 
 @pytest.mark.parametrize("scheme", ["flow_sde", "flow_cps", "flow_noise"])
@@ -52,12 +57,12 @@ def test_kept_prefixes_change_nothing(make_backbone: MakeBackbone, obs: Obs) -> 
     kept = make_backbone(train_expert_only=True, cache_features=0.1)
     first = act(kept, obs)
     assert torch.equal(first.action_BKA, act(plain, obs).action_BKA)
-    # The state is no part of what is kept: another one, with the same pictures, is seen.
+    # The state is no part of what is kept: another one, with the same pictures, is another observation.
     moved = {**obs, "state": obs["state"] + 0.5}
     assert torch.equal(act(kept, moved).logprob_BKA, act(plain, moved).logprob_BKA)
     assert kept._prefixes is not None
-    assert len(kept._prefixes) == 3
-    result = kept.evaluate(kept.prepare(obs), first.record, Sampling())
+    assert len(kept._prefixes) == 6
+    result = kept.evaluate(keyed(kept, obs), first.record, Sampling())
     assert torch.equal(result.logprob_BKA, first.logprob_BKA)
     result.logprob_BKA.sum().backward()
     grad = kept.network.state_proj.weight.grad

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import vla_gym
 from vla_policies import VLAPolicy
-from zoo.distributed.fsdp import learning_copy, shard, units, whole
+from vla_policies.modules.sharding_units import units
+from zoo.distributed.fsdp import learning_copy, shard, whole
 from zoo.distributed.process_group import join
 
 OPENVLA = {"size": "tiny"}
