@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes]
 """The compiler warns of itself."""
 
 LORA = {"lora": {"rank": 2}}
-SLOW = pytest.mark.slow
+THOROUGH = pytest.mark.thorough
 FAMILIES = [
     pytest.param("nano", {}, id="nano"),
-    pytest.param("nano-flow", {}, id="nano-flow", marks=SLOW),
-    pytest.param("openvla", LORA, id="openvla", marks=SLOW),
+    pytest.param("nano-flow", {}, id="nano-flow", marks=THOROUGH),
+    pytest.param("openvla", LORA, id="openvla", marks=THOROUGH),
     pytest.param("openvla-oft", LORA, id="openvla-oft"),
     pytest.param("pi0", {}, id="pi0"),
-    pytest.param("pi05", {}, id="pi05", marks=SLOW),
+    pytest.param("pi05", {}, id="pi05", marks=THOROUGH),
 ]
 
 

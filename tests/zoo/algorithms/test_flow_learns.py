@@ -27,7 +27,7 @@ def success(model: PPO, *, deterministic: bool) -> float:
     ("scheme", "steps"),
     [
         # One random step of four teaches less per decision than four do.
-        ({"scheme": "flow_sde"}, 28_000),
+        pytest.param({"scheme": "flow_sde"}, 28_000, marks=pytest.mark.thorough),
         ({"scheme": "flow_noise", "noise_std": [0.15, 0.4], "joint": "mean"}, 15_000),
     ],
     ids=["flow_sde", "flow_noise"],

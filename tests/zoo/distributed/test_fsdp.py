@@ -76,7 +76,8 @@ def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
 def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: Path) -> None:
     """Most parameters have no gradient then, and no rank may wait for it."""
     alone, two = (
@@ -86,7 +87,8 @@ def test_a_critic_warms_up_alone_on_two_ranks_as_on_one(config: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [FSDP, pytest.param("cpu.yaml", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", [FSDP, "cpu.yaml"])
 def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> None:
     # A chunk's log-probability is a sum of many, which 16 bits would round by some per cent.
     rows = updates(train(2, tmp_path, "logprob_level:chunk", config=config, precision="bf16"))

@@ -52,9 +52,11 @@ def update_steps(run: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "chunk", "params"),
     [
-        ("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]),
+        pytest.param(
+            *("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]), marks=pytest.mark.thorough
+        ),
         ("openvla_oft_tiny", 8, []),
-        ("pi0_tiny", 5, []),
+        pytest.param("pi0_tiny", 5, [], marks=pytest.mark.thorough),
         ("pi05_tiny", 5, []),
     ],
 )

@@ -78,6 +78,7 @@ def test_a_killed_rank_takes_the_run_down_and_is_named_last(victim: int, tmp_pat
     assert updates(only_run(tmp_path))[-1]["step"] >= saved + 300
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails_has_the_last_word(tmp_path: Path) -> None:
     run = training(tmp_path, "num_workers:1", "on_worker_error:raise")
     (worker,) = children_of(ranks_of(run)[1])

@@ -36,7 +36,7 @@ def record(who: str, suite: str, task: int, trial: int, out: Path) -> dict[str, 
         ("LIBERO-90", 60, 5),
         ("LIBERO-Long", 2, 9),
         pytest.param("LIBERO-130", 33, 49, marks=pytest.mark.thorough),
-        ("LIBERO-Goal-PRO-object", 7, 3),
+        pytest.param("LIBERO-Goal-PRO-object", 7, 3, marks=pytest.mark.thorough),
     ],
 )
 def test_forty_steps_are_bit_identical_to_offscreen_render_env(
