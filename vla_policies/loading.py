@@ -47,10 +47,11 @@ _logger = logging.getLogger(__name__)
 LORA_FOLDER = "lora_adapter"
 _CONFIG_KEYS = ("format_version", "family", "conventions", "sampling", "model")
 _DAMAGE = (
-    *(LookupError, TypeError, AttributeError, AssertionError, ValueError, ArithmeticError),
+    *(LookupError, TypeError, AttributeError, AssertionError, ValueError, ArithmeticError, RuntimeError),
     StrictDataclassError,
 )
-"""Exceptions of reading and building where a file's content does not fit its layout; the last is transformers' own."""
+"""Exceptions of reading and building where a file's content does not fit its layout: `RuntimeError` is torch's for
+sizes that do not go together, the last transformers' own."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ def _damage_reported(folder: Path) -> Iterator[None]:
     except VLAZooError:
         raise
     except _DAMAGE as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise
         cause = shorten(f"{type(error).__name__}: {error}", 200)
         raise BadValue(f"'{folder}' cannot be opened: a file holds what does not belong there ({cause})") from error
 
@@ -298,7 +301,7 @@ def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
     place = adapter_folder(folder)
     if place is None:
         return None
-    from vla_policies.modules.lora import read_adapter_config  # loads peft, which most policies do without
+    from vla_policies.modules.lora_config import read_adapter_config  # loads peft, which most policies do without
 
     values = read_adapter_config(place)
     name = str(values["base_model_name_or_path"]) if base_name is None else base_name

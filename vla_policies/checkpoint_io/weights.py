@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import read_json_object
+from vla_policies.checkpoint_io.sizes import check_sizes
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -38,8 +39,13 @@ _SHARDS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def read_config(folder: Path, name: str = CONFIG_FILE) -> dict[str, Any]:
-    """Return the folder's `config.json` (or another JSON object); raises `BadValue` naming what the folder lacks."""
-    return read_json_object(_require(folder, name))
+    """Return the folder's `config.json` (or another JSON object of settings).
+
+    Raises `BadValue` that names what the folder lacks, or a size that no network has.
+    """
+    values = read_json_object(_require(folder, name))
+    check_sizes(values, folder / name)
+    return values
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], module: nn.Module) -> None:

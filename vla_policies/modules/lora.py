@@ -11,7 +11,6 @@ are kept while no gradient is asked for, so that acting takes three kernels a la
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_gym.errors import BadValue, shown
-from vla_gym.reading import read_json_object
+from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     check_tensors,
@@ -35,6 +33,7 @@ from vla_policies.checkpoint_io.weights import (
     write_json,
     write_safetensors,
 )
+from vla_policies.modules.lora_config import check_pattern, lora_config
 from vla_policies.modules.mixed_precision import autocast_type, without_autocast
 from vla_policies.modules.quantization import QuantizedLinear, plain_state, restored, stored
 
@@ -59,12 +58,7 @@ class LoraSettings:
         if self.rank < 1 or (self.alpha is not None and self.alpha < 1):
             raise BadValue(f"LoRA's rank and alpha must be >= 1, got {self.rank} and {self.alpha}")
         if isinstance(self.targets, str):
-            try:
-                re.compile(self.targets)
-            except re.error as error:
-                raise BadValue(
-                    f"LoRA's targets must be layer names or a regular expression, got '{self.targets}': {error}"
-                ) from error
+            check_pattern(self.targets, "LoRA's targets")
 
     @property
     def scale_alpha(self) -> int:
@@ -181,17 +175,6 @@ def save_adapter(module: nn.Module, folder: Path, base: str, revision: str | Non
     write_json(folder / ADAPTER_CONFIG, values, sort_keys=True)
 
 
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The folder's `adapter_config.json`; raises unless it is a LoRA's and names its base."""
-    path = folder / ADAPTER_CONFIG
-    values = read_json_object(path)
-    if values.get("peft_type") != "LORA":
-        raise BadValue(f"'{path}' describes no LoRA adapter")
-    if not values.get("base_model_name_or_path"):
-        raise BadValue(f"'{path}' does not say base_model_name_or_path, the model the adapter belongs to")
-    return values
-
-
 def load_adapter(module: nn.Module, folder: Path) -> None:
     """Attach the adapters of a folder to `module`; tensors that do not fit raise and are named."""
     _attach_as(module, folder)
@@ -207,33 +190,7 @@ def check_adapter(module: nn.Module, folder: Path) -> None:
 
 
 def _attach_as(module: nn.Module, folder: Path) -> None:
-    values = read_adapter_config(folder)
-    for name in ("target_modules", "exclude_modules"):
-        _check_pattern(values.get(name), f"{name} of '{folder / ADAPTER_CONFIG}'")
-    known = LoraConfig.__dataclass_fields__
-    _inject(module, LoraConfig(**{key: value for key, value in values.items() if key in known}))
-
-
-_MOST_REPEATS = 3
-"""Unbounded repeats in a pattern of module names; time grows as the length of a name to this power."""
-
-
-def _check_pattern(pattern: object, where: str) -> None:
-    """Raise `BadValue` for a pattern of names that may take for ever, as repeats of repeats do."""
-    if pattern is None or (isinstance(pattern, list) and all(isinstance(name, str) for name in pattern)):
-        return
-    if not isinstance(pattern, str):
-        raise BadValue(f"{where} must be a pattern or a list of names, got {shown(pattern)}")
-    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)  # escapes and classes of characters
-    if len(pattern) > 2000 or re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _MOST_REPEATS:
-        raise BadValue(
-            f"{where} may take for ever to match: {shown(pattern)}; it may repeat single characters only, at most "
-            f"{_MOST_REPEATS} times. List the names of the modules instead"
-        )
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise BadValue(f"{where} is no pattern: {error}") from error
+    _inject(module, lora_config(folder))
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:

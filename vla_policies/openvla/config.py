@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.reading import read_text
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
 from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
+from vla_policies.processing.tokenizer_files import MOST_BYTES
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -154,6 +156,10 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
         raise BadValue(f"'{where}' lacks {', '.join(lacking)}, which every OpenVLA checkpoint has")
     if official["n_action_bins"] != NUM_BINS:
         raise BadValue(f"'{where}' has n_action_bins {official['n_action_bins']}, OpenVLA has {NUM_BINS}")
+    words = official["text_config"]["vocab_size"]
+    check_integer(f"vocab_size of '{where}'", words, NUM_BINS)
+    check_integer(f"pad_token_id of '{where}'", official["pad_token_id"], 0, words - 1)
+    check_integer(f"pad_to_multiple_of of '{where}'", official["pad_to_multiple_of"], 0, words - NUM_BINS)
     statistics = dict(official.get("norm_stats") or {})
     if (folder / STATISTICS_FILE).is_file():
         statistics |= read_config(folder, STATISTICS_FILE)
@@ -163,7 +169,7 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
         if not (folder / name).is_file():
             raise BadValue(f"checkpoint folder '{folder}' lacks {name}, which every OpenVLA checkpoint has")
     names = [TOKENIZER_FILE, *COMPANIONS]
-    files = {name: _read_text(folder / name) for name in names if (folder / name).is_file()}
+    files = {name: read_text(folder / name, most=MOST_BYTES) for name in names if (folder / name).is_file()}
     return official, read_config(folder, PREPROCESSOR_FILE), files
 
 
@@ -173,10 +179,3 @@ def check_options(options: Mapping[str, Any], family: str) -> None:
     for key in options:
         if key not in known:
             raise unknown_name(f"setting in backbone_kwargs of {family}", key, known)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadValue(f"'{path}' is not text: {error}") from error

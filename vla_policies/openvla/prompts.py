@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, shown
 from vla_policies.processing.observations import pad_ids
+from vla_policies.processing.tokenizer_files import parse_tokenizer
 
 BOS = 1
 BOS_PIECE = "<s>"
@@ -58,10 +59,7 @@ class PromptTokenizer:
 
 
 def _open(source: str, where: str) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_str(source)
-    except Exception as error:  # `tokenizers` raises bare Exception for every fault of the file
-        raise BadValue(f"'{where}' cannot be read as a tokenizer: {error}") from error
+    tokenizer = parse_tokenizer(source, where)
     found = tokenizer.token_to_id(BOS_PIECE)
     if found != BOS:
         got = "no such piece" if found is None else f"id {found}"

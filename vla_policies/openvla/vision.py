@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_gym.errors import unknown_name
+from vla_gym.errors import BadValue, unknown_name
 from vla_policies.modules.activation_checkpointing import CheckpointFn
 
 PATCH = 14
@@ -53,6 +53,11 @@ def tower_shape(timm_id: str, overrides: dict[str, int], image_size: int) -> Tow
         if key not in defaults:
             raise unknown_name("setting in timm_model_kwargs", key, defaults)
     shape = {**defaults, **overrides}
+    if shape["num_heads"] < 1 or shape["embed_dim"] % shape["num_heads"]:
+        raise BadValue(
+            f"embed_dim of timm_model_kwargs must divide by num_heads, got {shape['embed_dim']} and "
+            f"{shape['num_heads']}"
+        )
     return TowerShape(
         width=shape["embed_dim"],
         depth=shape["depth"],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import read_bytes
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
 from vla_policies.backbone import BackboneOutput, Draws, Header, Request, TokenBackbone
@@ -52,6 +53,7 @@ OPENVLA_NAME = r"(?i)^openvla-(7b|v01)|^RLinf-OpenVLA-"
 """In the names of those that decode one token after the other: openvla/openvla-7b and openvla/openvla-v01-7b, their
 fine-tunes, gen-robot/openvla-7b-rlvla-warmup, RLinf/RLinf-OpenVLA-*."""
 MODELLING_CODE, OFT_CODE = "modeling_prismatic.py", "NUM_ACTIONS_CHUNK"
+_MOST_CODE = 2**20
 """The makers' code that a folder may bring (read as text, never run), and a name that only OpenVLA-OFT's has."""
 
 PLATFORMS: dict[str, dict[str, Any]] = {
@@ -249,7 +251,7 @@ def _read_head(path: Path) -> dict[str, Tensor]:
 
 def _modelling_code(folder: Path) -> str | None:
     path = folder / MODELLING_CODE
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    return read_bytes(path, most=_MOST_CODE).decode(errors="replace") if path.is_file() else None
 
 
 def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.processing.observations import pad_ids
+from vla_policies.processing.tokenizer_files import read_tokenizer
 from vla_policies.processing.word_hash import tokenize as hash_words
 
 BOS = 2
@@ -71,15 +72,10 @@ def words_encoder(vocab_size: int) -> Encode:
 
 def paligemma_encoder(folder: Path | None) -> Encode:
     """PaliGemma's tokenizer from the folder's `tokenizer.json`, or from the Hub where the folder has none."""
-    from tokenizers import Tokenizer
-
     path = folder / TOKENIZER_FILE if folder is not None else None
     if path is None or not path.is_file():
         path = _download_tokenizer(folder)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more exact
-        raise BadValue(f"'{path}' cannot be read as a tokenizer: {error}") from error
+    tokenizer = read_tokenizer(path)
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -7,13 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_policies.processing.observations import pad_ids
+from vla_policies.processing.tokenizer_files import read_tokenizer
 from vla_policies.processing.word_hash import tokenize as hash_words
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG, "special_tokens_map.json")
@@ -78,22 +83,17 @@ def folder_encoder(folder: Path) -> Encoder:
 def bracket_ids(folder: Path) -> tuple[int, int]:
     """Ids of `BRACKETS`; raises `BadValue` where the tokenizer has them not."""
     tokenizer = _read(folder)
-    found = tuple(tokenizer.token_to_id(name) for name in BRACKETS)
-    if None in found:
+    begin, end = (tokenizer.token_to_id(name) for name in BRACKETS)
+    if begin is None or end is None:
         raise BadValue(f"'{folder / TOKENIZER_FILE}' lacks the image tokens {', '.join(BRACKETS)}")
-    return found[0], found[1]
+    return begin, end
 
 
-def _read(folder: Path):  # type: ignore[no-untyped-def]
-    from tokenizers import Tokenizer
-
+def _read(folder: Path) -> Tokenizer:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         raise BadValue(f"'{folder}' has no {TOKENIZER_FILE}; put the vision-language model's there")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more exact
-        raise BadValue(f"'{path}' cannot be read as a tokenizer: {error}") from error
+    tokenizer = read_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

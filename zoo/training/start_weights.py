@@ -13,7 +13,7 @@ from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
 from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint
-from vla_policies.modules.lora import read_adapter_config
+from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of

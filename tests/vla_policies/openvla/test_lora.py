@@ -255,7 +255,7 @@ def test_what_has_no_adapter_says_so(folder: Path, tmp_path: Path) -> None:
         open_policy(folder, backbone_kwargs={"lora": {"targets": ["nothing"]}})
     with pytest.raises(BadValue, match="rank and alpha must be >= 1"):
         open_policy(folder, backbone_kwargs={"lora": {"rank": 0}})
-    with pytest.raises(BadValue, match=r"or a regular expression, got '\(q_proj': missing \)"):
+    with pytest.raises(BadValue, match=r"LoRA's targets is no pattern: missing \)"):
         open_policy(folder, backbone_kwargs={"lora": {"targets": "(q_proj"}})
     fresh = VLAPolicy.from_pretrained("openvla", backbone_kwargs={"size": "tiny", **LORA}, device="cpu")
     with pytest.raises(BadValue, match="fresh weights have no name"):
