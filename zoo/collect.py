@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     import_named_packages(args)
     source = _source(args)
 
-    from zoo.demonstrations.lerobot_format import locked
+    from zoo.demonstrations.dataset_folder import locked
 
     check_folder(Path(args.output), what="a dataset", flag="-o FOLDER")
     with locked(Path(args.output)):

@@ -8,7 +8,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,18 @@ def recover_folders(parent: Path) -> None:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Those of a folder and its parents that are not there, lowest first."""
+    return [path for path in (folder, *folder.absolute().parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, up to the first that holds something or is gone."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _runs(pid: int) -> bool:

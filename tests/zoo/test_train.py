@@ -30,6 +30,7 @@ from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
 from zoo.training import evaluation as evaluator
 from zoo.training.callbacks import CheckpointCallback
+from zoo.training.checkpoint import load_checkpoint
 from zoo.training.setup import policy_arguments
 
 pytestmark = pytest.mark.processes
@@ -256,6 +257,20 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytes
     )
     assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     resume(run, "-n 64")
+
+
+def test_a_run_that_another_process_went_on_with_is_not_trained_from_its_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
+
+    def load(model: Any, folder: Path) -> None:
+        load_checkpoint(model, folder)
+        folder.rename(folder.parent / "step_64")  # the other process is done before this one takes the lock
+
+    monkeypatch.setattr("zoo.training.train.load_checkpoint", load)
+    assert guarded(train_command.run, ["-i", str(run), "-n", "64"]) == 2
+    assert "another process went on with" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ The format is written and read here without the package, whose own requirements 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from textwrap import shorten
@@ -111,30 +109,6 @@ def opening(root: Path) -> Iterator[None]:
             f"'{root}' cannot be read as a LeRobotDataset {VERSION}: a file is missing, incomplete (a Git LFS "
             f"pointer?) or holds something else ({cause})"
         ) from error
-
-
-@contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Context manager in which this process alone writes the dataset; `BadValue` where another does.
-
-    The lock is the system's, on the folder, and ends with the process; a folder that stays empty is removed.
-    """
-    made = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
-    handle = os.open(root, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadValue(f"another process collects into '{root}'; wait until it ends, or name another -o") from error
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)
-        with suppress(OSError):
-            for folder in made:
-                folder.rmdir()
 
 
 def camera_key(camera: str) -> str:

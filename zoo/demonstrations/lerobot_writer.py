@@ -12,6 +12,7 @@ import numpy as np
 from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import check_no_pipe, read_json_object
 from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations.dataset_folder import is_unused, remove_parts
 from zoo.demonstrations.recorder import Demonstration
 
 PROGRESS_PATH = "meta/vla_zoo.json"
@@ -44,7 +45,7 @@ class LeRobotWriter:
                 self._go_on(begun)
         elif root.exists() and not root.is_dir():
             raise BadValue(f"'{root}' is a file; name a new folder with -o")
-        elif root.exists() and any(root.iterdir()):
+        elif not is_unused(root):
             raise BadValue(f"'{root}' is not empty and no dataset of zoo.collect; name a new folder with -o")
 
     @property
@@ -68,8 +69,14 @@ class LeRobotWriter:
         Nothing is written before the first episode: a folder without any is no dataset.
         """
         if episodes:
-            with lr.opening(self.root):
-                self._write_files(episodes)
+            first = not self._done["files"]
+            try:
+                with lr.opening(self.root):
+                    self._write_files(episodes)
+            except BaseException:
+                if first:
+                    remove_parts(self.root)
+                raise
         self._done["tried"] = tried
         if self.episodes:
             lr.write_json(self.root / PROGRESS_PATH, self._done)

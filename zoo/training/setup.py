@@ -27,7 +27,7 @@ from zoo.config.schedules import build_schedule
 from zoo.distributed.fsdp import fsdp_requested
 from zoo.distributed.process_group import ProcessGroup, check_device
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.files import quoted
+from zoo.files import missing_folders, quoted, remove_empty
 from zoo.runs.folder import (
     RunFolder,
     closing_lines,
@@ -115,6 +115,7 @@ def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGro
 
 def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
     config, instead, args = job.config, "", dict(job.args)
+    made = missing_folders(job.log_folder / config.algo)
     if job.resume is not None and job.resume.in_place:
         run = job.resume.run
         if config.algo != "sft":
@@ -122,6 +123,8 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     else:
         run = create_run_folder(job.log_folder, config.algo, config.env)
     cleanup.enter_context(locked(run, instead))
+    if job.resume is not None and job.resume.in_place and run.saved_steps()[-1:] != [job.resume.step]:
+        raise BadValue(f"another process went on with '{run.path}' while this one began; repeat the command")
     if job.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
         args["gym_packages"] = asked_packages()
@@ -134,6 +137,7 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     except BaseException:
         if job.resume is None or not job.resume.in_place:
             shutil.rmtree(run.path, ignore_errors=True)  # half described, as on a full disk, it is no run
+            remove_empty(made)
         raise
     return run
 

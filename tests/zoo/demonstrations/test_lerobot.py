@@ -347,17 +347,6 @@ def test_pictures_too_large_for_memory_are_not_unpacked(tmp_path: Path, monkeypa
             read_dataset(tmp_path / "d")
 
 
-def test_one_process_collects_into_a_folder(tmp_path: Path) -> None:
-    with lr.locked(tmp_path / "a" / "d"):
-        with pytest.raises(BadValue, match="another process collects into"), lr.locked(tmp_path / "a" / "d"):
-            pass
-        (tmp_path / "a" / "d" / "x").touch()
-    assert (tmp_path / "a" / "d" / "x").is_file()
-    with lr.locked(tmp_path / "b" / "d"):
-        pass
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("name", ["data/chunk-000/file-000.parquet", "meta/vla_zoo.json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"PAR1 half", b'{"episodes": "x"}'])
 def test_a_damaged_dataset_is_not_gone_on_with(name: str, content: bytes, tmp_path: Path) -> None:
