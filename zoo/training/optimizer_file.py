@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from zoo.distributed.fsdp import MASTER, has_low_precision_parameters, optimizer_parameters, whole, will_shard
 
 
@@ -60,6 +61,7 @@ def load_optimizer(
     sizes, wanted = ([len(group["params"]) for group in each] for each in (groups, present))
     if sizes != wanted:
         raise BadValue(f"'{where}' is of parameter groups of {sizes} tensors, the optimiser here has {wanted}")
+    _check_settings(groups, present, where)
     parameters = optimizer_parameters(optimizer)
     moments: dict[int, dict[str, Tensor]] = {}
     masters: dict[int, Tensor] = {}
@@ -84,6 +86,25 @@ def load_optimizer(
         else:
             # For `zoo.distributed.fsdp.shard` to take.
             optimizer.state[parameter][MASTER] = master
+
+
+def _check_settings(groups: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]], where: Path) -> None:
+    """Raise `BadValue` for a setting of another kind than the present optimiser's, or a number that is not finite."""
+    for group, own in zip(groups, present, strict=True):
+        for name in group.keys() & own.keys():
+            value, like = group[name], own[name]
+            numbers = list(like) if isinstance(like, list | tuple) else [like]
+            values = list(value) if isinstance(value, list | tuple) else [value]
+            if len(values) != len(numbers) or not all(map(_alike, values, numbers)):
+                raise BadValue(
+                    f"'{where}' has {name} {shown(value)} in a parameter group, where there was {shown(like)}"
+                )
+
+
+def _alike(value: object, like: object) -> bool:
+    if isinstance(like, int | float) and not isinstance(like, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, type(like))
 
 
 def _placed(moment: Tensor, device: torch.device) -> Tensor:
