@@ -115,6 +115,8 @@ class Backbone(nn.Module, ABC):
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
     takes_adapters: ClassVar[bool] = False
     """Whether LoRA adapters can be attached (`lora` of the `backbone_kwargs`)."""
+    takes_quantization: ClassVar[bool] = False
+    """Whether frozen weights can be kept in 8 or 4 bits (`quantization` of the `backbone_kwargs`)."""
     recompute_option: ClassVar[str | None] = None
     """The `backbone_kwargs` setting that turns activation checkpointing on, where the family has one."""
     source: str | None = None

@@ -59,6 +59,7 @@ class OpenVLAFamily(Backbone):
 
     default_conventions: ClassVar[Conventions]
     takes_adapters: ClassVar[bool] = True
+    takes_quantization: ClassVar[bool] = True
     recompute_option: ClassVar[str | None] = "recompute"
     base_settings: ClassVar[Settings]
     """Settings of a checkpoint without its own."""

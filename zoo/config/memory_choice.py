@@ -67,6 +67,8 @@ def nearest(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, si
     for words, options in SMALLER.items():
         if ("lora" in options) == ("lora" in given) or ("quantization" in given):
             continue
+        if "quantization" in options and not family_class(family).takes_quantization:
+            continue
         choice = choose(plan, with_options(config, options), num_workers, rank, size)
         if choice is not None:
             return words, replace(choice, options={**options, **choice.options})

@@ -13,7 +13,7 @@ from vla_gym.observation import ObservationLayout
 from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
 from vla_policies.conventions import Conventions
-from vla_policies.registry import FAMILIES
+from vla_policies.registry import FAMILIES, family_class
 from zoo.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # brings torch
@@ -79,6 +79,10 @@ def check_quantization(config: RunConfig, *, sharded: bool) -> None:
     scheme = options.get("quantization")
     if scheme is None:
         return
+    family = config.policy_kwargs.get("family", config.policy)
+    if family in FAMILIES and not family_class(family).takes_quantization:
+        able = [name for name in FAMILIES if family_class(name).takes_quantization]
+        raise BadValue(f"quantization: {scheme} is not for family '{family}', only for {', '.join(able)}: leave it out")
     if sharded:
         raise BadValue(
             f"quantization: {scheme} keeps the frozen weights whole on every rank; FSDP2 shards weights that train. "

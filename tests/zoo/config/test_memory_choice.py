@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from zoo.config.batch_plan import solve
 from zoo.config.memory_choice import Choice, choose, nearest
 from zoo.config.memory_plan import GIB, Rank, needs, total
@@ -32,6 +36,13 @@ def test_the_fastest_that_fits_is_taken():
     assert (smaller.micro_batch_size, smaller.options) == (16, {"recompute": False})
     assert choose(plan, CONFIG, 0, Rank(), GIB) is None
     assert nearest(plan, CONFIG, 0, Rank(), GIB) is None
+
+
+@pytest.mark.parametrize("adapted", [{}, {"lora": {"rank": 4}}])
+def test_nothing_is_proposed_that_a_family_cannot_do(adapted: dict[str, object]):
+    """SmolVLA keeps no weights in 8 or 4 bits: adapters, or nothing."""
+    config = replace(CONFIG, policy="smolvla", policy_kwargs={"backbone_kwargs": {"size": "tiny", **adapted}})
+    assert nearest(solve(config), config, 0, Rank(), 1) is None
 
 
 def test_flags_are_those_of_the_command_line():

@@ -53,6 +53,16 @@ def test_quantised_weights_that_would_train_are_refused_early():
         check_quantization(adapted, sharded=True)
 
 
+@pytest.mark.parametrize("family", ["smolvla", "pi0", "nano"])
+def test_families_that_cannot_quantise_say_who_can(family: str):
+    options = {"quantization": "int8", "lora": {"rank": 4}}
+    for config in (run(family, backbone_kwargs=options), run("org/model", family=family, backbone_kwargs=options)):
+        with pytest.raises(
+            BadValue, match=f"is not for family '{family}', only for openvla, openvla-oft: leave it out"
+        ):
+            check_quantization(config, sharded=False)
+
+
 @pytest.mark.parametrize("options", [{}, {"lora": {"rank": 4}}])
 def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, object]):
     policy = VLAPolicy.from_pretrained("openvla-oft", backbone_kwargs={"size": "tiny"}, device="cpu")
