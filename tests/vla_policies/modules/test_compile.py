@@ -26,6 +26,7 @@ FAMILIES = [
     pytest.param("openvla-oft", LORA, id="openvla-oft"),
     pytest.param("pi0", {}, id="pi0"),
     pytest.param("pi05", {}, id="pi05", marks=THOROUGH),
+    pytest.param("smolvla", {}, id="smolvla", marks=THOROUGH),
 ]
 
 

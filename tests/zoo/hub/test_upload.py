@@ -159,6 +159,19 @@ def test_an_adapter_goes_to_the_hub_and_back(
     assert hub.requests == []
 
 
+def test_smolvla_goes_in_lerobots_layout_and_back(hub: LoopbackHub) -> None:
+    argv = [*SHORT.split(), "--policy", "smolvla", "-n", "100", "--eval-episodes", "3", "--push-to-hub", RUN]
+    assert train.run([*argv, "-params", *PARAMS]) == 0
+    # lerobot's names; its statistics files are left out, as fresh weights have none.
+    lerobots = {"config.json", "model.safetensors", "policy_preprocessor.json", "policy_postprocessor.json"}
+    assert hub.repos[RUN].files.keys() >= {*lerobots, "heads.safetensors", "vlm_config.json", "vla_zoo.json"}
+    assert json.loads(hub.repos[RUN].files["config.json"])["type"] == "smolvla"
+    wanted = logits(VLAPolicy.from_pretrained("logs/ppo/Toy-Reach_1/best", device="cpu"))
+    assert torch.equal(logits(VLAPolicy.from_pretrained(RUN, device="cpu")), wanted)
+    assert evaluate.run(["-i", RUN, "--eval-episodes", "3", "--num-threads", "1"]) == 0
+    assert train.run(["-i", RUN, "-n", "200", "--num-threads", "1", "-f", "more"]) == 0
+
+
 @pytest.fixture
 def run(hub: LoopbackHub) -> Path:
     """A short run with whole weights."""
