@@ -177,8 +177,11 @@ def config_from_json(values: Mapping[str, Any], where: str) -> SmolVLAConfig:
     return from_json(SmolVLAConfig, values, where)
 
 
-def tiny_config() -> SmolVLAConfig:
-    """Some hundred thousand parameters, random weights, all trained, hashed words: for trials without a download."""
+def tiny_config(action_width: int = 32) -> SmolVLAConfig:
+    """Some hundred thousand parameters, random weights, all trained, hashed words: for trials without a download.
+
+    Where `action_width` is the arm's, no noise of padding hides the little that a small network sees of an action.
+    """
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     return SmolVLAConfig(
         network=NetworkShape(
@@ -187,15 +190,17 @@ def tiny_config() -> SmolVLAConfig:
                 intermediate_size=96,
                 num_hidden_layers=2,
                 num_attention_heads=3,
-                patch_size=8,
+                patch_size=16,
                 image_size=64,
             ),
+            pixel_shuffle=2,
             picture_size=64,
             text=LlamaShape(width=64, mlp_dim=128, depth=2, **heads),
             vocab_size=1024,
             expert=LlamaShape(width=48, mlp_dim=256, depth=2, **heads),
             joint_layers=(0,),
             horizon=16,
+            action_width=action_width,
         ),
         preprocessing=Preprocessing(),
         learning=Learning(value_hidden=(64, 32), train_expert_only=False, freeze_vision_encoder=False),

@@ -53,7 +53,7 @@ from vla_policies.smolvla.config import (
     tiny_config,
 )
 from vla_policies.smolvla.lerobot_config import tokenizer_folder
-from vla_policies.smolvla.network import Memory, SmolVLANetwork
+from vla_policies.smolvla.network import Memory, SmolVLANetwork, initialise
 from vla_policies.smolvla.processor import SmolVLAProcessor
 from vla_policies.smolvla.tokenizer import TextTokenizer, folder_encoder, words_encoder
 from vla_policies.types import PolicyInputs
@@ -137,11 +137,13 @@ class SmolVLABackbone(VLMFlowBackbone):
         size = rest.pop("size", None)
         if size not in SIZES:
             raise unknown_name(f"size of {cls.family}", str(size), SIZES)
-        config = tiny_config()
+        config = tiny_config(conventions.action_dim)
         if size == "full":
             preprocessing = replace(config.preprocessing, tokenizer=VLM_NAME)
             config = replace(config, network=NetworkShape(), preprocessing=preprocessing, learning=Learning())
-        return cls(conventions, config.with_options(rest))
+        backbone = cls(conventions, config.with_options(rest))
+        initialise(backbone.network)
+        return backbone
 
     @classmethod
     def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -221,6 +221,26 @@ class SmolVLANetwork(ActionProjections):
         return hidden_BHE
 
 
+def initialise(network: SmolVLANetwork) -> None:
+    """Random weights whose layers keep the size of their input, so that words meet pictures from the first update on.
+
+    torch's own make outputs of a third of it, and patches are hardly seen beside the places of the tower.
+    """
+    vlm = network.vlm
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear) and layer not in (
+            vlm.connector.modality_projection.proj,
+            network.action_out_proj,
+        ):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    embeddings = vlm.vision_model.embeddings
+    nn.init.normal_(embeddings.patch_embedding.weight, std=2.0 * embeddings.patch_embedding.weight[0].numel() ** -0.5)
+    nn.init.zeros_(embeddings.patch_embedding.bias)
+    nn.init.normal_(embeddings.position_embedding.weight, std=0.5)
+
+
 def _vision_config(shape: VisionShape) -> SmolVLMVisionConfig:
     return SmolVLMVisionConfig(
         hidden_size=shape.hidden_size,

@@ -49,7 +49,7 @@ def test_the_ratio_is_exactly_one_on_fresh_data(
 
 
 def test_only_executed_actions_are_denoised(make_backbone: MakeBackbone, obs: Obs) -> None:
-    assert act(make_backbone(num_steps=3), obs).record["chain"].shape == (3, 4, 4, 32)
+    assert act(make_backbone(num_steps=3), obs).record["chain"].shape == (3, 4, 4, 2)
 
 
 def test_kept_prefixes_change_nothing(make_backbone: MakeBackbone, obs: Obs) -> None:
