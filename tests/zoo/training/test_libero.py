@@ -58,7 +58,7 @@ def update_steps(run: Path) -> list[int]:
         ("openvla_oft_tiny", 8, []),
         pytest.param("pi0_tiny", 5, [], marks=pytest.mark.thorough),
         ("pi05_tiny", 5, []),
-        ("smolvla_tiny/checkpoint", 10, ["image_size:64"]),
+        pytest.param("smolvla_tiny/checkpoint", 10, ["image_size:64"], marks=pytest.mark.thorough),
     ],
 )
 def test_two_updates_of_a_published_layout(tmp_path: Path, name: str, chunk: int, params: list[str]) -> None:
