@@ -52,9 +52,7 @@ def update_steps(run: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "chunk", "params"),
     [
-        pytest.param(
-            *("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]), marks=pytest.mark.thorough
-        ),
+        pytest.param(*("openvla_tiny", 1, ["policy_kwargs:{unnorm_key: libero_spatial}"]), marks=pytest.mark.thorough),
         ("openvla_oft_tiny", 8, []),
         pytest.param("pi0_tiny", 5, [], marks=pytest.mark.thorough),
         ("pi05_tiny", 5, []),
