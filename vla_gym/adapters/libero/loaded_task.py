@@ -110,6 +110,7 @@ class LoadedTask:
                 hidden_groups=(COLLISION_GROUP,),
                 textures=self.compiled.textures,
                 meshes=self._simple_meshes() if self._quality == "fast" else None,
+                sift=True,
             )
 
     def _simple_meshes(self) -> dict[int, Corners]:

@@ -12,12 +12,13 @@ import functools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
+from vla_gym.adapters.mujoco.gl_faces import SiftedMeshes, in_software, siftable
 from vla_gym.adapters.mujoco.gl_lists import PassLists, draw_instead
 from vla_gym.adapters.mujoco.gl_textures import TEXTURES
 from vla_gym.adapters.mujoco.sight import Seen, Sight, mirrors
@@ -46,6 +47,8 @@ class View:
     seen: Seen
     aimed: bool = False
     """Whether the scene's meshes already go by `seen`."""
+    faces: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    """What is drawn of sifted meshes; see `SiftedMeshes.aim`."""
 
 
 class Camera:
@@ -60,6 +63,8 @@ class Camera:
             process share them.
         effects: whether shadows and reflections are drawn.
         meshes: mesh id -> triangles drawn in its place.
+        sift: whether large meshes are drawn with those triangles alone that may cover a sample, where the processor
+            draws. Needs Numba.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Camera:
         textures: Mapping[int, Path] | None = None,
         effects: bool = True,
         meshes: Mapping[int, Corners] | None = None,
+        sift: bool = False,
     ) -> None:
         _gl_context().make_current()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
@@ -89,9 +95,13 @@ class Camera:
         for group in (HIDDEN_GROUP, *hidden_groups):
             self._option.geomgroup[group] = 0
         self._views = {name: _view(model.camera(name).id) for name in self._names}
+        self._sifted: SiftedMeshes | None = None
         self._mirrors = self._find_mirrors() if effects else []
         self._sight = Sight(model, self._mirrors, shadows=effects)
         self._lists = PassLists(model, self._resources) if self._mirrors else None
+        found = siftable(model, meshes or {}, hidden_groups) if sift and in_software() else {}
+        if found:
+            self._sifted = SiftedMeshes(found, model.ngeom, self._resources, self._lists)
 
     def new_scenes(self) -> dict[str, View]:
         """Return an empty scene per camera, for one slot."""
@@ -120,7 +130,8 @@ class Camera:
         for view in scenes.values():
             self._aim(view)
             picture = np.empty((self._size, self._size, 3), dtype=np.uint8)
-            mujoco.mjr_render(self._viewport, view.scene, self._resources)
+            resources = self._sifted.resources if self._sifted else self._resources
+            mujoco.mjr_render(self._viewport, view.scene, resources)
             mujoco.mjr_readPixels(picture, None, self._viewport, self._resources)
             pictures.append(picture)
         return pictures
@@ -130,19 +141,26 @@ class Camera:
         _gl_context().make_current()
         if self._lists is not None:
             self._lists.close()
+        if self._sifted is not None:
+            self._sifted.close()
         TEXTURES.release(self._resources, self._shared)
         self._resources.free()
 
     def _aim(self, view: View) -> None:
-        if self._lists is None:
-            return
         if not view.aimed:
-            self._lists.aim(view.scene, view.seen)
+            if self._lists is not None:
+                self._lists.aim(view.scene, view.seen)
+            if self._sifted is not None:
+                view.faces = self._sifted.aim(view.scene, view.seen, self._size)
             view.aimed = True
-        self._lists.begin(reflects=view.seen.reflects)
+        if self._lists is not None:
+            self._lists.begin(reflects=view.seen.reflects)
+        if self._sifted is not None:
+            self._sifted.begin(view.scene, view.faces)
 
     def _empty_scene(self) -> mujoco.MjvScene:
-        scene = mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
+        sifted = self._sifted
+        scene = sifted.new_scene(MAX_GEOMS) if sifted else mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
         if not self._effects:
             for effect in EFFECTS:
                 scene.flags[effect] = 0

@@ -8,15 +8,19 @@ and, where no list has the number, nothing in the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mujoco
 import numpy as np
 
 from vla_gym.adapters.mujoco.sight import OPAQUE, Seen
-from vla_gym.adapters.mujoco.simple_meshes import Corners, directions
+from vla_gym.adapters.mujoco.simple_meshes import Corners
 
 SMOOTH = 0.8
 """Least cosine between a corner's normal and its triangle's for which MuJoCo takes the corner's, in meshes without
 texture coordinates (render_context.c:mjr_uploadMesh)."""
+MAX_OTHERS = 2
+"""Calls of `PassLists.in_turn`."""
 
 
 def draw_instead(resources: mujoco.MjrContext, mesh: int, corners: Corners) -> None:
@@ -41,12 +45,23 @@ def draw_instead(resources: mujoco.MjrContext, mesh: int, corners: Corners) -> N
 
 
 def drawn_normals(corners: Corners) -> np.ndarray:
-    """Return the normals that MuJoCo would draw with, `[C, 3]`: flat at sharp edges of a mesh without texture."""
+    """Return the normals that MuJoCo draws with, `[C, 3]`: flat at sharp edges of a mesh without texture coordinates.
+
+    They are MuJoCo's to the bit (render_util.c:mjr_makeNormal) where compilers do not fuse products with sums.
+    """
     if corners.texcoord_C2 is not None:
         return corners.normal_C3
-    flat_C3 = np.repeat(directions(corners.triangle_F33)[0], 3, axis=0)
-    smooth_C = (flat_C3 * corners.normal_C3).sum(axis=1) >= SMOOTH
-    return np.where(smooth_C[:, None], corners.normal_C3, flat_C3).astype(np.float32)
+    first_F3, second_F3, third_F3 = corners.vertex_C3.astype(np.float32).reshape(-1, 3, 3).swapaxes(0, 1)
+    (ax, ay, az), (bx, by, bz) = (second_F3 - first_F3).T, (third_F3 - first_F3).T
+    x, y, z = ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
+    length_F = np.sqrt(x * x + y * y + z * z)
+    tiny_F = length_F < np.float32(1e-10)
+    scale_F = np.float32(1) / np.where(tiny_F, np.float32(1), length_F)
+    flat_F3 = np.where(tiny_F[:, None], np.array([0, 0, 1], np.float32), np.stack([x, y, z], axis=1) * scale_F[:, None])
+    flat_C3 = np.repeat(flat_F3, 3, axis=0)
+    (ax, ay, az), (bx, by, bz) = corners.normal_C3.astype(np.float32).T, flat_C3.T
+    sharp_C = (ax * bx + ay * by + az * bz).astype(np.float64) < SMOOTH
+    return np.where(sharp_C[:, None], flat_C3, corners.normal_C3).astype(np.float32)
 
 
 class PassLists:
@@ -56,28 +71,38 @@ class PassLists:
         model: its meshes are those of `resources`.
         resources: MuJoCo's own lists.
 
-    Block `n` of the names has one per mesh: 0 and 2 stay empty, 1 draws the mesh. With the base at block 0 offset i
-    draws nothing and offset N + i mesh i (the mirror's pass); at block 1 it is the other way round.
+    Block `n` of the names has one per mesh, `N` in all: 0 and 2 stay empty, 1 draws the mesh. With the base at block 0
+    offset i draws nothing and offset N + i mesh i (the mirror's pass); at block 1 it is the other way round. Blocks 3
+    and 4 hold what `in_turn` is given for either pass.
     """
 
     def __init__(self, model: mujoco.MjModel, resources: mujoco.MjrContext) -> None:
         from OpenGL import GL  # reads PYOPENGL_PLATFORM when imported
 
-        self._gl, self._first_mesh, self._num_meshes = GL, resources.baseMesh, model.nmesh
+        self._gl, self._first_mesh = GL, resources.baseMesh
+        self._block = max(model.nmesh, MAX_OTHERS)
         self._mesh_G = np.where(model.geom_type == mujoco.mjtGeom.mjGEOM_MESH, model.geom_dataid, -1)
-        self._base = GL.glGenLists(3 * model.nmesh)
-        self._calls = GL.glGenLists(2 * model.nmesh + 1)
-        self._turn = self._calls + 2 * model.nmesh
+        self._num_names, self._num_calls = 4 * self._block + MAX_OTHERS, 2 * self._block + 1 + MAX_OTHERS
+        self._base, self._calls = GL.glGenLists(self._num_names), GL.glGenLists(self._num_calls)
+        self._turn, self._num_others = self._calls + 2 * self._block, 0
         for mesh in range(model.nmesh):
-            self._define(self._base + model.nmesh + mesh, GL.glCallList, self._first_mesh + 2 * mesh)
-        for offset in range(2 * model.nmesh):
-            called = np.array([offset], dtype=np.uint32)
-            self._define(self._calls + offset, GL.glCallLists, 1, GL.GL_UNSIGNED_INT, called)
-        self._define(self._turn, GL.glListBase, self._base + model.nmesh)
+            self._define(self._base + self._block + mesh, GL.glCallList, self._first_mesh + 2 * mesh)
+        for offset in range(2 * self._block):
+            self._define(self._calls + offset, GL.glCallLists, 1, GL.GL_UNSIGNED_INT, np.array([offset], np.uint32))
+        self._define(self._turn, GL.glListBase, self._base + self._block)
 
-    def _define(self, name: int, command: object, *arguments: object) -> None:
+    def in_turn(self, mirrored: int, direct: int) -> int:
+        """Return a list that calls one list in the mirror's pass, another in the pass thereafter."""
+        offset, call = 3 * self._block + self._num_others, self._turn + 1 + self._num_others
+        self._num_others += 1
+        for base, gl_list in ((self._base, mirrored), (self._base + self._block, direct)):
+            self._define(base + offset, self._gl.glCallList, gl_list)
+        self._define(call, self._gl.glCallLists, 1, self._gl.GL_UNSIGNED_INT, np.array([offset], np.uint32))
+        return call
+
+    def _define(self, name: int, command: Callable[..., object], *arguments: object) -> None:
         self._gl.glNewList(name, self._gl.GL_COMPILE)
-        command(*arguments)  # type: ignore[operator]
+        command(*arguments)
         self._gl.glEndList()
 
     def aim(self, scene: mujoco.MjvScene, seen: Seen) -> None:
@@ -91,7 +116,7 @@ class PassLists:
             mesh = int(self._mesh_G[geom.objid])
             direct, mirrored = seen.direct_G[geom.objid], seen.mirrored_G[geom.objid]
             if mesh >= 0 and direct != mirrored:
-                geom.dataid = self._calls + mesh + (0 if direct else self._num_meshes) - self._first_mesh
+                geom.dataid = self._calls + mesh + (0 if direct else self._block) - self._first_mesh
         self._append_turn(scene)
 
     def _append_turn(self, scene: mujoco.MjvScene) -> None:
@@ -99,13 +124,14 @@ class PassLists:
         opaque = np.ones(4, dtype=np.float32)
         mujoco.mjv_initGeom(last, mujoco.mjtGeom.mjGEOM_MESH, np.ones(3), np.zeros(3), np.eye(3).ravel(), opaque)
         last.dataid = self._turn - self._first_mesh
+        last.objtype, last.objid = mujoco.mjtObj.mjOBJ_UNKNOWN, -1
         scene.ngeom += 1
 
     def begin(self, *, reflects: bool) -> None:
         """Call before `mjr_render` of a scene that was aimed."""
-        self._gl.glListBase(self._base if reflects else self._base + self._num_meshes)
+        self._gl.glListBase(self._base if reflects else self._base + self._block)
 
     def close(self) -> None:
         """Free the lists."""
-        self._gl.glDeleteLists(self._base, 3 * self._num_meshes)
-        self._gl.glDeleteLists(self._calls, 2 * self._num_meshes + 1)
+        self._gl.glDeleteLists(self._base, self._num_names)
+        self._gl.glDeleteLists(self._calls, self._num_calls)

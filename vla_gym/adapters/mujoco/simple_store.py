@@ -30,10 +30,10 @@ def simple_meshes(model: mujoco.MjModel, root: Path, *, hidden_groups: Sequence[
     """
     drawn = (model.geom_type == mujoco.mjtGeom.mjGEOM_MESH) & ~np.isin(model.geom_group, hidden_groups)
     meshes = [int(mesh) for mesh in np.unique(model.geom_dataid[drawn]) if model.mesh_facenum[mesh] >= MIN_FACES]
-    return {mesh: _kept(corners(model, mesh), root) for mesh in meshes}
+    return {mesh: _kept(mesh_corners(model, mesh), root) for mesh in meshes}
 
 
-def corners(model: mujoco.MjModel, mesh: int) -> Corners:
+def mesh_corners(model: mujoco.MjModel, mesh: int) -> Corners:
     """Return the triangles of a model's mesh as MuJoCo uploads them (render_context.c:mjr_uploadMesh)."""
     first = model.mesh_faceadr[mesh]
     rows = slice(first, first + model.mesh_facenum[mesh])

@@ -46,6 +46,7 @@ def test_a_group_of_eight_begins_in_one_state_fixtures_included() -> None:
         assert group["another trial"][key] != group["alone"][key]
 
 
+@pytest.mark.slow  # simplifies the meshes of a scene where they are not cached
 def test_fast_pictures_show_the_same_play_but_not_the_same_bytes() -> None:
     seen = {}
     for quality in ("full", "fast"):

@@ -17,7 +17,7 @@ from round_mesh import sphere
 
 from vla_gym.adapters.libero.tasks import libero_benchmark
 from vla_gym.adapters.mujoco import simple_store
-from vla_gym.adapters.mujoco.simple_store import corners, simple_meshes
+from vla_gym.adapters.mujoco.simple_store import mesh_corners, simple_meshes
 from vla_gym.workers.environment import worker_environment
 
 pytestmark = pytest.mark.sim
@@ -65,7 +65,7 @@ def test_drawn_meshes_are_simplified_once_and_again_where_the_file_is_damaged(
     assert len(made) == 2
     for mesh in first:
         np.testing.assert_array_equal(again[mesh].vertex_C3, first[mesh].vertex_C3)
-        np.testing.assert_array_equal(again[mesh].normal_C3, corners(model, mesh).normal_C3)
+        np.testing.assert_array_equal(again[mesh].normal_C3, mesh_corners(model, mesh).normal_C3)
     assert again[model.mesh("bare").id].texcoord_C2 is None
     damaged = max(tmp_path.glob("??/*"), key=lambda file: file.stat().st_size)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
@@ -83,7 +83,7 @@ import sys
 import mujoco, numpy as np
 from vla_gym.adapters.mujoco.camera import Camera
 from vla_gym.adapters.mujoco.simple_meshes import simplify
-from vla_gym.adapters.mujoco.simple_store import corners
+from vla_gym.adapters.mujoco.simple_store import mesh_corners as corners
 
 def picture(meshes):
     model = mujoco.MjModel.from_xml_path(sys.argv[1])
