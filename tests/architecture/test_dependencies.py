@@ -23,6 +23,7 @@ EXTRAS = {
 BROUGHT_ALONG: dict[str, str] = {
     "OpenGL": "mujoco",
     "markupsafe": "jinja2",
+    "numba": "robosuite",
     "sapien": "mani-skill",
     "scipy": "robosuite",
     "tokenizers": "transformers",
