@@ -1,8 +1,12 @@
-"""Kills between any two calls that write a checkpoint or a policy; each is met by a fork of this process."""
+"""Kills between any two calls that write, full disks, outputs nobody takes, and folders that vanish, as processes meet
+them: each case is a fork of this process."""
 
 from __future__ import annotations
 
 import os
+import resource
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +16,10 @@ import pytest
 import torch
 
 import vla_gym
+from vla_gym.specs import StartState
 from zoo.algorithms.ppo import PPO
+from zoo.cli.main import COMMANDS, main
+from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.files import recover_folders
 from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_best, save_checkpoint
 
@@ -21,6 +28,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux",
 WRITING = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 """Events of Python's audit that come before a call that may change the disk."""
 KILLED = 137
+TINY = ["num_workers:0", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
+ACT = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threads", "1"]
+COLLECT = ["collect", *ACT, "--keep-failures", "--num-envs", "2", "-o", "demos", "-params", *TINY]
+TRAIN = ["train", "--env", "Toy-Reach", "--num-envs", "2", "--seed", "0", "--device", "cpu", "--num-threads", "1"]
+SHORT = ["--eval-freq", "40", "--eval-episodes", "2", "--no-eval-video"]
+PARAMS = ["-params", "n_steps:4", "batch_size:8", *TINY]
+SFT = ["sft", "--env", "Toy-Reach", "--dataset", "demos", "--device", "cpu", "--num-threads", "1"]
+RUN = "logs/ppo/Toy-Reach_1"
 
 
 def in_child(act: Callable[[], int], said: Path) -> int:
@@ -123,3 +138,135 @@ def test_a_kill_between_any_two_calls_leaves_a_best_policy(model: PPO, tmp_path:
         save_best(model.policy, best, success=0.5, num_timesteps=2)
 
     assert killed_everywhere(save, check, best.parent) >= 5
+
+
+@pytest.mark.slow
+def test_a_collection_goes_on_after_a_kill_between_any_two_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = tmp_path / "said"
+    assert in_child(lambda: main([*COLLECT, "-n", "2"]), said) == 0
+    whole = read_dataset(Path("demos"))
+    killed = 0
+    for number in range(0, 200, 9):
+        shutil.rmtree("demos")
+
+        def kill(number: int = number) -> int:
+            at_event(number, die, below=Path("demos"))
+            return main([*COLLECT, "-n", "2"])
+
+        code = in_child(kill, said)
+        assert code in (0, KILLED), said.read_text()
+        killed += code == KILLED
+        assert in_child(lambda: main([*COLLECT, "-n", "2"]), said) == 0, said.read_text()
+        found = read_dataset(Path("demos"))
+        assert [one.start for one in found] == [one.start for one in whole]
+        assert all((one.action_TA == other.action_TA).all() for one, other in zip(found, whole, strict=True))
+        if not code:
+            break
+    assert killed >= 2
+    assert isinstance(whole[0].start, StartState)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and demonstrations."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert in_child(lambda: main([*TRAIN, *SHORT, "-n", "64", *PARAMS]), folder / "said") == 0
+        assert in_child(lambda: main([*COLLECT, "-n", "2"]), folder / "said") == 0
+    (folder / "said").unlink()
+    return folder
+
+
+WRITERS = {
+    "train": [*TRAIN, *SHORT, "-n", "64", "-f", "new", *PARAMS],
+    "train on": ["train", "-i", RUN, "-n", "128", "--device", "cpu"],
+    "sft": [*SFT, "-n", "2", "--eval-episodes", "0", "-f", "new", "-params", *TINY],
+    "collect": ["collect", *ACT, "--keep-failures", "-n", "2", "-o", "new", "-params", *TINY],
+    "evaluate": ["evaluate", "-i", RUN, "--eval-episodes", "2", "-o", "new.json", "--device", "cpu"],
+    "record_video": ["record_video", "-i", RUN, "--episodes", "1", "-o", "new.mp4", "--device", "cpu"],
+    "plot": ["plot", RUN, "-o", "new.png"],
+    "report": ["report", "-i", RUN, "-o", "new.html"],
+}
+"""Every command that writes, told to write something new, `train on` apart."""
+
+
+def names() -> list[str]:
+    """Everything here."""
+    return sorted(str(path) for path in Path().rglob("*") if path.name != "said")
+
+
+@pytest.mark.parametrize("name", [*WRITERS])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow past 1,000 bytes: `ulimit -f`."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    before = names()
+
+    def limited() -> int:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return main(WRITERS[name])
+
+    code = in_child(limited, said := tmp_path / "said")
+    assert code == 2, said.read_text()
+    lines = said.read_text().splitlines()
+    assert "Traceback" not in said.read_text()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1, lines
+    assert [name for name in names() if name not in before and "tfevents" not in name] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WRITERS])
+def test_two_at_once_in_one_folder(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends well, or in one line because the other is at work; no file is half of one and half of the other."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+    def both() -> int:
+        pid = os.fork()
+        code = main(WRITERS[name])
+        if not pid:
+            os._exit(code)
+        other = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return 10 * code + other
+
+    code = in_child(both, said := tmp_path / "said")
+    assert code in (0, 2, 20), said.read_text()
+    assert "Traceback" not in said.read_text()
+    assert not [path for path in names() if "partial" in path or "replaced" in path]
+
+
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_an_output_that_takes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def deaf() -> int:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+        try:
+            return main([name, "--help"])
+        except SystemExit as end:
+            return int(end.code or 0)
+
+    assert in_child(deaf, said := tmp_path / "said") == 2, said.read_text()
+    assert said.read_text().startswith("error: what the command prints cannot be written: No space left"), said
+
+
+@pytest.mark.parametrize("number", [0, 10, 40])
+def test_a_run_folder_that_vanishes_is_one_line(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def vanishing() -> int:
+        at_event(number, lambda: shutil.rmtree("logs", ignore_errors=True), below=Path("logs"))
+        return main([*TRAIN, *SHORT, "--save-freq", "20", "-n", "64", *PARAMS])
+
+    code = in_child(vanishing, said := tmp_path / "said")
+    assert code in (0, 2), said.read_text()
+    assert "Traceback" not in said.read_text()
+    if code:
+        assert len([line for line in said.read_text().splitlines() if line.startswith("error: ")]) == 1

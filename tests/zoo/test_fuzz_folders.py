@@ -1,162 +1,205 @@
-"""Run folders with one damaged file: every command that reads them ends in its result or in one line.
+"""Folders with one damaged file: what reads them ends in its result or in one line.
 
-What is damaged, where and how follows from a drawn number; `make fuzz` draws ten times as many.
+What is damaged, where and how follows from a drawn number (`tests/zoo/damage.py`); `make fuzz` draws ten times as many.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vla_gym
-from tests.zoo.stand_ins import finished
+from tests.zoo.damage import damage
 from tests.zoo.test_fuzz import cases, check
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
+from vla_gym.reading import file_sha256
 from vla_policies import VLAPolicy
-from zoo.config.run_config import RunConfig, to_plain
-from zoo.runs.folder import create_run_folder
-from zoo.runs.loggers import JsonLines
-from zoo.runs.monitor import EvaluationFile, MonitorFile
+from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
+from zoo.algorithms.ppo import PPO
+from zoo.cli.main import main
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.runs.folder import STATE_FILE
+from zoo.runs.seal import sealed
+from zoo.training.checkpoint import load_checkpoint
 
-ODD_VALUES: tuple[Any, ...] = (None, [], {}, "x", -1, 1e300, 10**30, "../x", [None], {"a": {}}, True)
-ODD_TEXTS = (
-    "",
-    "null",
-    "[1, 2]",
-    "&a [*a]",
-    "[" * 3000,
-    "9" * 5000,
-    "!!python/name:os.system",
-    "{a: 1, a: 2}",
-    "\x1b[2J",
-)
+pytestmark = pytest.mark.processes
+
+TINY = ["num_workers:0", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
+TRAIN = ["train", "--env", "Toy-Reach", "--num-envs", "2", "-n", "64", "--seed", "0", "--device", "cpu", "-f", "logs"]
+FLAGS = ["--save-freq", "40", "--eval-freq", "40", "--eval-episodes", "2", "--no-eval-video", "--num-threads", "1"]
+COLLECT = ["collect", "--env", "Toy-Reach", "--policy", "nano", "--keep-failures", "-n", "3", "-o", "demos"]
+RUN = "logs/ppo/Toy-Reach_1"
+COMPARE, PLOT = ["compare", "--before", RUN, "--after", RUN], ["plot", RUN, "-o", "curves.png"]
 COMMANDS_OF_RUNS = (
-    ["train", "-n", "128", "--dry-run"],
-    ["evaluate"],
-    ["record_video"],
-    ["push_to_hub", "me/run"],
-    ["plan", "-n", "128"],
+    *(["train", "-i", RUN, "-n", "128", "--dry-run"], ["train", "-i", RUN, "-n", "128"], ["evaluate", "-i", RUN]),
+    *(["train", "--env", "Toy-Reach", "--policy", f"{RUN}/best", "--dry-run"], ["record_video", "-i", RUN]),
+    *(["push_to_hub", "me/run", "-i", RUN], ["plan", "-i", RUN, "-n", "128"], ["evaluate", "-i", f"{RUN}/best"]),
+    *(["serve", "-i", RUN], ["enjoy", "-i", RUN], ["sft", "-i", RUN], ["collect", "-i", RUN, "-n", "1", "-o", "new"]),
+    ["evaluate", "--env", "Toy-Reach", "-f", "logs"],
 )
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-class Files(dict[str, bytes]):
-    """Name -> content of the files of a run folder."""
-
-    def __repr__(self) -> str:
-        return f"{sorted(self)}"  # what Hypothesis shows of a failure
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A run folder of Toy-Reach."""
-    run = create_run_folder(tmp_path_factory.mktemp("run"), "ppo", "Toy-Reach")
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=64, num_envs=2, seed=0)
-    (run.path / "config.yml").write_text(yaml.safe_dump(to_plain(config)))
-    (run.path / "args.yml").write_text("gym_packages: []\n")
-    (run.path / "command.txt").write_text("python -m zoo.train\n")
-    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, num_workers=0)
-    (run.path / "protocol.json").write_text(json.dumps(envs.protocol()))
-    view = envs.as_sb3()
-    VLAPolicy(
-        view.observation_space,
-        view.action_space,
-        lambda _: 1e-3,
-        backbone="nano",
-        backbone_kwargs={"size": "tiny"},
-        action_spec=envs.benchmark.action_spec,
-    ).save_pretrained(run.best)
-    envs.close()
-    (run.best / "score.json").write_text(json.dumps({"success": 0.5, "num_timesteps": 64}))
-    monitor, metrics = MonitorFile(run.path, "Toy-Reach"), JsonLines(run.path)
-    for step in (32, 64):
-        monitor.add(finished(1.0, 12, task_id=1), step)
-        metrics.write({"env/return": 1.0, "train/loss": 0.5}, {}, step)
-        EvaluationFile(run.path, keep_until=step).add(step, [1.0, 0.0], [12, 20], [True, False])
-    monitor.close()
-    metrics.close()
-    return Files({str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()})
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of Toy-Reach, its results, and demonstrations."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([*TRAIN, *FLAGS, "-params", "n_steps:4", "batch_size:8", *TINY]) == 0
+        assert main([*COLLECT, "-params", *TINY]) == 0
+        shutil.copy(f"{RUN}/evaluation.json", f"{RUN}/results.json")
+    return folder
 
 
-@pytest.fixture
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that would start simulators or talk to the Hub end there."""
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is `home`; commands that would start simulators or talk to the Hub end there."""
+    monkeypatch.chdir(home)
+    for place in (
+        *("zoo.cli.open_agent.open_rollout", "zoo.hub.upload._send", "zoo.serving.local_policy.open_policy"),
+        *("zoo.training.train.train", "zoo.imitation.setup.finetune"),
+    ):
+        monkeypatch.setattr(place, _start)
 
-    def start(*args: object, **options: object) -> None:
-        raise BadValue("started")
 
-    monkeypatch.setattr("zoo.cli.open_agent.open_rollout", start)
-    monkeypatch.setattr("zoo.hub.upload._send", start)
+def _start(*args: object, **options: object) -> None:
+    raise BadValue("started")
 
 
-@pytest.mark.usefixtures("nothing_starts")
-@cases(400)
+@cases(250)
 @given(draw=st.randoms(use_true_random=True))
-def test_a_run_folder_with_one_damaged_file(files: Files, draw: random.Random) -> None:
-    command, *flags = draw.choice(COMMANDS_OF_RUNS)
-    check([command, "-i", str(damaged_run(files, draw)), *flags], 0, 2)
+def test_a_run_folder(draw: random.Random) -> None:
+    one_run_folder(draw)
+
+
+def one_run_folder(draw: random.Random) -> None:
+    """A command of a damaged run."""
+    with damage(Path(RUN), draw):
+        check(draw.choice(COMMANDS_OF_RUNS), 0, 2)
 
 
 @cases(40)
 @given(draw=st.randoms(use_true_random=True))
-def test_a_page_of_damaged_records(files: Files, draw: random.Random) -> None:
-    run = damaged_run({name: content for name, content in files.items() if "/" not in name}, draw)
-    (run / "report.html").touch()
-    check(["report", "-i", str(run)], 0, 2)
+def test_records(draw: random.Random) -> None:
+    one_record(draw)
 
 
-def damaged_run(files: Mapping[str, bytes], draw: random.Random) -> Path:
-    """Write a run folder of these files, one of them damaged, where the last one was."""
-    folder = Path("run").absolute()
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    name = draw.choice(sorted(files))
-    (folder / name).write_bytes(damaged(files[name], draw))
-    return folder
+def one_record(draw: random.Random) -> None:
+    """A page, a picture or a comparison of a damaged run's records."""
+    command = draw.choice([["report", "-i", RUN], PLOT, PLOT, *[COMPARE] * 5])
+    with damage(Path(RUN), draw):
+        for written in ("curves.png", f"{RUN}/report.html"):
+            if not os.path.lexists(written):
+                Path(written).touch()
+        check(command, 0, 2)
 
 
-def damaged(content: bytes, draw: random.Random) -> bytes:
-    """A file's content, damaged in one of many ways."""
-    kind, place = (
-        draw.choice(["cut", "flip", "text", "value", "value", "zeros", "doubled"]),
-        draw.randrange(len(content)),
-    )
-    if kind == "value":
-        with contextlib.suppress(ValueError, yaml.YAMLError):
-            value = yaml.safe_load(content.decode())
-            if isinstance(value, dict):
-                return json.dumps(replaced(value, draw)).encode()
-    flipped = bytes([content[place] ^ (1 << draw.randrange(8))])
-    return {
-        "cut": content[:place],
-        "flip": content[:place] + flipped + content[place + 1 :],
-        "zeros": bytes(len(content)),
-        "doubled": content + content,
-    }.get(kind, draw.choice(ODD_TEXTS).encode())
+@pytest.fixture(scope="module")
+def model() -> Iterator[PPO]:
+    """What the run trained."""
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=2, chunk=4, num_workers=0)
+    tiny: dict[str, Any] = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
+    yield PPO("VLAPolicy", envs, n_steps=4, batch_size=8, policy_kwargs=tiny, device="cpu")
+    envs.close()
 
 
-def replaced(value: Mapping[str, Any], draw: random.Random) -> dict[str, Any]:
-    """`value` with one part of it, at some depth, replaced or left out."""
-    key = draw.choice([*value])
-    part = value[key]
-    if isinstance(part, dict) and part and draw.random() < 0.5:
-        return {**value, key: replaced(part, draw)}
-    if draw.random() < 0.5:
-        return {**value, key: draw.choice(ODD_VALUES)}
-    return {name: kept for name, kept in value.items() if name != key}
+@cases(150)
+@given(draw=st.randoms(use_true_random=True))
+def test_a_checkpoint(model: PPO, draw: random.Random) -> None:
+    one_checkpoint(model, draw)
+
+
+def one_checkpoint(model: PPO, draw: random.Random) -> None:
+    """A damaged checkpoint, which must be refused; one whose hashes were made anew is refused or makes sense."""
+    folder = max(Path(RUN, "checkpoints").iterdir())
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    forged = draw.random() < 0.5
+    with damage(folder, draw) as what, put_back(folder / STATE_FILE, folder / CERTIFICATE_FILE):
+        name = what.partition(":")[0]
+        if (folder / name).is_file() and (folder / name).read_bytes() == whole[name]:
+            return
+        if forged:
+            forge(folder)
+            with contextlib.suppress(VLAZooError):
+                load_checkpoint(model, folder)
+        else:
+            with refused(what):
+                load_checkpoint(model, folder)
+
+
+def forge(folder: Path) -> None:
+    """Give a checkpoint the sizes and hashes of the files that it has, and take its policy's certificate away."""
+    state, certificate = folder / STATE_FILE, folder / CERTIFICATE_FILE
+    if certificate.is_file():
+        certificate.unlink()
+    files = [path for path in folder.iterdir() if path.is_file() and path != state]
+    with contextlib.suppress(ValueError, OSError):
+        facts = json.loads(state.read_text())
+        if isinstance(facts, dict) and state.is_file():
+            facts = {**facts, "sha256": {}, "files": {path.name: path.stat().st_size for path in files}}
+            state.write_text(json.dumps(sealed(facts, {path.name: file_sha256(path) for path in files})))
+
+
+@contextlib.contextmanager
+def put_back(*files: Path) -> Iterator[None]:
+    """Context manager after which files are as they were, but for those that are no files in it."""
+    contents = {file: file.read_bytes() for file in files if file.is_file()}
+    yield
+    for file, content in contents.items():
+        file.write_bytes(content)
+
+
+class refused:
+    """Context manager whose body must raise one of our errors."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        assert error is not None, f"loaded: {self._what}"
+        return isinstance(error, VLAZooError)
+
+
+@cases(60)
+@given(draw=st.randoms(use_true_random=True))
+def test_a_policy(draw: random.Random) -> None:
+    one_policy(draw)
+
+
+def one_policy(draw: random.Random) -> None:
+    """A damaged policy folder, in half of the cases without a certificate."""
+    best = Path(RUN, "best")
+    with damage(best, draw), put_back(best / CERTIFICATE_FILE):
+        if draw.random() < 0.5 and (best / CERTIFICATE_FILE).is_file():
+            (best / CERTIFICATE_FILE).unlink()
+        with contextlib.suppress(VLAZooError):
+            VLAPolicy.from_pretrained(best)
+
+
+@cases(150)
+@given(draw=st.randoms(use_true_random=True))
+def test_a_dataset(draw: random.Random) -> None:
+    one_dataset(draw)
+
+
+def one_dataset(draw: random.Random) -> None:
+    """A damaged dataset: read, and now and then learned from and gone on with."""
+    with damage(Path("demos"), draw):
+        if draw.random() < 0.2:
+            check(["sft", "--env", "Toy-Reach", "--dataset", "demos"], 2)
+            check([*COLLECT, "-params", *TINY], 0, 2)
+        with contextlib.suppress(VLAZooError):
+            read_dataset(Path("demos"))
