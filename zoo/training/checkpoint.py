@@ -28,7 +28,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import file_sha256
+from vla_gym.reading import file_sha256, size_of
 from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_weights
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
@@ -265,6 +265,7 @@ def read_state(folder: Path, algorithm: str, *keys: str) -> dict[str, Any]:
 
 
 def _load_tensors(path: Path, load: Callable[[Path], Any]) -> Any:
+    size_of(path)  # a pipe would never be opened
     try:
         return load(path)
     except (OSError, SafetensorError) as error:

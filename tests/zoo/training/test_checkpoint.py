@@ -323,6 +323,18 @@ def test_tensors_that_cannot_be_the_runs_are_refused(saved: Path, name: str, kin
         load_checkpoint(build("ppo"), saved)
 
 
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "rollout.safetensors"])
+def test_a_pipe_that_no_hash_names_is_not_waited_for(saved: Path, name: str):
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    state = json.loads((saved / STATE_FILE).read_text())
+    for facts in (state["files"], state["sha256"]):
+        del facts[name]
+    (saved / STATE_FILE).write_text(json.dumps(sealed(state, {})))
+    with pytest.raises(BadValue, match="pipe"):
+        load_checkpoint(build("ppo"), saved)
+
+
 def test_a_checkpoint_of_another_algorithm_is_refused(saved: Path):
     with pytest.raises(BadValue, match="algorithm='PPO', this run has 'GRPO'"):
         load_checkpoint(build("grpo"), saved)
