@@ -143,9 +143,9 @@ def forge(folder: Path) -> None:
     if certificate.is_file():
         certificate.unlink()
     files = [path for path in folder.iterdir() if path.is_file() and path != state]
-    with contextlib.suppress(ValueError, OSError):
-        facts = json.loads(state.read_text())
-        if isinstance(facts, dict) and state.is_file():
+    with contextlib.suppress(ValueError, OSError, RecursionError):
+        facts = json.loads(state.read_text()) if state.is_file() else None
+        if isinstance(facts, dict):
             facts = {**facts, "sha256": {}, "files": {path.name: path.stat().st_size for path in files}}
             state.write_text(json.dumps(sealed(facts, {path.name: file_sha256(path) for path in files})))
 
