@@ -63,11 +63,14 @@ SMALL = [
     ("pi05", {"size": "tiny"}),
 ]
 PUBLISHED = [
-    ("openvla-oft", {"lora": {"rank": 32}}, 16),
-    ("openvla-oft", {"lora": {"rank": 32}, "recompute": True}, 8),
-    ("openvla", {"lora": {"rank": 32}, "recompute": True}, 8),
+    pytest.param("openvla-oft", {"lora": {"rank": 32}}, 16, marks=pytest.mark.thorough),
+    pytest.param("openvla-oft", {"lora": {"rank": 32}, "recompute": True}, 8, marks=pytest.mark.thorough),
+    ("openvla-oft", {"lora": {"rank": 32}, "recompute": True, "quantization": "nf4"}, 8),
+    pytest.param("openvla", {"lora": {"rank": 32}, "recompute": True}, 8, marks=pytest.mark.thorough),
     ("pi0", {}, 32),
-    ("pi05", {"vlm_dtype": "bfloat16"}, 32),
+    ("pi05", {}, 32),
+    ("smolvla", {}, 32),
+    ("smolvla", {"train_expert_only": False}, 8),
 ]
 
 
