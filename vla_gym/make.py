@@ -14,7 +14,7 @@ from vla_gym.errors import BadValue, check_integer, shown, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
 from vla_gym.registry import find_benchmark
 from vla_gym.rewards import RewardKind, RewardRule
-from vla_gym.specs import Benchmark
+from vla_gym.specs import LONGEST_WAIT, Benchmark
 from vla_gym.vector.instructions import Instructions, changed_instructions, with_instructions
 from vla_gym.vector.protocol import EnvConfig, observation_layout
 from vla_gym.vector.start_states import make_schedule
@@ -260,8 +260,8 @@ def _on_worker_error(policy: OnWorkerError) -> OnWorkerError:
 
 
 def _seconds(name: str, value: float) -> float:
-    if not 0.0 < _number(name, value) < float("inf"):
-        raise BadValue(f"{name} must be a positive number of seconds, got {shown(value)}")
+    if not 0.0 < _number(name, value) <= LONGEST_WAIT:
+        raise BadValue(f"{name} must be a positive number of seconds, at most {LONGEST_WAIT:g}, got {shown(value)}")
     return float(value)
 
 

@@ -13,6 +13,9 @@ from typing import Any, Literal
 RenderQuality = Literal["full", "fast"]
 """Pictures as published, or cheaper ones of the same view for training: results with them are not comparable."""
 
+LONGEST_WAIT = 1e6
+"""Seconds, eleven days: the most that a time limit may be."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSpec:

@@ -61,6 +61,7 @@ def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
         ({"split": 3}, UnknownName, "no split .*'3'"),
         ({"reward": ["sparse"]}, UnknownName, "no reward"),
         ({"autoreset_mode": ["disabled"]}, UnknownName, "no autoreset mode"),
+        ({"reset_timeout": 1e300}, BadValue, "reset_timeout must be .* at most 1e\\+06, got 1e\\+300"),
         ({"step_timeout": "a"}, BadValue, "step_timeout must be a number, got 'a'"),
         ({"reset_timeout": None}, BadValue, "reset_timeout must be a number, got None"),
         ({"reward_scale": "1"}, BadValue, "reward_scale must be a number, got '1'"),

@@ -26,6 +26,8 @@ from zoo.config.settings import (
     Texts,
 )
 
+Rate = Annotated[Schedulable, Range(low=0, high=1)]
+"""A learning rate of Adam, whose first step moves every weight by about as much."""
 LogprobLevel = Literal["token", "action", "chunk", "sequence"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk; "sequence" is the
 geometric mean of the chunk's tokens."""
@@ -51,17 +53,17 @@ class OnPolicyConfig:
     implementation: ClassVar[str]
     """"module:Class", imported only when a run starts."""
 
-    learning_rate: Annotated[Schedulable, Range(low=0)]
+    learning_rate: Rate
     """Of the policy; `policy_kwargs value_lr` gives the critic its own."""
     batch_size: Decisions
     """Decisions of one optimiser step, all ranks together."""
     n_epochs: Passes
     """Passes over a rollout. arXiv:1707.06347."""
-    clip_range: Annotated[Schedulable, Range(low=0)] = 0.2
+    clip_range: Annotated[Schedulable, Range(low=0, high=1)] = 0.2
     """The ratio's bounds are 1 - clip_range and 1 + clip_range. arXiv:1707.06347, eq. 7."""
     clip_range_high: Positive | None = None
     """Upper bound where it differs, "clip-higher"; None = as `clip_range`. DAPO, arXiv:2503.14476, section 3.1."""
-    ent_coef: float = 0.0
+    ent_coef: NonNegative = 0.0
     """Weight of the entropy bonus. arXiv:1707.06347, eq. 9."""
     max_grad_norm: Positive
     """Global norm at which a gradient is cut, critic included."""
@@ -92,7 +94,7 @@ class PPOConfig(OnPolicyConfig):
     implementation: ClassVar[str] = "zoo.algorithms.ppo:PPO"
 
     # Described above; of these SB3 has no `logprob_level`.
-    learning_rate: Annotated[Schedulable, Range(low=0)] = 3e-4
+    learning_rate: Rate = 3e-4
     batch_size: Decisions = 64
     n_epochs: Passes = 10
     max_grad_norm: Positive = 0.5
@@ -136,7 +138,7 @@ class GRPOConfig(OnPolicyConfig):
     implementation: ClassVar[str] = "zoo.algorithms.grpo:GRPO"
 
     # Described above; `clip_range_high` is DAPO's.
-    learning_rate: Annotated[Schedulable, Range(low=0)] = 2e-5
+    learning_rate: Rate = 2e-5
     batch_size: Decisions = 256
     n_epochs: Passes = 1
     max_grad_norm: Positive = 1.0

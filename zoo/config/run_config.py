@@ -22,6 +22,7 @@ from zoo.config.settings import (
     Positive,
     Processes,
     Range,
+    Seconds,
     annotations_of,
     check_fields,
     check_value,
@@ -47,8 +48,8 @@ class EnvOptions(TypedDict, total=False):
     split: str
     num_workers: Annotated[int, Range(low=0, high=MOST_PROCESSES)]
     on_worker_error: OnWorkerError
-    step_timeout: Positive
-    reset_timeout: Positive
+    step_timeout: Seconds
+    reset_timeout: Seconds
     env_kwargs: Mapping[str, Any]
     """Options of the benchmark's family; `RunConfig.env_options` holds them beside the others."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from vla_gym.errors import BadValue, UnknownName, shown, unknown_name
+from vla_gym.specs import LONGEST_WAIT
 from zoo.config.schedules import build_schedule
 
 
@@ -40,6 +41,7 @@ Passes = Annotated[int, Range(low=1, high=10**5)]
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(low=0)]
 Fraction = Annotated[float, Range(low=0, high=1)]
+Seconds = Annotated[float, Range(above=0, high=LONGEST_WAIT)]
 Schedulable = float | Mapping[str, Any]
 """A number, or a schedule's mapping such as `{schedule: linear, start: 3.0e-4, end: 0.0}`."""
 
