@@ -65,7 +65,10 @@ SMALL = [
 PUBLISHED = [
     pytest.param("openvla-oft", {"lora": {"rank": 32}}, 16, marks=pytest.mark.thorough),
     pytest.param("openvla-oft", {"lora": {"rank": 32}, "recompute": True}, 8, marks=pytest.mark.thorough),
-    ("openvla-oft", {"lora": {"rank": 32}, "recompute": True, "quantization": "nf4"}, 8),
+    pytest.param(
+        *("openvla-oft", {"lora": {"rank": 32}, "recompute": True, "quantization": "nf4"}, 8),
+        marks=pytest.mark.thorough,
+    ),
     pytest.param("openvla", {"lora": {"rank": 32}, "recompute": True}, 8, marks=pytest.mark.thorough),
     ("pi0", {}, 32),
     ("pi05", {}, 32),

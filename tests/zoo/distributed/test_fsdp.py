@@ -62,14 +62,15 @@ def same_updates(first: list[dict[str, float]], second: list[dict[str, float]]) 
 
 
 @pytest.mark.slow
-def test_two_ranks_with_parts_make_the_update_of_one_with_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [(1,), pytest.param((2, 4), marks=pytest.mark.thorough)])
+def test_two_ranks_with_parts_make_the_update_of_one_with_all(resumed: tuple[int, ...], tmp_path: Path) -> None:
     alone, parted = train(1, tmp_path / "alone"), train(2, tmp_path / "parted")
     same_updates(updates(alone), updates(parted))
     whole, sharded = first_checkpoint(alone), first_checkpoint(parted)
     assert whole.name == sharded.name
     for file in ("model.safetensors", "optimizer.safetensors"):
         same_tensors(whole, sharded, file, 1e-4)
-    for processes in (1, 4):
+    for processes in resumed:
         folder = tmp_path / str(processes)
         finish(start(processes, ["-i", str(sharded), "-f", str(folder)], config=FSDP))
         same_updates(updates(only_run(folder)), updates(alone)[1:])
@@ -97,6 +98,7 @@ def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_path: Path) -> None:
     less = "policy_kwargs:{backbone_kwargs: {size: tiny, dtype: bfloat16}}"
     whole_run = train(2, tmp_path / "whole", less, precision="bf16")
