@@ -12,6 +12,7 @@ BEFORE_AN_UPDATE = {"zoo/algorithms/advantages.py"}
 """Advantages belong to the rollout's end; the page names them beside the update that uses them."""
 IN_PASSING = {
     *("vla_gym/observation.py", "vla_gym/vector/vector_env.py", "vla_gym/workers/pool.py"),
+    "vla_gym/vector/start_states.py",  # where an episode ends within the decision
     "zoo/distributed/process_group.py",
 }
 """Files of which a decision executes a line or two."""

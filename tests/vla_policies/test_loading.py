@@ -228,7 +228,7 @@ def drop(*path: str) -> Callable[[dict], None]:
     ("name", "file", "edit", "cause"),
     [
         ("openvla_tiny", "config.json", lambda values: values.update(text_config=None), "TypeError: "),
-        ("openvla_tiny", "config.json", drop("text_config", "vocab_size"), "AssertionError: "),
+        ("openvla_tiny", "config.json", drop("text_config", "vocab_size"), "KeyError: 'vocab_size'"),
         ("openvla_tiny", "config.json", lambda values: values.update(image_sizes=[224]), "ValueError: zip"),
         (
             "openvla_tiny",
