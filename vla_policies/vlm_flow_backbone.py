@@ -7,54 +7,52 @@ is frozen its passes keep no activations, and what it made of an observation may
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_gym.errors import BadValue, unknown_name
-from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.json_records import changed
+from vla_gym.errors import unknown_name
+from vla_policies.conventions import Conventions
 from vla_policies.flow_backbone import FlowBackbone
 from vla_policies.modules.critic import Critic
 from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.modules.flow_head import NoiseHead
 from vla_policies.modules.prefix import Prefix, join_prefixes, split_prefix
 from vla_policies.types import PolicyInputs
+from vla_policies.vlm_flow_config import WORDS, FlowLearning, VLMFlowConfig
+
+SIZES = ("tiny", "full")
+"""Sizes of fresh weights: for trials, and the published one with random weights."""
+UNPLANNED = ("delta_dims", "use_statistics", "cache_features")
+"""Options that sizes do not depend on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlowLearning:
-    """Heads and trainable parts."""
+@dataclass(frozen=True)
+class Context:
+    """The encoded observation of a decision."""
 
-    value_hidden: tuple[int, ...] = (512, 256, 128)
-    """Hidden features of the critic; 1024, 512, 256 is published for pi0.5 on LIBERO and ManiSkill."""
-    detach_value: bool = True
-    """Whether the critic's gradient stops at its input."""
-    noise_hidden: tuple[int, ...] = (128, 64)
-    """Hidden features of Flow-Noise's network."""
-    train_expert_only: bool = True
-    """Freeze the VLM: its pass then keeps no activations."""
-    recompute_activations: bool = False
-    """Keep only the layers' inputs while training and run the layers again in the backward pass."""
-    cache_features: float = 0.0
-    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
-    vlm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the VLM's weights: "auto" is bfloat16 for a frozen VLM on a GPU, else float32. The expert and the
-    heads stay in float32."""
+    memory: Prefix
+    """Images and text, as every layer of the expert reads them."""
+    state_BS: Tensor | None
+    """Normalised, padded state, where the expert reads it."""
+    feature_BW: Tensor | None
+    """The critic's input; None = the expert's hidden states."""
 
-    def __post_init__(self) -> None:
-        if not self.value_hidden or not self.noise_hidden:
-            raise BadValue("value_hidden and noise_hidden need at least one number each")
-        if self.vlm_dtype not in ("auto", "float32", "bfloat16"):
-            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("auto", "float32", "bfloat16"))
-        if self.cache_features and not self.train_expert_only:
-            raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
-        if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
-            raise BadValue("a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one")
+
+class VisionLanguage(Protocol):
+    """What encodes images and text."""
+
+    def embed(
+        self, pixels_BMCHW: Tensor, camera_mask_BM: Tensor | None, text_BL: Tensor, text_mask_BL: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens of all cameras, then of the text, `[B, L, W]`, and which are real, bool `[B, L]`."""
+
+    def __call__(self, x_BLW: Tensor, mask_BL: Tensor, *, with_hidden: bool) -> Prefix:
+        """Embedded tokens through all layers."""
 
 
 class Processor(Protocol):
@@ -71,30 +69,116 @@ class Processor(Protocol):
 
 
 class VLMFlowBackbone(FlowBackbone):
-    """Base of the families; subclasses build `network` and call `_add_heads`, and implement the passes."""
+    """Base of the families; subclasses build the network, and implement `encode` and `denoise`."""
 
-    learning: FlowLearning
-    """Heads and trainable parts."""
+    config_class: ClassVar[type[VLMFlowConfig]]
+    """Settings of one checkpoint."""
+    recompute_option: ClassVar[str | None] = "recompute_activations"
+    fits_environment: ClassVar[bool] = True
 
-    def _add_heads(self, flow: FlowSettings, learning: FlowLearning, *, value_width: int, expert_width: int) -> None:
-        """Create the critic on `value_width` features and, for Flow-Noise, the head that learns its noise."""
-        self.learning = learning
-        self.value_head = Critic(value_width, learning.value_hidden)
+    def __init__(self, conventions: Conventions, config: VLMFlowConfig, *, empty: bool = False) -> None:
+        """:param empty: create the network on the meta device; `load` fills it."""
+        shape, learning, flow = config.network, config.learning, config.flow
+        conventions = replace(conventions, image_size=shape.image_size)
+        super().__init__(conventions, flow, horizon=shape.horizon, flow_width=shape.action_width)
+        self.config = config
+        with torch.device("meta") if empty else torch.get_default_device():
+            self._build_network()
+        read = shape.expert.width if learning.value_feature == "expert" else shape.vlm_width
+        self.value_head = Critic(read, learning.value_hidden)
         self.noise_head = (
-            NoiseHead(expert_width, learning.noise_hidden, self.flow_width, flow.noise_std)
+            NoiseHead(shape.expert.width, learning.noise_hidden, self.flow_width, flow.noise_std)
             if flow.scheme == "flow_noise"
             else None
         )
+        self._processor: Processor | None = None
         self._reset_cache()
 
+    # Implemented by families --------------------------------------------------------------------------
+
+    @classmethod
     @abstractmethod
-    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        """Images and text through the VLM."""
+    def config_of_size(cls, size: str, action_dim: int) -> VLMFlowConfig:
+        """Settings of fresh weights of one of `SIZES`."""
+
+    @abstractmethod
+    def _build_network(self) -> None:
+        """Create the network of `config`."""
+
+    @abstractmethod
+    def _build_processor(self) -> Processor:
+        """Observation to inputs, denoised chunks to actions."""
 
     @property
     @abstractmethod
+    def vlm(self) -> VisionLanguage:
+        """What encodes images and text."""
+
+    # Building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
+        return "size" in options or "network" in options
+
+    @classmethod
+    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
+        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
+        rest = dict(options)
+        if "network" in rest:
+            return cls.from_config(conventions, rest, f"backbone_kwargs of {cls.family}", empty=False)
+        size = rest.pop("size", None)
+        if size not in SIZES:
+            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
+        return cls(conventions, cls.config_of_size(size, conventions.action_dim).with_options(rest))
+
+    @classmethod
+    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `backbone_kwargs` of fresh weights of the same sizes, the published ones where none are said, with hashed
+        words: tokenizers are downloads."""
+        found = {key: value for key, value in options.items() if key not in UNPLANNED}
+        if "network" in found:
+            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
+        if found.get("size", "full") != "full":
+            return found
+        outside: dict[str, Any] = {
+            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
+        }
+        config = cls.config_of_size(found.pop("size", "full"), cls.default_conventions.action_dim)
+        shape = replace(config.network, horizon=found.pop("horizon", None) or config.network.horizon)
+        words = replace(config.preprocessing, tokenizer=WORDS)
+        config = replace(config, network=shape, preprocessing=words).with_options(found)
+        return {**config.to_json(), **outside}
+
+    @classmethod
+    def from_config(
+        cls, conventions: Conventions, config: Mapping[str, Any], where: str, *, empty: bool = True
+    ) -> Self:
+        return cls(conventions, cls.config_class.from_json(config, where), empty=empty)
+
+    @classmethod
+    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        return cls.config_class.from_json(model, f"model of '{where}'").with_options(options).to_json()
+
+    @classmethod
+    def dtype_options(cls, dtype: str) -> dict[str, Any]:
+        return {"vlm_dtype": dtype}
+
+    def config_json(self) -> dict[str, Any]:
+        return self.config.to_json()
+
+    @property
+    def learning(self) -> FlowLearning:
+        """Heads and trainable parts."""
+        return self.config.learning
+
+    @property
     def processor(self) -> Processor:
         """Observation to inputs, denoised chunks to actions."""
+        if self._processor is None:
+            self._processor = self._build_processor()
+        return self._processor
+
+    # Deciding -----------------------------------------------------------------------------------------
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
         return self.value_head.parameters()
@@ -113,6 +197,21 @@ class VLMFlowBackbone(FlowBackbone):
     def learned_std(self, hidden_BHE: Tensor) -> Tensor:
         assert self.noise_head is not None
         return self.noise_head(hidden_BHE)
+
+    def value_of(self, context: Context) -> Tensor:
+        detached, feature_BW = self.learning.detach_value, context.feature_BW
+        if feature_BW is None:
+            num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
+            zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+                feature_BW = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
+        value_B: Tensor = self.value_head(feature_BW.detach() if detached else feature_BW)
+        return value_B
+
+    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
+        """Images and text through the VLM."""
+        x_BLW, mask_BL = self.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
+        return self.vlm(x_BLW, mask_BL, with_hidden=self.learning.value_feature == "prefix")
 
     def prefix_of(self, inputs: PolicyInputs) -> Prefix:
         """Images and text, encoded; with `cache_features`, kept ones of equal observations."""
@@ -149,22 +248,3 @@ class VLMFlowBackbone(FlowBackbone):
         """Drop the prefixes of earlier weights."""
         gib = self.learning.cache_features
         self._prefixes = FeatureCache(int(gib * GIB)) if gib else None
-
-
-Config = TypeVar("Config")
-
-
-def with_options(config: Config, options: Mapping[str, Any], settable: Sequence[str], family: str) -> Config:
-    """`config` with settings of its `flow`, `learning` and the `settable` ones of `preprocessing` changed by name."""
-    parts = {name: getattr(config, name) for name in ("flow", "learning", "preprocessing")}
-    own = {name: [item.name for item in fields(part)] for name, part in parts.items()}
-    own["preprocessing"] = list(settable)
-    names = [name for part in own.values() for name in part]
-    for key in options:
-        if key not in names:
-            raise unknown_name(f"option of a {family} checkpoint", key, names)
-    new = {
-        name: changed(part, {key: value for key, value in options.items() if key in own[name]}, "backbone_kwargs")
-        for name, part in parts.items()
-    }
-    return replace(config, **new)  # type: ignore[type-var]

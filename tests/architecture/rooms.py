@@ -25,7 +25,7 @@ ROOMS = {
             "modules",
             "backbone",
         ),
-        *("flow_backbone", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
+        *("flow_backbone", "vlm_flow_config", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
         *("registry", "recognition", "loading", "footprint", "canary", "policy"),
     ),
     "zoo": (

@@ -112,6 +112,16 @@ def test_the_published_7b_is_counted_without_its_weights():
     assert len(counted.block_sizes()) == 31 + 23 + 26
 
 
+def test_the_published_smolvla_is_counted_to_the_byte():
+    counted = Footprint("smolvla", family_class("smolvla").default_conventions, {})
+    # 500 tensors of the published checkpoint; the expert and the five small layers train, in float32, the rest stays in
+    # bf16; the critic is 960 x 512 + 512, 512 x 256 + 256, 256 x 128 + 128, 128 x 1 + 1.
+    expert, critic = 99_880_992, 492_032 + 131_328 + 32_896 + 129
+    assert counted.weights.frozen == 2 * (450_046_176 - expert)
+    assert counted.weights.trained == counted.weights.gradients == 4 * (expert + critic)
+    assert counted.weights.optimizer == 8 * (expert + critic)
+
+
 def unused(counted: Footprint) -> int:
     """Adapters beside layers that no output depends on."""
     return sum(p.numel() for name, p in counted.backbone.named_parameters() if ".lora_" in name and not p.requires_grad)

@@ -1,19 +1,47 @@
+from __future__ import annotations
+
 import pytest
+import torch
 
-from vla_gym.errors import BadValue, UnknownName
-from vla_policies.pi0.config import tiny_config
-from vla_policies.vlm_flow_backbone import FlowLearning, with_options
+from vla_gym.errors import UnknownName
+from vla_policies import Conventions
+from vla_policies.registry import family_class
+from vla_policies.vlm_flow_backbone import VLMFlowBackbone
+
+CONVENTIONS = Conventions(cameras=("image",), image_size=64, state_dim=3, chunk=2, action_dim=2)
 
 
-def test_settings_are_changed_where_they_belong() -> None:
-    config = with_options(
-        tiny_config("pi0"), {"num_steps": 7, "cache_features": 1, "delta_dims": 2}, ["delta_dims"], "x"
+def family_of(name: str) -> type[VLMFlowBackbone]:
+    found = family_class(name)
+    assert issubclass(found, VLMFlowBackbone)
+    return found
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])
+def test_the_plan_is_of_the_published_sizes_with_hashed_words(name: str) -> None:
+    family = family_of(name)
+    planned = family.planned_options({"num_steps": 4, "cache_features": 1.0, "horizon": 20, "cameras": ["image"]})
+    assert (planned["flow"]["num_steps"], planned["learning"]["cache_features"], planned["cameras"]) == (
+        4,
+        0,
+        ["image"],
     )
-    assert (config.flow.num_steps, config.learning.cache_features, config.preprocessing.delta_dims) == (7, 1, 2)
-    with pytest.raises(UnknownName, match="no option of a x checkpoint 'epsilon'"):
-        with_options(tiny_config("pi0"), {"epsilon": 1.0}, ["delta_dims"], "x")
+    assert (planned["network"]["horizon"], planned["preprocessing"]["tokenizer"]) == (20, "words")
+    full = family.config_of_size("full", 7).to_json()
+    assert planned["network"] == {**full["network"], "horizon": 20}
+    assert planned["learning"] == full["learning"]
+    assert family.planned_options({"size": "tiny", "delta_dims": 3}) == {"size": "tiny"}
 
 
-def test_prefixes_are_kept_of_a_frozen_vlm_only() -> None:
-    with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
-        FlowLearning(cache_features=1.0, train_expert_only=False)
+@pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])
+def test_options_say_whether_weights_are_fresh(name: str) -> None:
+    family = family_of(name)
+    assert not family.wants_fresh({"num_steps": 4})
+    assert family.wants_fresh({"size": "tiny"})
+    with pytest.raises(UnknownName, match=f"no size of {name} 'huge'"):
+        family.fresh(CONVENTIONS, {"size": "huge"})
+    backbone = family.fresh(CONVENTIONS, {"size": "tiny"})
+    with torch.device("meta"):
+        again = family.fresh(CONVENTIONS, backbone.config_json())
+    assert again.config == backbone.config
+    assert [x.shape for x in again.parameters()] == [x.shape for x in backbone.parameters()]

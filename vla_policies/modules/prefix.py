@@ -29,6 +29,11 @@ class Prefix:
     hidden_BLW: Tensor | None
     """Hidden states after the last norm, arbitrary where padded; None unless requested."""
 
+    @property
+    def mean_BW(self) -> Tensor | None:
+        """Mean of the hidden states over the real tokens, float32, where the prefix has them."""
+        return None if self.hidden_BLW is None else masked_mean(self.hidden_BLW, self.mask_BL)
+
 
 def run_prefix(
     layers: Sequence[nn.Module] | nn.ModuleList,

@@ -29,7 +29,6 @@ from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
     TRAITS,
     VARIANTS,
-    Learning,
     NetworkShape,
     Pi0Config,
     Preprocessing,
@@ -39,6 +38,7 @@ from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.processing.lerobot_files import ACTION, feature_dims, lerobot_statistics, normalizations
 from vla_policies.processing.norm_stats import choose_key
 from vla_policies.processing.statistics import Statistics, statistics_of_numbers
+from vla_policies.vlm_flow_config import WORDS
 
 OPENPI_KEYS = ("action_dim", "action_horizon", "paligemma_variant", "action_expert_variant")
 """Keys of `config.json` of an openpi conversion, beside `precision`."""
@@ -47,7 +47,6 @@ IMPLIED = "implied_by_tensors"
 OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
-_VALUE_HIDDEN = {"pi0": (512, 256, 128), "pi05": (1024, 512, 256)}
 
 _STREAMS = "paligemma_with_expert."
 _WIDTH_OF = {
@@ -130,9 +129,9 @@ def read_config(
             prompt_state=style,  # type: ignore[arg-type]
             max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
             resize="pil" if openpi else "torch",
-            tokenizer="words" if words_for_tiny(folder, config) else "paligemma",
+            tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
         ),
-        learning=Learning(value_feature=traits.value_feature, value_hidden=_VALUE_HIDDEN[family]),
+        learning=traits.learning,
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
     )
 

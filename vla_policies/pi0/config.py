@@ -5,16 +5,19 @@ The two families share all code; their differences are in `TRAITS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
-from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.modules.gemma import GemmaShape
-from vla_policies.processing.statistics import Statistics
-from vla_policies.vlm_flow_backbone import FlowLearning, with_options
+from vla_policies.vlm_flow_config import (
+    WORDS,
+    FlowLearning,
+    FlowPreprocessing,
+    FlowShape,
+    VLMFlowConfig,
+    check_streams,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +49,29 @@ class Traits:
     """Length of the text, tokens; longer texts are cut, as in the originals."""
     normalization: Literal["mean_std", "quantiles"]
     """Normalisation of states and actions."""
-    value_feature: Literal["expert", "prefix"]
-    """Input of the published critic."""
+    learning: FlowLearning
+    """The published critic."""
 
 
 TRAITS: dict[str, Traits] = {
-    "pi0": Traits(adaptive_norm=False, max_tokens=48, normalization="mean_std", value_feature="expert"),
-    "pi05": Traits(adaptive_norm=True, max_tokens=200, normalization="quantiles", value_feature="prefix"),
+    "pi0": Traits(
+        adaptive_norm=False,
+        max_tokens=48,
+        normalization="mean_std",
+        learning=FlowLearning(value_feature="expert", value_hidden=(512, 256, 128)),
+    ),
+    "pi05": Traits(
+        adaptive_norm=True,
+        max_tokens=200,
+        normalization="quantiles",
+        learning=FlowLearning(value_feature="prefix", value_hidden=(1024, 512, 256)),
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkShape:
-    """Everything that decides the network's tensors, heads for learning aside."""
+class NetworkShape(FlowShape):
+    """Sizes of the network."""
 
     vision: VisionShape = field(default_factory=VisionShape)
     """SigLIP."""
@@ -68,28 +81,21 @@ class NetworkShape:
     """The stream that denoises actions."""
     vocab_size: int = 257152
     """Rows of the token embedding."""
-    horizon: int = 50
-    """H, actions predicted at once."""
-    action_width: int = 32
-    """D, numbers per action, padding included."""
-    state_width: int = 32
-    """Numbers of the state, padding included (pi0)."""
-    min_period: float = 4e-3
-    """Shortest period of the time embedding."""
-    max_period: float = 4.0
-    """Longest period of the time embedding."""
 
     def __post_init__(self) -> None:
-        for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self.vlm, name) != getattr(self.expert, name):
-                raise BadValue(
-                    f"the streams share attention: {name} must be equal, "
-                    f"got {getattr(self.vlm, name)} (vlm) and {getattr(self.expert, name)} (expert)"
-                )
+        check_streams(self.vlm, self.expert, ("depth", "num_heads", "num_kv_heads", "head_dim"), "vlm")
+
+    @property
+    def image_size(self) -> int:
+        return self.vision.image_size
+
+    @property
+    def vlm_width(self) -> int:
+        return self.vlm.width
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing:
+class Preprocessing(FlowPreprocessing):
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
     normalization: Literal["mean_std", "quantiles"] = "mean_std"
@@ -98,67 +104,49 @@ class Preprocessing:
     """Added to the divisor when normalising and, with `epsilon_back`, when going back (openpi 1e-6, lerobot 1e-8)."""
     epsilon_back: bool = False
     """openpi adds its epsilon both ways."""
-    state: Statistics | None = None
-    """Of the proprioceptive vector; None = not normalised."""
-    action: Statistics | None = None
-    """Of an action; None = not normalised."""
     delta_dims: int = 0
     """The first so many dims of an action are relative to the state at the decision (openpi's pi0_libero: 6)."""
     prompt_state: Literal["none", "exact", "padded"] = "none"
     """The state in the text: absent, unpadded (openpi's pi0.5), or padded (lerobot's)."""
-    max_tokens: int = 48
-    """Length of the text, tokens."""
     resize: Literal["pil", "torch"] = "torch"
     """Resize of images: PIL's bilinear on bytes (openpi's clients) or torch's on floats (lerobot)."""
     tokenizer: Literal["paligemma", "words"] = "paligemma"
     """"words" hashes words, for small random networks that no tokenizer belongs to."""
 
 
-SETTABLE = ("delta_dims", "prompt_state", "resize")
-"""Preprocessing that some fine-tunes change without a record in their files."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Learning(FlowLearning):
-    """Heads and trainable parts."""
+class Pi0Config(VLMFlowConfig):
+    """Config of one checkpoint."""
 
-    value_feature: Literal["expert", "prefix"] = "expert"
-    """The critic's input: the mean over the expert's tokens at t = 1 and x = 0, or over the VLM's hidden states.
-    Either is a function of the observation alone, the same in rollout and update."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_feature not in ("expert", "prefix"):
-            raise unknown_name("value_feature", str(self.value_feature), ("expert", "prefix"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pi0Config:
-    """Config of one checkpoint; nested objects in its `config.json`."""
+    title: ClassVar[str] = "pi0"
+    settable: ClassVar[tuple[str, ...]] = ("delta_dims", "prompt_state", "resize")
+    """Some fine-tunes change these without a record in their files."""
 
     network: NetworkShape
     preprocessing: Preprocessing
-    learning: Learning
-    flow: FlowSettings
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
-
-    def with_options(self, options: Mapping[str, Any]) -> Pi0Config:
-        """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
-        return with_options(self, options, SETTABLE, "pi0")
 
 
-def config_from_json(values: Mapping[str, Any], where: str) -> Pi0Config:
-    """Inverse of `Pi0Config.to_json`; unknown or absent keys raise and are named."""
-    return from_json(Pi0Config, values, where)
+def full_config(family: str) -> Pi0Config:
+    """The published sizes."""
+    traits = TRAITS[family]
+    return Pi0Config(
+        network=NetworkShape(),
+        preprocessing=Preprocessing(
+            normalization=traits.normalization,
+            prompt_state="exact" if traits.adaptive_norm else "none",
+            max_tokens=traits.max_tokens,
+        ),
+        learning=traits.learning,
+        flow=FlowSettings(),
+    )
 
 
 def tiny_config(family: str) -> Pi0Config:
     """A few hundred thousand parameters, random weights, hashed words: for tests and trials without a download."""
-    traits = TRAITS[family]
     heads = {"depth": 2, "num_heads": 4, "head_dim": 16}
-    return Pi0Config(
+    full = full_config(family)
+    return replace(
+        full,
         network=NetworkShape(
             vision=VisionShape(
                 hidden_size=32,
@@ -172,12 +160,6 @@ def tiny_config(family: str) -> Pi0Config:
             vocab_size=1024,
             horizon=10,
         ),
-        preprocessing=Preprocessing(
-            normalization=traits.normalization,
-            prompt_state="exact" if traits.adaptive_norm else "none",
-            max_tokens=traits.max_tokens,
-            tokenizer="words",
-        ),
-        learning=Learning(value_feature=traits.value_feature, value_hidden=(64, 32)),
-        flow=FlowSettings(),
+        preprocessing=replace(full.preprocessing, tokenizer=WORDS),
+        learning=replace(full.learning, value_hidden=(64, 32)),
     )

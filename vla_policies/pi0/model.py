@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_io.json_records import as_annotated
@@ -28,7 +28,6 @@ from vla_policies.checkpoint_io.weights import (
 )
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.flow_backbone import Denoised
-from vla_policies.modules.prefix import Prefix, masked_mean
 from vla_policies.pi0.checkpoint import (
     folder_conventions,
     has_time_mlp,
@@ -37,29 +36,18 @@ from vla_policies.pi0.checkpoint import (
     read_config,
     statistics_of,
 )
-from vla_policies.pi0.config import TRAITS, Learning, NetworkShape, Pi0Config, config_from_json, tiny_config
-from vla_policies.pi0.network import Pi0Network
+from vla_policies.pi0.config import TRAITS, Pi0Config, full_config, tiny_config
+from vla_policies.pi0.network import Pi0Network, VisionLanguageModel
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
 from vla_policies.types import PolicyInputs
-from vla_policies.vlm_flow_backbone import VLMFlowBackbone
+from vla_policies.vlm_flow_backbone import Context, VLMFlowBackbone
+from vla_policies.vlm_flow_config import WORDS, VLMFlowConfig
 
 _log = logging.getLogger(__name__)
 
-SIZES = ("tiny", "full")
-"""Sizes of fresh weights: for trials, and the published one with random weights (3.2 or 3.4 billion)."""
 NETWORK = "network."
 """Prefix of the network's tensors in folders of this project, and in no published one."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """The encoded observation of a decision."""
-
-    prefix: Prefix
-    """Images and text."""
-    state_BS: Tensor | None
-    """Normalised, padded state."""
 
 
 class Pi0Backbone(VLMFlowBackbone):
@@ -67,74 +55,35 @@ class Pi0Backbone(VLMFlowBackbone):
 
     family: ClassVar[str] = "pi0"
     published: ClassVar[str | None] = "lerobot/pi0_base"
-    fits_environment: ClassVar[bool] = True
-    recompute_option: ClassVar[str | None] = "recompute_activations"
+    config_class: ClassVar[type[VLMFlowConfig]] = Pi0Config
+    config: Pi0Config
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=224, state_dim=8, chunk=10, action_dim=7
     )
 
     def __init__(self, conventions: Conventions, config: Pi0Config, *, empty: bool = False) -> None:
         """:param empty: create the network on the meta device; `load` fills it."""
-        shape = config.network
-        conventions = replace(conventions, image_size=shape.vision.image_size)
-        super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
-        self.config = config
-        with torch.device("meta") if empty else torch.get_default_device():
-            self.network = Pi0Network(shape, adaptive=TRAITS[self.family].adaptive_norm)
-        learning = config.learning
-        width = shape.expert.width if learning.value_feature == "expert" else shape.vlm.width
-        self._add_heads(config.flow, learning, value_width=width, expert_width=shape.expert.width)
-        if learning.train_expert_only:
-            self.network.vlm.requires_grad_(False)
+        super().__init__(conventions, config, empty=empty)
+        if self.learning.train_expert_only:
+            self.vlm.requires_grad_(False)
         if not empty:
-            self.network.vlm.to(self._vlm_dtype)
-        self.network.vlm.recompute = self.network.expert.recompute = learning.recompute_activations
+            self.vlm.to(self._vlm_dtype)
+        self.vlm.recompute = self.network.expert.recompute = self.learning.recompute_activations
         self._folder: Path | None = None
-        self._processor: Pi0Processor | None = None
         self._check_state()
+
+    def _build_network(self) -> None:
+        self.network = Pi0Network(self.config.network, adaptive=TRAITS[self.family].adaptive_norm)
+
+    @property
+    def vlm(self) -> VisionLanguageModel:
+        return self.network.vlm
 
     # Building, loading --------------------------------------------------------------------------------
 
     @classmethod
-    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
-        return "size" in options or "network" in options
-
-    @classmethod
-    def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
-        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
-        rest = dict(options)
-        if "network" in rest:
-            return cls(conventions, config_from_json(rest, f"backbone_kwargs of {cls.family}"))
-        size = rest.pop("size", None)
-        if size not in SIZES:
-            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
-        config = tiny_config(cls.family)
-        if size == "full":
-            max_tokens = TRAITS[cls.family].max_tokens
-            preprocessing = replace(config.preprocessing, tokenizer="paligemma", max_tokens=max_tokens)
-            config = replace(config, network=NetworkShape(), preprocessing=preprocessing)
-        return cls(conventions, config.with_options(rest))
-
-    @classmethod
-    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        found = {key: value for key, value in options.items() if key not in ("delta_dims", "cache_features")}
-        # Hashed words: PaliGemma's own tokenizer is a download.
-        if "network" in found:
-            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": "words"}}
-        if found.get("size", "full") != "full":
-            return found
-        found.pop("size", None)
-        outside: dict[str, Any] = {
-            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
-        }
-        network = NetworkShape(horizon=found.pop("horizon", None) or NetworkShape().horizon)
-        tiny = tiny_config(cls.family)
-        learning = Learning(value_feature=tiny.learning.value_feature)
-        return {**replace(tiny, network=network, learning=learning).with_options(found).to_json(), **outside}
-
-    @classmethod
-    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
-        return cls(conventions, config_from_json(config, where), empty=True)
+    def config_of_size(cls, size: str, action_dim: int) -> Pi0Config:
+        return full_config(cls.family) if size == "full" else tiny_config(cls.family)
 
     @classmethod
     def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool:
@@ -162,14 +111,6 @@ class Pi0Backbone(VLMFlowBackbone):
             sampling=Sampling(),
             model=own.to_json(),
         )
-
-    @classmethod
-    def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        return config_from_json(model, f"model of '{where}'").with_options(options).to_json()
-
-    @classmethod
-    def dtype_options(cls, dtype: str) -> dict[str, Any]:
-        return {"vlm_dtype": dtype}
 
     def load(self, folder: Path) -> None:
         """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
@@ -212,51 +153,22 @@ class Pi0Backbone(VLMFlowBackbone):
             write_text(folder / TOKENIZER_FILE, (self._folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         write_json(folder / CONFIG_FILE, config)
 
-    def config_json(self) -> dict[str, Any]:
-        return self.config.to_json()
-
-    # Observations and actions -------------------------------------------------------------------------
-
-    @property
-    def processor(self) -> Pi0Processor:
-        """Observation to inputs, denoised chunks to actions."""
-        if self._processor is None:
-            self._processor = self._build_processor()
-        return self._processor
-
     # Deciding -----------------------------------------------------------------------------------------
 
     def encode(self, inputs: PolicyInputs) -> Context:
-        return Context(self.prefix_of(inputs), inputs.state_BS)
-
-    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
-        with_hidden = self.config.learning.value_feature == "prefix"
-        out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=with_hidden)
-        return out
+        prefix = self.prefix_of(inputs)
+        return Context(prefix, inputs.state_BS, prefix.mean_BW)
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
-        hidden_BQE = self.network.hidden(context.prefix, x_BHD, time_B, context.state_BS)
+        hidden_BQE = self.network.hidden(context.memory, x_BHD, time_B, context.state_BS)
         velocity_BHD = self.network.velocity(hidden_BQE, self.horizon)
         return Denoised(velocity_BHD.float(), hidden_BQE[:, -self.horizon :].float())
-
-    def value_of(self, context: Context) -> Tensor:
-        learning = self.config.learning
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not learning.detach_value):
-            if learning.value_feature == "prefix":
-                assert context.prefix.hidden_BLW is not None
-                feature_BD = masked_mean(context.prefix.hidden_BLW, context.prefix.mask_BL)
-            else:
-                num, device = len(context.prefix.mask_BL), context.prefix.mask_BL.device
-                zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
-                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
-        return self.value_head(feature_BD)
 
     # Inside -------------------------------------------------------------------------------------------
 
     def _build_processor(self) -> Pi0Processor:
         preprocessing, shape = self.config.preprocessing, self.config.network
-        words = preprocessing.tokenizer == "words"
+        words = preprocessing.tokenizer == WORDS
         encode = words_encoder(shape.vocab_size) if words else paligemma_encoder(self._folder)
         tokenizer = PromptTokenizer(encode, preprocessing.max_tokens)
         return Pi0Processor(self.conventions, preprocessing, shape, tokenizer)
@@ -274,7 +186,7 @@ class Pi0Backbone(VLMFlowBackbone):
 
     def _restore_buffers(self) -> None:
         """Fill buffers that are in no checkpoint and are on the meta device after an `empty` start."""
-        embeddings = self.network.vlm.vision_tower.embeddings
+        embeddings = self.vlm.vision_tower.embeddings
         if embeddings.position_ids.is_meta:
             embeddings.position_ids = torch.arange(embeddings.num_positions)[None]
 

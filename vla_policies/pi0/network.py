@@ -6,6 +6,7 @@ Letters as in `modules.gemma`; W is the VLM's width, E the expert's, H predicted
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +25,8 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.shape = shape.vlm
         self.recompute = False
-        vision = shape.vision
-        self.vision_tower = SiglipVisionModel(
-            SiglipVisionConfig(
-                hidden_size=vision.hidden_size,
-                intermediate_size=vision.intermediate_size,
-                num_hidden_layers=vision.num_hidden_layers,
-                num_attention_heads=vision.num_attention_heads,
-                patch_size=vision.patch_size,
-                image_size=vision.image_size,
-                vision_use_head=False,
-            )
-        )
-        self.projector = nn.Linear(vision.hidden_size, shape.vlm.width)
+        self.vision_tower = SiglipVisionModel(SiglipVisionConfig(**asdict(shape.vision), vision_use_head=False))
+        self.projector = nn.Linear(shape.vision.hidden_size, shape.vlm.width)
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.vlm.width)
         self.layers = nn.ModuleList(GemmaLayer(shape.vlm, adaptive=False) for _ in range(shape.vlm.depth))
         self.norm = make_norm(shape.vlm.width, adaptive=False)

@@ -38,7 +38,7 @@ from vla_policies.processing.lerobot_files import (
 )
 from vla_policies.processing.norm_stats import choose_key
 from vla_policies.processing.statistics import Statistics, statistics_of_numbers
-from vla_policies.smolvla.config import WORDS, Learning, Preprocessing, SmolVLAConfig
+from vla_policies.smolvla.config import Learning, Preprocessing, SmolVLAConfig
 from vla_policies.smolvla.lerobot_config import (
     SETTINGS,
     VLM_CONFIG,
@@ -51,6 +51,7 @@ from vla_policies.smolvla.lerobot_config import (
     vlm_json,
 )
 from vla_policies.smolvla.tokenizer import TOKENIZER_FILES
+from vla_policies.vlm_flow_config import WORDS
 
 _BUFFER = re.compile(
     r"(normalize_inputs|normalize_targets|unnormalize_outputs)\."

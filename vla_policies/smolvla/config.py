@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_policies.actions.flow import FlowSettings
-from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.modules.lora import LoraSettings
-from vla_policies.processing.statistics import Normalization, Statistics
-from vla_policies.vlm_flow_backbone import FlowLearning, with_options
+from vla_policies.processing.statistics import Normalization
+from vla_policies.vlm_flow_config import FlowLearning, FlowPreprocessing, FlowShape, VLMFlowConfig, check_streams
 
 VLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 """Repository of the vision-language model that the published weights are cut from."""
-WORDS = "words"
-"""`Preprocessing.tokenizer` of small random networks that no tokenizer belongs to: words are hashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +46,8 @@ class LlamaShape(GemmaShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkShape:
-    """Everything that decides the network's tensors and what it computes from them, heads for learning aside."""
+class NetworkShape(FlowShape):
+    """Sizes of the network; as many actions are decoded as are executed, `horizon` or fewer."""
 
     vision: VisionShape = field(default_factory=VisionShape)
     """The image tower."""
@@ -70,24 +67,9 @@ class NetworkShape:
     """The stream that denoises actions; layer j reads the text layer j text.depth / expert.depth."""
     joint_layers: tuple[int, ...] = (0, 2, 4, 6, 8, 10, 12, 14)
     """Expert layers whose tokens attend to the prefix and, causally, to each other; others to the prefix alone."""
-    horizon: int = 50
-    """Actions that were predicted at once in training; as many are decoded as are executed."""
-    action_width: int = 32
-    """D, numbers per action, padding included."""
-    state_width: int = 32
-    """Numbers of the state, padding included."""
-    min_period: float = 4e-3
-    """Shortest period of the time embedding."""
-    max_period: float = 4.0
-    """Longest period of the time embedding."""
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self.text, name) != getattr(self.expert, name):
-                raise BadValue(
-                    f"the streams share attention: {name} must be equal, "
-                    f"got {getattr(self.text, name)} (text) and {getattr(self.expert, name)} (expert)"
-                )
+        check_streams(self.text, self.expert, ("num_heads", "num_kv_heads", "head_dim"), "text")
         if self.expert.depth < 1 or self.text.depth % self.expert.depth:
             raise BadValue(
                 f"the expert's layers must divide the text model's, got {self.expert.depth} and {self.text.depth}"
@@ -105,38 +87,33 @@ class NetworkShape:
         return self.vision.image_size if self.picture_size is None else self.picture_size
 
     @property
+    def vlm_width(self) -> int:
+        return self.text.width
+
+    @property
     def text_layer_of(self) -> tuple[int, ...]:
         """Text layer that every expert layer reads."""
         return tuple(range(0, self.text.depth, self.text.depth // self.expert.depth))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing:
+class Preprocessing(FlowPreprocessing):
     """Preprocessing and postprocessing: properties of a checkpoint."""
 
     normalization: Normalization = "mean_std"
     """Statistics in use, for state and action alike."""
-    state: Statistics | None = None
-    """Of the proprioceptive vector; None = not normalised."""
-    action: Statistics | None = None
-    """Of an action; None = not normalised."""
     use_statistics: bool = True
     """False takes states and actions as they are: for weights whose statistics are of another robot."""
-    max_tokens: int = 48
-    """Length of the text, tokens; longer ones are cut."""
-    tokenizer: str = WORDS
-    """Folder or Hub id of the vision-language model whose tokenizer reads the text, or "words"."""
-
-
-SETTABLE = ("use_statistics",)
-"""Preprocessing that a user may change."""
+    # `tokenizer`: folder or Hub id of the vision-language model whose tokenizer reads the text, or "words".
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(FlowLearning):
     """Heads and trainable parts."""
 
-    value_feature: Literal["state", "expert", "prefix"] = "state"
+    value_features: ClassVar[tuple[str, ...]] = ("state", "expert", "prefix")
+
+    value_feature: str = "state"
     """The critic's input: the state token after the VLM's last norm, which has seen everything; the mean over the
     expert's tokens at t = 1 and x = 0; or the mean over the VLM's image and text tokens, which have not seen the
     state."""
@@ -147,34 +124,19 @@ class Learning(FlowLearning):
     lora: LoraSettings | None = None
     """Adapters that are trained instead of weights; None = none."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_feature not in ("state", "expert", "prefix"):
-            raise unknown_name("value_feature", str(self.value_feature), ("state", "expert", "prefix"))
-
 
 @dataclass(frozen=True, kw_only=True)
-class SmolVLAConfig:
+class SmolVLAConfig(VLMFlowConfig):
     """Config of one checkpoint."""
+
+    title: ClassVar[str] = "SmolVLA"
+    settable: ClassVar[tuple[str, ...]] = ("use_statistics",)
 
     network: NetworkShape
     preprocessing: Preprocessing
     learning: Learning
-    flow: FlowSettings
     published: Mapping[str, Any] = field(default_factory=dict)
     """Settings of lerobot's `config.json`, as far as it knows them, for writing it again."""
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
-
-    def with_options(self, options: Mapping[str, Any]) -> SmolVLAConfig:
-        """The same with single settings changed by name: those of `flow` and `learning`, and `SETTABLE`."""
-        return with_options(self, options, SETTABLE, "SmolVLA")
-
-
-def config_from_json(values: Mapping[str, Any], where: str) -> SmolVLAConfig:
-    """Inverse of `SmolVLAConfig.to_json`; unknown or absent keys raise and are named."""
-    return from_json(SmolVLAConfig, values, where)
 
 
 def tiny_config(action_width: int = 32) -> SmolVLAConfig:

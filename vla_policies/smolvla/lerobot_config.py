@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from transformers import SmolVLMConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import LlamaConfig, SmolVLMConfig
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object, user_path
@@ -105,29 +106,20 @@ def tokenizer_folder(name: str) -> Path:
 
 def network_shape(values: Mapping[str, Any], vlm: tuple[Path, Path], where: str) -> NetworkShape:
     """Sizes of the network that lerobot builds from its settings and the vision-language model's, which is at `vlm`."""
-    whole = SmolVLMConfig(**read_json_object(vlm[0]))
+    whole, num_heads = _vlm_settings(vlm[0])
     text, vision = whole.text_config, whole.vision_config
     depth = values["num_vlm_layers"] if values["num_vlm_layers"] > 0 else text.num_hidden_layers
     expert_depth = values["num_expert_layers"] if values["num_expert_layers"] > 0 else depth
     width = int(text.hidden_size * values["expert_width_multiplier"])
     heads = {
-        "num_heads": text.num_attention_heads,
+        "num_heads": num_heads,
         "num_kv_heads": text.num_key_value_heads,
-        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        "head_dim": text.head_dim,
         "norm_epsilon": text.rms_norm_eps,
     }
     bracketed = bool(values["add_image_special_tokens"])
     return NetworkShape(
-        vision=VisionShape(
-            hidden_size=vision.hidden_size,
-            intermediate_size=vision.intermediate_size,
-            num_hidden_layers=vision.num_hidden_layers,
-            num_attention_heads=vision.num_attention_heads,
-            patch_size=vision.patch_size,
-            image_size=vision.image_size,
-            hidden_act=vision.hidden_act,
-            layer_norm_eps=vision.layer_norm_eps,
-        ),
+        vision=VisionShape(**{item.name: getattr(vision, item.name) for item in fields(VisionShape)}),
         pixel_shuffle=whole.scale_factor,
         picture_size=_picture_size(values["resize_imgs_with_padding"], where),
         text=LlamaShape(width=text.hidden_size, mlp_dim=text.intermediate_size, depth=depth, **heads),
@@ -141,6 +133,23 @@ def network_shape(values: Mapping[str, Any], vlm: tuple[Path, Path], where: str)
         min_period=float(values["min_period"]),
         max_period=float(values["max_period"]),
     )
+
+
+def _vlm_settings(path: Path) -> tuple[SmolVLMConfig, int]:
+    """Settings of the vision-language model, and the text model's heads, which they leave out: transformers wants the
+    width to be a multiple of them, which the network, whose heads have a size of their own, does not need."""
+    settings = read_json_object(path)
+    try:
+        text = {"model_type": "llama", **(settings.get("text_config") or {})}
+        num_heads = int(text.get("num_attention_heads", LlamaConfig.num_attention_heads))
+        own = {
+            "num_attention_heads": 1,
+            "num_key_value_heads": text.get("num_key_value_heads") or num_heads,
+            "head_dim": text.get("head_dim") or int(text.get("hidden_size", LlamaConfig.hidden_size)) // num_heads,
+        }
+        return SmolVLMConfig(**{**settings, "text_config": {**text, **own}}), num_heads
+    except (StrictDataclassError, ArithmeticError, TypeError, ValueError) as error:
+        raise BadValue(f"'{path}' is no config of a SmolVLM: {' '.join(str(error).split())}") from error
 
 
 def expert_mlp(width: int) -> int:

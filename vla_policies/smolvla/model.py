@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
@@ -41,28 +41,18 @@ from vla_policies.modules.lora import (
     save_adapter,
     switched_off,
 )
-from vla_policies.modules.prefix import Prefix, masked_mean
 from vla_policies.smolvla import checkpoint
-from vla_policies.smolvla.config import (
-    VLM_NAME,
-    WORDS,
-    Learning,
-    NetworkShape,
-    SmolVLAConfig,
-    config_from_json,
-    tiny_config,
-)
+from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config
 from vla_policies.smolvla.lerobot_config import tokenizer_folder
-from vla_policies.smolvla.network import Memory, SmolVLANetwork, initialise
+from vla_policies.smolvla.network import SmolVLANetwork, VisionLanguageModel, initialise
 from vla_policies.smolvla.processor import SmolVLAProcessor
 from vla_policies.smolvla.tokenizer import TextTokenizer, folder_encoder, words_encoder
 from vla_policies.types import PolicyInputs
-from vla_policies.vlm_flow_backbone import VLMFlowBackbone
+from vla_policies.vlm_flow_backbone import Context, VLMFlowBackbone
+from vla_policies.vlm_flow_config import WORDS, VLMFlowConfig
 
 _log = logging.getLogger(__name__)
 
-SIZES = ("tiny", "full")
-"""Sizes of fresh weights: for trials, and the published one with random weights (450 million)."""
 HEADS_FILE = "heads.safetensors"
 """The critic and Flow-Noise's network, beside the published weights."""
 LORA_TARGETS = (
@@ -73,16 +63,6 @@ LORA_TARGETS = (
 projections of state, actions and time."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """The encoded observation of a decision."""
-
-    memory: Memory
-    """Images, text and state, as the expert reads them."""
-    feature_BW: Tensor | None
-    """The critic's input, where it is not the expert's."""
-
-
 class SmolVLABackbone(VLMFlowBackbone):
     """SmolVLA: a cut SmolVLM encodes images, text and state, a causal expert denoises.
 
@@ -91,29 +71,24 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     family: ClassVar[str] = "smolvla"
     published: ClassVar[str | None] = "lerobot/smolvla_base"
-    fits_environment: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
-    recompute_option: ClassVar[str | None] = "recompute_activations"
+    config_class: ClassVar[type[VLMFlowConfig]] = SmolVLAConfig
+    config: SmolVLAConfig
     default_conventions: ClassVar[Conventions] = Conventions(
         cameras=CAMERA_KEYS, image_size=512, state_dim=8, chunk=10, action_dim=7
     )
 
     def __init__(self, conventions: Conventions, config: SmolVLAConfig, *, empty: bool = False) -> None:
         """:param empty: create the network on the meta device; `load` fills it."""
-        shape, learning = config.network, config.learning
-        conventions = replace(conventions, image_size=shape.image_size)
-        super().__init__(conventions, config.flow, horizon=shape.horizon, flow_width=shape.action_width)
+        super().__init__(conventions, config, empty=empty)
         self.horizon = conventions.chunk
-        self.config = config
-        with torch.device("meta" if empty else "cpu"):
-            self.policy = nn.ModuleDict({"model": SmolVLANetwork(shape)})
-        width = shape.expert.width if learning.value_feature == "expert" else shape.text.width
-        self._add_heads(config.flow, learning, value_width=width, expert_width=shape.expert.width)
-        self._processor: SmolVLAProcessor | None = None
         if not empty:
             for name, parameter in self.policy.named_parameters():
                 parameter.data = parameter.data.to(self._dtype_of(name))
             self._finish()
+
+    def _build_network(self) -> None:
+        self.policy = nn.ModuleDict({"model": SmolVLANetwork(self.config.network)})
 
     @property
     def network(self) -> SmolVLANetwork:
@@ -122,47 +97,24 @@ class SmolVLABackbone(VLMFlowBackbone):
         assert isinstance(found, SmolVLANetwork)
         return found
 
+    @property
+    def vlm(self) -> VisionLanguageModel:
+        return self.network.vlm
+
     # Building, loading --------------------------------------------------------------------------------
 
     @classmethod
-    def wants_fresh(cls, options: Mapping[str, Any]) -> bool:
-        return "size" in options or "network" in options
+    def config_of_size(cls, size: str, action_dim: int) -> SmolVLAConfig:
+        tiny = tiny_config(action_dim)
+        preprocessing = replace(tiny.preprocessing, tokenizer=VLM_NAME)
+        full = replace(tiny, network=NetworkShape(), preprocessing=preprocessing, learning=Learning())
+        return full if size == "full" else tiny
 
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
-        """Random weights: `size: tiny` or `full`, and any setting of `flow` and `learning` by name."""
-        rest = dict(options)
-        if "network" in rest:
-            return cls(conventions, config_from_json(rest, f"backbone_kwargs of {cls.family}"))
-        size = rest.pop("size", None)
-        if size not in SIZES:
-            raise unknown_name(f"size of {cls.family}", str(size), SIZES)
-        config = tiny_config(conventions.action_dim)
-        if size == "full":
-            preprocessing = replace(config.preprocessing, tokenizer=VLM_NAME)
-            config = replace(config, network=NetworkShape(), preprocessing=preprocessing, learning=Learning())
-        backbone = cls(conventions, config.with_options(rest))
+        backbone = super().fresh(conventions, options)
         initialise(backbone.network)
         return backbone
-
-    @classmethod
-    def planned_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `backbone_kwargs` of fresh weights of the same sizes, the published ones where none are said, with hashed
-        words: the tokenizer is a download."""
-        found = {key: value for key, value in options.items() if key not in ("use_statistics", "cache_features")}
-        if "network" in found:
-            return {**found, "preprocessing": {**found["preprocessing"], "tokenizer": WORDS}}
-        if found.pop("size", "full") != "full":
-            return {**found, "size": "tiny"}
-        outside: dict[str, Any] = {
-            key: found.pop(key) for key in ("cameras", "image_size", "use_state") if key in found
-        }
-        config = replace(tiny_config(), network=NetworkShape(), learning=Learning()).with_options(found)
-        return {**config.to_json(), **outside}
-
-    @classmethod
-    def from_config(cls, conventions: Conventions, config: Mapping[str, Any], where: str) -> Self:
-        return cls(conventions, config_from_json(config, where), empty=True)
 
     @classmethod
     def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
@@ -187,7 +139,7 @@ class SmolVLABackbone(VLMFlowBackbone):
     @classmethod
     def _own_header(cls, folder: Path, own: Mapping[str, Any], request: Request) -> Header:
         where = f"{ADAPTER_SETTINGS} of '{folder}'"
-        found = config_from_json(own["model"], f"model in {where}")
+        found = SmolVLAConfig.from_json(own["model"], f"model in {where}")
         if found.preprocessing.tokenizer != WORDS:
             found = checkpoint.with_tokenizer(found, folder)
         conventions = from_json(Conventions, own["conventions"], f"conventions in {where}")
@@ -199,10 +151,6 @@ class SmolVLABackbone(VLMFlowBackbone):
             sampling=from_json(Sampling, own["sampling"], f"sampling in {where}"),
             model=found.with_options(request.options).to_json(),
         )
-
-    @classmethod
-    def dtype_options(cls, dtype: str) -> dict[str, Any]:
-        return {"vlm_dtype": dtype}
 
     def load(self, folder: Path) -> None:
         """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
@@ -234,9 +182,6 @@ class SmolVLABackbone(VLMFlowBackbone):
         tensors = merged_state(self.policy) if self.has_adapter else self.policy.state_dict()
         checkpoint.write_folder(folder, self.config, self.conventions, tensors)
         self._save_own(folder, config)
-
-    def config_json(self) -> dict[str, Any]:
-        return self.config.to_json()
 
     def _heads(self) -> dict[str, Tensor]:
         names = ("value_head.", "noise_head.")
@@ -296,40 +241,15 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     # Deciding -----------------------------------------------------------------------------------------
 
-    @property
-    def processor(self) -> SmolVLAProcessor:
-        """Observation to inputs, denoised chunks to actions."""
-        if self._processor is None:
-            self._processor = self._build_processor()
-        return self._processor
-
     def encode(self, inputs: PolicyInputs) -> Context:
         assert inputs.state_BS is not None
-        prefix, feature = self.prefix_of(inputs), self.config.learning.value_feature
-        whole, state_BW = self.network.read_state(prefix, inputs.state_BS, with_hidden=feature == "state")
-        if feature == "prefix":
-            assert prefix.hidden_BLW is not None
-            state_BW = masked_mean(prefix.hidden_BLW, prefix.mask_BL)
-        return Context(self.network.expert.memory(whole), state_BW)
-
-    def encode_prefix(self, pixels_BMCHW: Tensor, text_BL: Tensor, text_mask_BL: Tensor) -> Prefix:
-        x_BLW, mask_BL = self.network.vlm.embed(pixels_BMCHW, None, text_BL, text_mask_BL)
-        with_hidden = self.config.learning.value_feature == "prefix"
-        out: Prefix = self.network.vlm(x_BLW, mask_BL, with_hidden=with_hidden)
-        return out
+        prefix, reads_state = self.prefix_of(inputs), self.learning.value_feature == "state"
+        whole, state_BW = self.network.read_state(prefix, inputs.state_BS, with_hidden=reads_state)
+        return Context(self.network.expert.memory(whole), None, state_BW if reads_state else prefix.mean_BW)
 
     def denoise(self, context: Context, x_BHD: Tensor, time_B: Tensor) -> Denoised:
         hidden_BHE = self.network.hidden(context.memory, x_BHD, time_B)
         return Denoised(self.network.velocity(hidden_BHE, x_BHD.shape[1]).float(), hidden_BHE.float())
-
-    def value_of(self, context: Context) -> Tensor:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.learning.detach_value):
-            feature_BD = context.feature_BW
-            if feature_BD is None:
-                num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
-                zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
-                feature_BD = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
-        return self.value_head(feature_BD.detach() if self.config.learning.detach_value else feature_BD)
 
     # Inside -------------------------------------------------------------------------------------------
 
@@ -347,7 +267,7 @@ class SmolVLABackbone(VLMFlowBackbone):
             attach(self.policy, self.config.learning.lora, LORA_TARGETS)
         if not self.has_adapter:
             self._freeze()
-        network.vlm.recompute = network.expert.recompute = learning.recompute_activations
+        self.vlm.recompute = network.expert.recompute = learning.recompute_activations
         if learning.cache_features and not self._prefix_is_frozen:
             raise BadValue("cache_features is for a frozen VLM; adapt the expert alone, or set cache_features: 0")
         self._reset_cache()
@@ -372,13 +292,12 @@ class SmolVLABackbone(VLMFlowBackbone):
 
     @property
     def _prefix_is_frozen(self) -> bool:
-        return not any(parameter.requires_grad for parameter in self.network.vlm.parameters())
+        return not any(parameter.requires_grad for parameter in self.vlm.parameters())
 
     def _set_learning(self, **settings: Any) -> None:
         """Change settings, from which Stable-Baselines3's `load` builds the network again."""
         learning = replace(self.config.learning, **settings)
         self.config = replace(self.config, learning=learning)
-        self.learning = learning
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._vlm_dtype if name.startswith("model.vlm_with_expert.vlm.") else torch.float32

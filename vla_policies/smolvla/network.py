@@ -7,7 +7,7 @@ Letters as in `modules.gemma`; W is the VLM's width, E the expert's, H actions, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,8 @@ from vla_policies.modules.activation_checkpointing import checkpoint_fn
 from vla_policies.modules.flow_head import ActionProjections
 from vla_policies.modules.gemma import KeyValue, rotary_embedding
 from vla_policies.modules.prefix import Prefix, run_prefix
-from vla_policies.smolvla.config import NetworkShape, VisionShape
+from vla_policies.smolvla.config import NetworkShape
 from vla_policies.smolvla.layers import CrossLayer, LlamaLayer
-
-
-@dataclass(frozen=True)
-class Memory:
-    """All that the expert attends to: images, text and state, as each of its layers reads them."""
-
-    layers: tuple[KeyValue, ...]
-    """Of every expert layer: the prefix's for joint ones, their own projections of it for cross ones."""
-    mask_BL: Tensor
-    """True where a token is real."""
 
 
 class TextModel(nn.Module):
@@ -52,7 +42,7 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.shape = shape
         self.recompute = False
-        vision = _vision_config(shape.vision)
+        vision = SmolVLMVisionConfig(**asdict(shape.vision))
         self.vision_model = SmolVLMVisionTransformer(vision)
         whole = SmolVLMConfig(
             vision_config=vision.to_dict(),
@@ -155,15 +145,16 @@ class Expert(nn.Module):
         )
         self.norm = LlamaRMSNorm(shape.expert.width, eps=shape.expert.norm_epsilon)
 
-    def memory(self, prefix: Prefix) -> Memory:
-        """What every layer attends to, once for all denoising steps of an observation."""
+    def memory(self, prefix: Prefix) -> Prefix:
+        """Images, text and state as every layer reads them, once for all denoising steps: the prefix's keys and values
+        for joint layers, their own projections of it for cross ones."""
         layers = []
         for layer, text_layer in zip(self.layers, self.shape.text_layer_of, strict=True):
             found = prefix.layers[text_layer]
             layers.append(layer.project(found) if isinstance(layer, CrossLayer) else found)
-        return Memory(tuple(layers), prefix.mask_BL)
+        return Prefix(tuple(layers), prefix.mask_BL, None)
 
-    def forward(self, x_BHE: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x_BHE: Tensor, memory: Prefix) -> Tensor:
         """`[B, H, E]`, after the last norm."""
         num_actions, device = x_BHE.shape[1], x_BHE.device
         place_H = torch.arange(num_actions, device=device)
@@ -215,7 +206,7 @@ class SmolVLANetwork(ActionProjections):
         state_BW = self.state_proj(state_BS).to(self.vlm.text_model.embed_tokens.weight.dtype)
         return self.vlm.read_state(prefix, state_BW, with_hidden=with_hidden)
 
-    def hidden(self, memory: Memory, x_BHD: Tensor, time_B: Tensor) -> Tensor:
+    def hidden(self, memory: Prefix, x_BHD: Tensor, time_B: Tensor) -> Tensor:
         """The expert's tokens after the last norm, `[B, H, E]`."""
         hidden_BHE: Tensor = self.expert(self.embed_actions(x_BHD, time_B)[0], memory)
         return hidden_BHE
@@ -239,16 +230,3 @@ def initialise(network: SmolVLANetwork) -> None:
     nn.init.normal_(embeddings.patch_embedding.weight, std=2.0 * embeddings.patch_embedding.weight[0].numel() ** -0.5)
     nn.init.zeros_(embeddings.patch_embedding.bias)
     nn.init.normal_(embeddings.position_embedding.weight, std=0.5)
-
-
-def _vision_config(shape: VisionShape) -> SmolVLMVisionConfig:
-    return SmolVLMVisionConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        patch_size=shape.patch_size,
-        image_size=shape.image_size,
-        hidden_act=shape.hidden_act,
-        layer_norm_eps=shape.layer_norm_eps,
-    )

@@ -79,8 +79,9 @@ def test_blocks_are_captured_and_give_the_same_numbers(family: str, options: dic
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_the_compiler_gives_the_same_numbers() -> None:
-    check_equal(build("openvla-oft", LORA), build("openvla-oft", LORA, compile=True))
+@pytest.mark.parametrize(("family", "options"), [("openvla-oft", LORA), ("pi0", {}), ("smolvla", {})])
+def test_the_compiler_gives_the_same_numbers(family: str, options: dict[str, Any]) -> None:
+    check_equal(build(family, options), build(family, options, compile=True))
 
 
 def test_names_of_weights_stay(tmp_path: Path) -> None:

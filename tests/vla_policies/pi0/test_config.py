@@ -6,24 +6,23 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.pi0.config import (
     GemmaShape,
-    Learning,
     NetworkShape,
     Pi0Config,
     Preprocessing,
-    config_from_json,
     tiny_config,
 )
 from vla_policies.processing.statistics import Statistics
+from vla_policies.vlm_flow_config import FlowLearning
 
 
 def test_json_and_back() -> None:
     config = Pi0Config(
         network=tiny_config("pi0").network,
         preprocessing=Preprocessing(state=Statistics(mean=(1.0,), std=(2.0,)), delta_dims=1),
-        learning=Learning(value_hidden=(8, 4)),
+        learning=FlowLearning(value_hidden=(8, 4)),
         flow=FlowSettings(noise_std=(0.1, 0.2)),
     )
-    assert config_from_json(json.loads(json.dumps(config.to_json())), "here") == config
+    assert Pi0Config.from_json(json.loads(json.dumps(config.to_json())), "here") == config
 
 
 def test_single_settings_are_changed_by_name() -> None:
@@ -55,18 +54,18 @@ def test_option_values_are_checked(options: dict, message: str) -> None:
 def test_wrong_files_are_named() -> None:
     values = tiny_config("pi0").to_json()
     with pytest.raises(UnknownName, match="no setting in here 'flw'"):
-        config_from_json({**values, "flw": {}}, "here")
+        Pi0Config.from_json({**values, "flw": {}}, "here")
     with pytest.raises(BadValue, match="here lacks 'flow'"):
-        config_from_json({key: value for key, value in values.items() if key != "flow"}, "here")
+        Pi0Config.from_json({key: value for key, value in values.items() if key != "flow"}, "here")
     values["network"]["vision"]["patch"] = 14
     with pytest.raises(UnknownName, match="no setting in vision of network of here 'patch'"):
-        config_from_json(values, "here")
+        Pi0Config.from_json(values, "here")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"value_feature": "vlm"}, "no value_feature 'vlm'"),
+        ({"value_feature": "vlm"}, "no value_feature of backbone_kwargs 'vlm'"),
         ({"vlm_dtype": "float16"}, "no vlm_dtype 'float16'"),
         ({"vlm_dtype": "bfloat16", "train_expert_only": False}, "for a frozen one"),
         ({"value_hidden": ()}, "at least one number"),
@@ -74,7 +73,7 @@ def test_wrong_files_are_named() -> None:
 )
 def test_wrong_learning_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=message):
-        Learning(**settings)
+        FlowLearning(**settings)
 
 
 def test_streams_that_cannot_share_attention_are_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies.modules.lora import LoraSettings
 from vla_policies.processing.statistics import Statistics
-from vla_policies.smolvla.config import Learning, NetworkShape, config_from_json, tiny_config
+from vla_policies.smolvla.config import Learning, NetworkShape, SmolVLAConfig, tiny_config
 
 
 def test_json_and_back() -> None:
@@ -19,7 +19,7 @@ def test_json_and_back() -> None:
         learning=replace(config.learning, lora=LoraSettings(rank=4, targets=("q_proj",))),
         published={"type": "smolvla", "input_features": {"a": {"shape": [3]}}},
     )
-    assert config_from_json(json.loads(json.dumps(config.to_json())), "here") == config
+    assert SmolVLAConfig.from_json(json.loads(json.dumps(config.to_json())), "here") == config
 
 
 def test_single_settings_are_changed_by_name() -> None:
@@ -52,5 +52,5 @@ def test_sizes_that_do_not_fit_are_named(changes: dict, message: str) -> None:
 
 
 def test_wrong_learning_settings_are_named() -> None:
-    with pytest.raises(UnknownName, match="no value_feature 'vlm'"):
+    with pytest.raises(UnknownName, match="no value_feature of backbone_kwargs 'vlm'"):
         Learning(value_feature="vlm")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vla_policies.actions.flow import flow_times, step_mean, time_embedding
 from vla_policies.modules.prefix import Prefix
-from vla_policies.smolvla.network import Memory, SmolVLANetwork
+from vla_policies.smolvla.network import SmolVLANetwork
 from vla_policies.smolvla.tokenizer import bracket_ids
 
 from .conftest import Golden
@@ -22,7 +22,7 @@ def assert_close(got: Tensor, expected: Tensor, atol: float = CLOSE) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
-def encode(network: SmolVLANetwork, golden: Golden, images: int) -> tuple[Tensor, Prefix, Prefix, Tensor, Memory]:
+def encode(network: SmolVLANetwork, golden: Golden, images: int) -> tuple[Tensor, Prefix, Prefix, Tensor, Prefix]:
     """Tokens, prefix, prefix with the state, the state's hidden state and the expert's memory of the base case.
 
     Absent cameras are given as pictures of -1, as the original does.
@@ -40,7 +40,7 @@ def encode(network: SmolVLANetwork, golden: Golden, images: int) -> tuple[Tensor
     return x_BLW, prefix, whole, state_BW, network.expert.memory(whole)
 
 
-def integrate(network: SmolVLANetwork, memory: Memory, x_BHD: Tensor, num_steps: int = 10) -> Tensor:
+def integrate(network: SmolVLANetwork, memory: Prefix, x_BHD: Tensor, num_steps: int = 10) -> Tensor:
     for time in flow_times(num_steps)[:-1].tolist():
         time_B = torch.full((len(x_BHD),), time)
         velocity_BHD = network.velocity(network.hidden(memory, x_BHD, time_B), x_BHD.shape[1])

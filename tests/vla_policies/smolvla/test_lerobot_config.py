@@ -53,3 +53,10 @@ def test_settings_that_are_written_give_the_shape_again(shape: NetworkShape, tmp
 def test_a_vision_language_model_that_is_nowhere_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"'./nothing' of .* is no folder in it or beside it and no Hub id"):
         find_vlm(tmp_path, "./nothing")
+
+
+def test_a_vision_language_model_with_wrong_settings_is_named(tmp_path: Path) -> None:
+    for text in ({"hidden_size": "wide"}, {"num_attention_heads": 0}, [3]):
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+        with pytest.raises(BadValue, match="is no config of a SmolVLM"):
+            network_shape(SETTINGS, (tmp_path / "config.json", tmp_path), "here")

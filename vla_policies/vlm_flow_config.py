@@ -1,0 +1,147 @@
+"""What the configs of pi0, pi0.5 and SmolVLA have in common: sizes, preprocessing, heads and trainable parts. Plain
+data; a family adds its own and the defaults of its published weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Final, Literal, Self
+
+from vla_gym.errors import BadValue, unknown_name
+from vla_policies.actions.flow import FlowSettings
+from vla_policies.checkpoint_io.json_records import changed, from_json, to_json
+from vla_policies.modules.gemma import GemmaShape
+from vla_policies.processing.statistics import Statistics
+
+WORDS: Final = "words"
+"""Tokenizer of small random networks that no other belongs to: words are hashed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowShape:
+    """Everything that decides the network's tensors and what it computes from them, heads for learning aside."""
+
+    expert: GemmaShape
+    """The stream that denoises actions."""
+    horizon: int = 50
+    """H, actions predicted at once in training."""
+    action_width: int = 32
+    """D, numbers per action, padding included."""
+    state_width: int = 32
+    """Numbers of the state, padding included."""
+    min_period: float = 4e-3
+    """Shortest period of the time embedding."""
+    max_period: float = 4.0
+    """Longest period of the time embedding."""
+
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Side of the pictures, pixels."""
+
+    @property
+    @abstractmethod
+    def vlm_width(self) -> int:
+        """Width of the stream that reads images and text."""
+
+
+def check_streams(vlm: GemmaShape, expert: GemmaShape, names: Sequence[str], word: str) -> None:
+    """Refuse streams that cannot attend to each other; `word` is the VLM's in messages."""
+    for name in names:
+        if getattr(vlm, name) != getattr(expert, name):
+            raise BadValue(
+                f"the streams share attention: {name} must be equal, "
+                f"got {getattr(vlm, name)} ({word}) and {getattr(expert, name)} (expert)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowPreprocessing:
+    """Preprocessing and postprocessing: properties of a checkpoint."""
+
+    state: Statistics | None = None
+    """Of the proprioceptive vector; None = not normalised."""
+    action: Statistics | None = None
+    """Of an action; None = not normalised."""
+    max_tokens: int = 48
+    """Length of the text, tokens; longer ones are cut."""
+    tokenizer: str = WORDS
+    """What reads the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowLearning:
+    """Heads and trainable parts."""
+
+    value_features: ClassVar[tuple[str, ...]] = ("expert", "prefix")
+    """Inputs that the critic may have."""
+
+    value_feature: str = "expert"
+    """The critic's input: the mean over the expert's tokens at t = 1 and x = 0, or over the VLM's hidden states. Either
+    is a function of the observation alone, the same in rollout and update."""
+    value_hidden: tuple[int, ...] = (512, 256, 128)
+    """Hidden features of the critic; 1024, 512, 256 is published for pi0.5 on LIBERO and ManiSkill."""
+    detach_value: bool = True
+    """Whether the critic's gradient stops at its input."""
+    noise_hidden: tuple[int, ...] = (128, 64)
+    """Hidden features of Flow-Noise's network."""
+    train_expert_only: bool = True
+    """Freeze the VLM: its pass then keeps no activations."""
+    recompute_activations: bool = False
+    """Keep only the layers' inputs while training and run the layers again in the backward pass."""
+    cache_features: float = 0.0
+    """GiB of prefixes (keys and values of the frozen VLM) kept from acting for the epochs of an update; 0 = none."""
+    vlm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the VLM's weights: "auto" is bfloat16 for a frozen VLM on a GPU, else float32. The expert and the
+    heads stay in float32."""
+
+    def __post_init__(self) -> None:
+        if self.value_feature not in self.value_features:
+            raise unknown_name("value_feature of backbone_kwargs", str(self.value_feature), self.value_features)
+        if not self.value_hidden or not self.noise_hidden:
+            raise BadValue("value_hidden and noise_hidden need at least one number each")
+        if self.vlm_dtype not in ("auto", "float32", "bfloat16"):
+            raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("auto", "float32", "bfloat16"))
+        if self.cache_features and not self.train_expert_only:
+            raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
+        if self.vlm_dtype == "bfloat16" and not self.train_expert_only:
+            raise BadValue("a VLM that is trained keeps float32 weights; vlm_dtype: bfloat16 is for a frozen one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLMFlowConfig:
+    """Config of one checkpoint; nested objects in its `config.json`."""
+
+    title: ClassVar[str]
+    """The family in messages."""
+    settable: ClassVar[tuple[str, ...]] = ()
+    """Preprocessing that a user may change."""
+
+    network: FlowShape
+    preprocessing: FlowPreprocessing
+    learning: FlowLearning
+    flow: FlowSettings
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Inverse of `to_json`; unknown or absent keys raise and are named."""
+        return from_json(cls, values, where)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The same with single settings changed by name: those of `flow` and `learning`, and the `settable` ones."""
+        parts = {name: getattr(self, name) for name in ("flow", "learning", "preprocessing")}
+        own = {name: [item.name for item in fields(part)] for name, part in parts.items()}
+        own["preprocessing"] = list(self.settable)
+        names = [name for part in own.values() for name in part]
+        for key in options:
+            if key not in names:
+                raise unknown_name(f"option of a {self.title} checkpoint", key, names)
+        new = {
+            name: changed(part, {key: value for key, value in options.items() if key in own[name]}, "backbone_kwargs")
+            for name, part in parts.items()
+        }
+        return replace(self, **new)
