@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.checkpoint_io.json_records import changed, from_json, to_json
+from vla_policies.checkpoint_io.sizes import check_positive
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.processing.statistics import Statistics
 
@@ -34,6 +35,12 @@ class FlowShape:
     """Shortest period of the time embedding."""
     max_period: float = 4.0
     """Longest period of the time embedding."""
+
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+    """Numbers that need not be above 0."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, but=self.may_be_zero)
 
     @property
     @abstractmethod
@@ -68,6 +75,10 @@ class FlowPreprocessing:
     """Length of the text, tokens; longer ones are cut."""
     tokenizer: str = WORDS
     """What reads the text."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise BadValue(f"the text must have at least 1 token, got {self.max_tokens}")
 
 
 @dataclass(frozen=True, kw_only=True)

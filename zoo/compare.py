@@ -21,8 +21,8 @@ from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outc
 from zoo.files import quoted, read_json
 from zoo.runs.folder import RESULTS_FILE
 
-_NEEDED = {"env", "episodes", "tasks", "summary", "deterministic"}
-_NEEDED_OF_EPISODES = {"task_id", "start_state", "success_once"}
+_NEEDED = {"env": str, "episodes": list, "tasks": list, "summary": str, "deterministic": bool}
+_NEEDED_OF_EPISODES = {"task_id": int, "start_state": str, "success_once": bool}
 _OF_PLAYING = ("output", "num_envs", "device", "token_file", "server_conf")
 
 
@@ -82,6 +82,8 @@ def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mappi
     if len(before) > 1:
         raise BadValue(f"--policy plays the start states of one --before file, got {len(before)}")
     (record,) = before
+    if not all(_has(one, {"trial_id": int}) for one in record["episodes"]) or not _has(record, {"protocol": dict}):
+        raise BadValue("--before does not say which start states were played, and by which protocol; evaluate it anew")
     parser = OneLineParser("zoo.compare --policy", "")
     add_policy_arguments(parser)
     flags = parser.parse(_flags_of(record, args))
@@ -148,17 +150,23 @@ def read_record(path: Path) -> Mapping[str, Any]:
     if not file.is_file():
         raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
     record = read_json(file)
-    if not record.keys() >= _NEEDED or not _are_episodes(record["episodes"]):
+    if not _is_record(record):
         raise BadValue(f"'{file}' is no result of zoo.evaluate; {hint}")
     return record
 
 
-def _are_episodes(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(episode, dict) and episode.keys() >= _NEEDED_OF_EPISODES for episode in value)
-    )
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether it has what is read here: episodes, and the tasks that they are of."""
+    if not (_has(record, _NEEDED) and all(_has(task, {"name": str}) for task in record["tasks"])):
+        return False
+    episodes = record["episodes"]
+    if not all(_has(one, _NEEDED_OF_EPISODES) and isinstance(one.get("round", 0), int) for one in episodes):
+        return False
+    return bool(episodes) and len({one["task_id"] for one in episodes}) == len(record["tasks"])
+
+
+def _has(value: object, needed: Mapping[str, type]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in needed.items())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, VLAZooError, os_reason
+from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
 from vla_gym.registry import canonical_id
 from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import guarded
@@ -48,7 +48,7 @@ def parser() -> OneLineParser:
     p.add_argument("runs", nargs="*", metavar="RUN", help="run folders (default: all under -f that fit -a and -e)")
     p.add_argument("-a", "--algo", nargs="+", type=str.lower, choices=list(ALGORITHMS), help="default: all")
     p.add_argument("-e", "--env", nargs="+", type=canonical_id, metavar="ID", help="environment ids (default: all)")
-    p.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="where runs are (default: logs)")
+    p.add_argument("-f", "--log-folder", metavar="DIR", help="where runs are (default: logs)")
     p.add_argument("-x", "--x-axis", choices=list(X_LABELS), default="steps", help="default: steps")
     p.add_argument("-y", "--y-axis", choices=list(Y_LABELS), default="success", help="default: success")
     p.add_argument(
@@ -112,10 +112,10 @@ def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:
 
 
 def _named_runs(args: Any) -> list[RunFolder]:
-    for flag, given in (("-a", args.algo), ("-e", args.env)):
+    for flag, given in (("-a", args.algo), ("-e", args.env), ("-f", args.log_folder)):
         if given is not None:
             raise BadValue(
-                f"{flag} {' '.join(given)} chooses among the runs under -f, but runs are named: {' '.join(args.runs)}; "
+                f"{flag} chooses among the runs of a log folder, but runs are named: {shown(' '.join(args.runs))}; "
                 f"leave out {flag} or the runs"
             )
     return [find_run(path) for path in args.runs]
@@ -123,7 +123,8 @@ def _named_runs(args: Any) -> list[RunFolder]:
 
 def _found_runs(args: Any) -> list[RunFolder]:
     algos = args.algo or list(ALGORITHMS)
-    folders = [RunFolder(path) for algo in algos for path in sorted(Path(args.log_folder, algo).glob("*_*"))]
+    log_folder = Path("logs" if args.log_folder is None else args.log_folder)
+    folders = [RunFolder(path) for algo in algos for path in sorted((log_folder / algo).glob("*_*"))]
     found = [folder for folder in folders if (folder.path / CONFIG_FILE).is_file()]
     names = None if args.env is None else [folder_name(env) for env in args.env]
     fitting = [folder for folder in found if names is None or folder.path.name.rpartition("_")[0] in names]
@@ -131,7 +132,7 @@ def _found_runs(args: Any) -> list[RunFolder]:
         there = ", ".join(sorted({f"{folder.path.parent.name}/{folder.path.name}" for folder in found})) or "no runs"
         raise BadValue(
             f"no run of {' or '.join(algos)} on {' or '.join(args.env or ['any environment'])} under "
-            f"'{args.log_folder}'; there: {there}"
+            f"'{log_folder}'; there: {there}"
         )
     return fitting
 

@@ -45,6 +45,31 @@ def test_several_tasks_get_a_line_each(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[1:] == [["task-0", "0/6", "6/6", "6", "0", "0.062"], ["task-2", "2/2", "1/2", "0", "1", "1"]]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"deterministic": []},
+        {"summary": [1]},
+        {"tasks": [{"name": "a"}, {"name": "b"}]},
+        {"tasks": [[]]},
+        {"episodes": [{"task_id": [], "start_state": "a", "success_once": True}]},
+        {"episodes": [{"task_id": 0, "start_state": {}, "success_once": True}]},
+        {"episodes": [{"task_id": 0, "start_state": "a", "success_once": True, "round": []}]},
+    ],
+)
+def test_records_of_another_shape_are_refused(change: dict[str, object], tmp_path: Path) -> None:
+    after = write(tmp_path / "after.json", "x")
+    record = json.loads(Path(after).read_text())
+    (tmp_path / "before.json").write_text(json.dumps({**record, **change}))
+    with pytest.raises(BadValue, match=r"before.json' is no result of zoo.evaluate; write one with"):
+        run(["--before", str(tmp_path / "before.json"), "--after", after])
+
+
+def test_a_record_without_start_states_cannot_be_played_again(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="--before does not say which start states were played"):
+        run(["--before", write(tmp_path / "before.json", "x"), "--policy", "nano"])
+
+
 def test_two_splits_of_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = [write(tmp_path / "sft_1.json", "x---"), write(tmp_path / "sft_2.json", "-x")]
     after = [write(tmp_path / "ppo_1.json", "xxxx"), write(tmp_path / "ppo_2.json", "-x")]

@@ -138,9 +138,9 @@ def test_the_picture_is_where_it_is_said_to_be(logs: Path, tmp_path: Path, capsy
     assert (tmp_path / "curves.png").is_file()
 
 
-@pytest.mark.parametrize("choice", [["-e", "Toy-Reech"], ["-a", "ppo"]])
+@pytest.mark.parametrize("choice", [["-e", "Toy-Reech"], ["-a", "ppo"], ["-f", "nowhere"]])
 def test_named_runs_are_not_chosen_from(logs: Path, choice: list[str]) -> None:
-    with pytest.raises(BadValue, match=f"{' '.join(choice)} chooses among the runs under -f"):
+    with pytest.raises(BadValue, match=f"{choice[0]} chooses among the runs of a log folder"):
         run([str(logs / "grpo" / "Toy-Reach_1"), *choice])
 
 

@@ -38,6 +38,8 @@ def _hindrance(path: Path, suffix: str) -> str:
     """Reason why the file cannot be written, or ""."""
     if path.is_dir():
         return f"it is a folder; name a file in it, e.g. {path / 'results'}{suffix or '.json'}"
+    if not path.name.strip():
+        return "its name is blank"
     if path.suffix.lower() != suffix and suffix:
         return f"its name must end in {suffix}, e.g. {path.with_suffix(suffix)}"
     if path.exists():

@@ -83,6 +83,7 @@ class NetworkShape(FlowShape):
     """Rows of the token embedding."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_streams(self.vlm, self.expert, ("depth", "num_heads", "num_kv_heads", "head_dim"), "vlm")
 
     @property

@@ -68,9 +68,12 @@ class NetworkShape(FlowShape):
     joint_layers: tuple[int, ...] = (0, 2, 4, 6, 8, 10, 12, 14)
     """Expert layers whose tokens attend to the prefix and, causally, to each other; others to the prefix alone."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("empty_blocks",)
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_streams(self.text, self.expert, ("num_heads", "num_kv_heads", "head_dim"), "text")
-        if self.expert.depth < 1 or self.text.depth % self.expert.depth:
+        if self.text.depth % self.expert.depth:
             raise BadValue(
                 f"the expert's layers must divide the text model's, got {self.expert.depth} and {self.text.depth}"
             )

@@ -27,6 +27,7 @@ from zoo.config.settings import (
 )
 
 Rate = Annotated[Schedulable, Range(low=0, high=1)]
+ClipHigh = Annotated[float, Range(above=0, high=100)]
 """A learning rate of Adam, whose first step moves every weight by about as much."""
 LogprobLevel = Literal["token", "action", "chunk", "sequence"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk; "sequence" is the
@@ -61,13 +62,13 @@ class OnPolicyConfig:
     """Passes over a rollout. arXiv:1707.06347."""
     clip_range: Annotated[Schedulable, Range(low=0, high=1)] = 0.2
     """The ratio's bounds are 1 - clip_range and 1 + clip_range. arXiv:1707.06347, eq. 7."""
-    clip_range_high: Positive | None = None
+    clip_range_high: ClipHigh | None = None
     """Upper bound where it differs, "clip-higher"; None = as `clip_range`. DAPO, arXiv:2503.14476, section 3.1."""
     ent_coef: NonNegative = 0.0
     """Weight of the entropy bonus. arXiv:1707.06347, eq. 9."""
     max_grad_norm: Positive
     """Global norm at which a gradient is cut, critic included."""
-    target_kl: Positive | None = None
+    target_kl: Annotated[float, Range(above=0, high=1000)] | None = None
     """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
     dual_clip: Positive | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
@@ -143,7 +144,7 @@ class GRPOConfig(OnPolicyConfig):
     n_epochs: Passes = 1
     max_grad_norm: Positive = 1.0
     logprob_level: LogprobLevel = "token"
-    clip_range_high: Positive | None = 0.28
+    clip_range_high: ClipHigh | None = 0.28
     advantage: GroupAdvantage = "group_std"
     """Estimate of an episode's advantage. arXiv:2402.03300; "centred": arXiv:2503.20783; "rloo": arXiv:2402.14740."""
     loss_weight: GroupLossWeight = "trajectory"

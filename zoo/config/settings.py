@@ -38,8 +38,8 @@ Decisions = Annotated[int, Range(low=1, high=10**9)]
 """Decisions or frames that are in memory together."""
 Passes = Annotated[int, Range(low=1, high=10**5)]
 """How often the same is done again."""
-Positive = Annotated[float, Range(above=0)]
-NonNegative = Annotated[float, Range(low=0)]
+Positive = Annotated[float, Range(above=0, high=1e12)]
+NonNegative = Annotated[float, Range(low=0, high=1e12)]
 Fraction = Annotated[float, Range(low=0, high=1)]
 Seconds = Annotated[float, Range(above=0, high=LONGEST_WAIT)]
 Schedulable = float | Mapping[str, Any]

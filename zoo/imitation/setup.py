@@ -26,7 +26,7 @@ from zoo.imitation.sft import SFT
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
 from zoo.runs.progress import silent
-from zoo.runs.report_page import write_run_page
+from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import save_best
 from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
@@ -146,7 +146,7 @@ class SFTTrainer(Trainer):
             _logger.info(self.table([EpisodeRecord(**episode) for episode in record["episodes"]]))
         flag = packages_flag(packages_of(run.path / ARGS_FILE))
         _logger.info(
-            f"policy      {run.best}\nreport      {write_run_page(run)}\nnext:\n"
+            f"policy      {run.best}\nreport      {report_of(run) or 'none'}\nnext:\n"
             f"  python -m zoo.train{flag} --algo ppo --env {self.config.env} --policy {quoted(run.best)}\n"
             f"  python -m zoo.evaluate -i {quoted(run.path)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from vla_gym.errors import BadValue, os_reason
+from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.reading import read_text
 from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
@@ -21,6 +22,7 @@ from zoo.runs.curves import Episodes, read_episodes, read_evaluations, read_metr
 from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
 from zoo.runs.report_charts import CHARTS, SFT_CHARTS, health_charts, success_chart, task_chart
 
+_logger = logging.getLogger(__name__)
 _MOST_VIDEO = 16 * 2**20
 """Bytes; a larger video is linked instead of enclosed."""
 
@@ -91,6 +93,15 @@ def write_run_page(run: RunFolder, output: Path | None = None) -> Path:
     except OSError as error:
         raise BadValue(f"cannot write '{path}': {os_reason(error)}") from error
     return path
+
+
+def report_of(run: RunFolder) -> Path | None:
+    """Write the page of a run that has ended; None, and a warning, where that fails: the run itself is whole."""
+    try:
+        return write_run_page(run)
+    except VLAZooError as error:
+        _logger.warning(f"no page of the run was written: {error}")
+        return None
 
 
 def shown_policy(policy: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vla_gym.errors import VLAZooError
 from vla_gym.specs import Task
@@ -14,6 +16,7 @@ from zoo.runs.lookup import find_run
 from zoo.runs.shipped_agents import PREFIX, is_shipped, local_or_shipped
 
 _MOST_SHOWN = 10
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +89,23 @@ def _runs_behind(policy: str) -> Iterator[RunFolder]:
 
 def _tasks(run: RunFolder) -> list[tuple[str, str]]:
     file = run.path / PROTOCOL_FILE
-    if not file.is_file():
+    try:
+        return [(str(task["suite"]), str(task["name"])) for task in read_json(file)["tasks"]] if file.is_file() else []
+    except (VLAZooError, LookupError, TypeError) as error:
+        _logger.warning(f"not known on what '{run.path}' was trained: {_reason(file, error)}")
         return []
-    return [(task["suite"], task["name"]) for task in read_json(file)["tasks"]]
 
 
 def _solved(run: RunFolder) -> dict[str, tuple[int, int]]:
     """Return task name -> (solved, episodes) of a trained agent's comparison, on the start states it was trained on."""
     file = run.path / RESULTS_FILE
-    tasks = read_json(file)["train"]["tasks"] if file.is_file() else []
-    return {task["name"]: (task["successes"], task["episodes"]) for task in tasks}
+    try:
+        tasks = read_json(file)["train"]["tasks"] if file.is_file() else []
+        return {task["name"]: (int(task["successes"]), int(task["episodes"])) for task in tasks}
+    except (VLAZooError, LookupError, TypeError, ValueError) as error:
+        _logger.warning(f"not known what '{run.path}' solved: {_reason(file, error)}")
+        return {}
+
+
+def _reason(file: Path, error: Exception) -> str:
+    return str(error) if isinstance(error, VLAZooError) else f"'{file}' does not list its tasks"

@@ -41,7 +41,7 @@ from zoo.runs.lookup import TRAINING
 from zoo.runs.machine import describe_machine
 from zoo.runs.monitor import MonitorFile
 from zoo.runs.progress import Progress
-from zoo.runs.report_page import write_run_page
+from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
 from zoo.training.films import EPISODES, TrainingFilms
@@ -235,7 +235,7 @@ class RLTrainer(Trainer):
                 fps = float(self.envs.metadata["render_fps"])
                 video = evaluator.video.write(self.videos / f"step_{steps}.mp4", fps=fps)
                 filmed = f"{evaluator.video.num_solved} of {len(evaluator.video)} episodes solved"
-        write_run_page(self.run)
+        report_of(self.run)
         lines = closing_lines(
             self.run.path,
             video,

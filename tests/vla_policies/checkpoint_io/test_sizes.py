@@ -22,6 +22,7 @@ from vla_policies.checkpoint_io.sizes import check_sizes
         ({"image_resolution": [224, 8192]}, "image_resolution"),
         ({"input_features": {"a": {"shape": [3, 10**9]}}}, "shape"),
         ({"num_inference_steps": 10**9}, "num_inference_steps"),
+        ({"chunk_size": 30000}, "chunk_size"),
         ({"chunk_size": float("inf")}, "chunk_size"),
         ({"chunk_size": float("nan")}, "chunk_size"),
     ],

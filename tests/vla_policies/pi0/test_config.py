@@ -9,6 +9,7 @@ from vla_policies.pi0.config import (
     NetworkShape,
     Pi0Config,
     Preprocessing,
+    VisionShape,
     tiny_config,
 )
 from vla_policies.processing.statistics import Statistics
@@ -74,6 +75,15 @@ def test_wrong_files_are_named() -> None:
 def test_wrong_learning_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=message):
         FlowLearning(**settings)
+
+
+def test_sizes_that_no_network_has_are_named() -> None:
+    with pytest.raises(BadValue, match=r"min_period must be above 0, got -1"):
+        NetworkShape(min_period=-1.0)
+    with pytest.raises(BadValue, match=r"num_attention_heads must be above 0, got 0"):
+        NetworkShape(vision=VisionShape(num_attention_heads=0))
+    with pytest.raises(BadValue, match=r"at least 1 token, got -1"):
+        Preprocessing(max_tokens=-1)
 
 
 def test_streams_that_cannot_share_attention_are_named() -> None:

@@ -44,6 +44,8 @@ def test_every_expert_layer_reads_its_text_layer() -> None:
         ({"expert": replace(NetworkShape().expert, depth=5)}, "must divide the text model's, got 5 and 16"),
         ({"expert": replace(NetworkShape().expert, head_dim=32)}, r"head_dim must be equal, got 64 \(text\) and 32"),
         ({"expert": replace(NetworkShape().expert, width=721)}, "width must be even, got 721"),
+        ({"expert": replace(NetworkShape().expert, depth=0)}, "depth must be above 0, got 0"),
+        ({"min_period": -1.0}, "min_period must be above 0, got -1.0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(changes: dict, message: str) -> None:

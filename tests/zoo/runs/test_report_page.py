@@ -12,7 +12,7 @@ from zoo.cli.main import guarded
 from zoo.report import run
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile
-from zoo.runs.report_page import duration, run_page, shown_policy
+from zoo.runs.report_page import duration, report_of, run_page, shown_policy
 from zoo.train import run as train
 
 
@@ -96,6 +96,16 @@ def test_bad_paths_are_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
     assert "cannot write" in capsys.readouterr().err
     with pytest.raises(BadValue, match="is no run folder"):
         run(["-i", str(tmp_path)])
+
+
+def test_a_run_that_has_ended_does_not_fail_for_its_page(
+    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    (copy / "report.html").unlink()
+    (copy / "report.html").mkdir()
+    assert report_of(RunFolder(copy)) is None
+    assert caplog.messages == [f"no page of the run was written: cannot write '{copy}/report.html': Is a directory"]
 
 
 def test_a_run_that_was_evaluated_before_it_trained_shows_both(finished: Path, tmp_path: Path) -> None:

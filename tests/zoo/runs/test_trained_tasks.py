@@ -78,3 +78,14 @@ def test_a_trained_agent_says_by_its_name_what_it_solved(tmp_path: Path, monkeyp
         "knows        agents/ppo/Toy-Reach was trained on 1 of these tasks (episodes it solved of them):",
         f"      41 of 50   {TASKS[1].instruction}",
     ]
+
+
+@pytest.mark.parametrize("record", ["{", '{"tasks": 5}', '{"tasks": [{"suite": "x"}]}', "{}"])
+def test_a_damaged_record_is_a_warning(record: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    best = make_run(tmp_path / "run", "nano", 0)
+    (tmp_path / "run" / "protocol.json").write_text(record)
+    trained = trained_tasks(str(best))
+    assert trained is not None
+    assert trained.tasks == frozenset()
+    (warning,) = caplog.messages
+    assert warning.startswith(f"not known on what '{tmp_path / 'run'}' was trained: '{tmp_path / 'run/protocol.json'}'")
