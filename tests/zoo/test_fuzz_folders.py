@@ -189,7 +189,7 @@ def one_policy(draw: random.Random) -> None:
             VLAPolicy.from_pretrained(best)
 
 
-@cases(150)
+@cases(100)
 @given(draw=st.randoms(use_true_random=True))
 def test_a_dataset(draw: random.Random) -> None:
     one_dataset(draw)

@@ -133,8 +133,9 @@ def check_certificate(folder: Path, *, whole: bool = False) -> Certificate | Non
         path = folder / name
         if not path.is_file():
             raise BadValue(f"policy folder '{folder}' lacks {name}, which {CERTIFICATE_FILE} lists. {_NEXT}")
-        sampled = path.stat().st_size > WHOLE_BYTES and not whole
-        if (samples_sha256(path) != hashes.samples) if sampled else (file_sha256(path) != hashes.sha256):
+        read_whole = whole or path.stat().st_size <= WHOLE_BYTES
+        # The samples first: they tell another size without reading all of it.
+        if samples_sha256(path) != hashes.samples or (read_whole and file_sha256(path) != hashes.sha256):
             raise BadValue(
                 f"policy folder '{folder}' is not as it was written: {name} has other content than {CERTIFICATE_FILE} "
                 f"says (SHA-256). {_NEXT}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import inside
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
@@ -69,7 +69,11 @@ def _sentences(root: Path) -> dict[int, str]:
     ]
     if len(texts) != 1:
         raise BadValue(f"'{root / lr.TASKS_PATH}' must have one column of sentences, has {texts}")
-    return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+    sentences = dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+    for index, sentence in sentences.items():
+        if not sentence:
+            raise BadValue(f"task {shown(index)} of '{root / lr.TASKS_PATH}' has no sentence; mend or leave it out")
+    return sentences
 
 
 def _episode_files(root: Path) -> Iterator[list[dict[str, Any]]]:

@@ -42,7 +42,9 @@ def test_no_family_is_left_out() -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("build", ONE_OF_EACH)
+@pytest.mark.parametrize(
+    "build", [pytest.param(build, marks=pytest.mark.thorough if "pro_tasks" in build else ()) for build in ONE_OF_EACH]
+)
 def test_contract(build: str) -> None:
     env_id, options = ONE_OF_EACH[build]
     missing = [name for name in find_benchmark(env_id).requires if importlib.util.find_spec(name) is None]

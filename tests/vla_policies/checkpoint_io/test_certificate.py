@@ -142,6 +142,10 @@ def test_of_large_files_samples_are_read_unless_all_is_asked_for(
     check_certificate(tmp_path)
     with pytest.raises(BadValue, match="other content"):
         check_certificate(tmp_path, whole=True)
+    path.write_bytes(bytes(2**21))
+    monkeypatch.setattr(certificate, "file_sha256", lambda path: pytest.fail("another size is told by the samples"))
+    with pytest.raises(BadValue, match="other content"):
+        check_certificate(tmp_path, whole=True)
     data[16_627] = 1
     path.write_bytes(data)
     with pytest.raises(BadValue, match="other content"):

@@ -217,6 +217,10 @@ DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parque
         (lambda root: (root / TASKS).write_text("version https://git-lfs"), "a Git LFS pointer"),
         (lambda root: change_table(root, TASKS, __index_level_0__=None), "must have one column of sentences"),
         (lambda root: change_table(root, TASKS, task_index=[7]), "KeyError"),
+        (
+            lambda root: change_table(root, TASKS, __index_level_0__=[""]),
+            r"task 0 of '.*tasks.parquet' has no sentence",
+        ),
         (lambda root: change_table(root, ROWS, length=None), "KeyError"),
         (lambda root: change_table(root, DATA, episode_index=None), "episode_index"),
         (
