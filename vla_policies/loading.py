@@ -38,6 +38,7 @@ from vla_policies.checkpoint_io.weights import (
     read_config,
 )
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
+from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.processing.norm_stats import STATISTICS_FILE
 from vla_policies.recognition import names_of, published_family
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, family_class
@@ -301,8 +302,6 @@ def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
     place = adapter_folder(folder)
     if place is None:
         return None
-    from vla_policies.modules.lora_config import read_adapter_config  # loads peft, which most policies do without
-
     values = read_adapter_config(place)
     name = str(values["base_model_name_or_path"]) if base_name is None else base_name
     revision = None if base_name is not None or Path(name).is_dir() else values.get("revision")

@@ -137,6 +137,12 @@ def test_a_command_reads_its_flags_before_it_loads_torch() -> None:
     assert loaded_by(f"import zoo.cli.main, {', '.join(COMMANDS)}", *HEAVY) == set()
 
 
+def test_what_most_runs_do_without_is_not_loaded() -> None:
+    """Seconds each: peft is for adapters, FSDP for a policy that is cut over ranks."""
+    modules = "zoo.training.setup, zoo.imitation.setup, vla_policies.nano.model"
+    assert loaded_by(f"import {modules}", "peft", "bitsandbytes", "torch.distributed.fsdp") == set()
+
+
 def test_the_guard_of_heavy_imports_can_fail() -> None:
     assert loaded_by("import vla_policies.policy", *HEAVY) >= {"torch"}
 

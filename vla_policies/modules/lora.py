@@ -33,7 +33,7 @@ from vla_policies.checkpoint_io.weights import (
     write_json,
     write_safetensors,
 )
-from vla_policies.modules.lora_config import check_pattern, lora_config
+from vla_policies.modules.lora_config import adapter_settings, check_pattern
 from vla_policies.modules.mixed_precision import autocast_type, without_autocast
 from vla_policies.modules.quantization import QuantizedLinear, plain_state, restored, stored
 
@@ -190,7 +190,7 @@ def check_adapter(module: nn.Module, folder: Path) -> None:
 
 
 def _attach_as(module: nn.Module, folder: Path) -> None:
-    _inject(module, lora_config(folder))
+    _inject(module, LoraConfig(**adapter_settings(folder, LoraConfig.__dataclass_fields__)))
 
 
 def copy_adapter(module: nn.Module, folder: Path) -> None:

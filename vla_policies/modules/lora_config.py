@@ -7,10 +7,9 @@ nothing of that is read here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from peft import LoraConfig
 
 from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import read_json_object
@@ -46,11 +45,14 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def lora_config(folder: Path) -> LoraConfig:
-    """The folder's adapter as peft's record; raises `BadValue` for settings that are not read here, and for patterns
-    and sizes that would take for ever."""
+def adapter_settings(folder: Path, known: Iterable[str]) -> dict[str, Any]:
+    """Those of the `known` settings of peft's `LoraConfig` that the folder's adapter sets and that are read here.
+
+    Raises `BadValue` for others of them, and for patterns and sizes that would take for ever. peft is not imported:
+    most policies do without it, and it takes seconds.
+    """
     path, values = folder / ADAPTER_CONFIG, read_adapter_config(folder)
-    for name in LoraConfig.__dataclass_fields__.keys() - {*_READ, *_WITHOUT_EFFECT}:
+    for name in {*known} - {*_READ, *_WITHOUT_EFFECT}:
         if values.get(name):
             raise BadValue(f"'{path}' sets {name} to {shown(values[name])}, which is not read here")
     if values.get("init_lora_weights", True) not in _STARTS:
@@ -63,7 +65,7 @@ def lora_config(folder: Path) -> LoraConfig:
     patterns = [(name, values.get(name)) for name in ("target_modules", "exclude_modules", "layers_pattern")]
     for name, pattern in (*patterns, *(("a pattern", pattern) for pattern in (*ranks, *alphas))):
         check_pattern(pattern, f"{name} of '{path}'")
-    return LoraConfig(**{name: values[name] for name in _READ if name in values})
+    return {name: values[name] for name in _READ if name in values}
 
 
 def check_pattern(pattern: object, where: str) -> None:

@@ -20,7 +20,6 @@ import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_gym.errors import BadValue
@@ -42,6 +41,8 @@ def sharding_settings(mixed_precision: str) -> dict[str, Any]:
 
     Raises `BadValue` for FSDP's first version, and for its activation checkpointing, which is a policy's own here.
     """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy  # seconds, which most runs do without
+
     plugin = FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False)
     if plugin.fsdp_version != 2:
         raise BadValue(
@@ -128,6 +129,8 @@ def shard(module: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
     gradients until they are summed into parts. Trained weights are kept in float32, from a checkpoint's masters where
     there are any.
     """
+    from torch.distributed.fsdp import fully_shard
+
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     state = {names[parameter]: dict(values) for parameter, values in optimizer.state.items()}
     optimizer.state.clear()

@@ -11,7 +11,7 @@ from peft import LoraConfig
 
 from vla_gym.errors import BadValue
 from vla_policies.modules.lora import LoraSettings
-from vla_policies.modules.lora_config import check_pattern, lora_config
+from vla_policies.modules.lora_config import adapter_settings, check_pattern
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -20,6 +20,10 @@ def written(folder: Path, **changes: Any) -> Path:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
+
+
+def lora_config(folder: Path) -> LoraConfig:
+    return LoraConfig(**adapter_settings(folder, LoraConfig.__dataclass_fields__))
 
 
 def test_what_peft_writes_is_read(tmp_path: Path) -> None:
