@@ -47,7 +47,7 @@ test-fast: setup  ## the tests without simulators, other programs and training
 		-m 'not (sim or slow or thorough or processes or hub or gpu)' $(PYTEST_ARGS)
 
 # Ten times the cases that the suite draws, others each time.
-fuzz: setup  ## bad input at random, about 22,900 cases
+fuzz: setup  ## bad input at random, about 24,500 cases
 	@VLA_ZOO_FUZZ=10 $(PY) -m pytest -q tests/zoo/test_fuzz.py tests/zoo/test_fuzz_folders.py $(PYTEST_ARGS)
 
 lint: setup  ## ruff and mypy

@@ -140,7 +140,8 @@ def watch(case: Case, episodes: int, every: float) -> list[Sample]:
             monitor = next(Path(folder).glob("*/*/monitor.csv"), None)
             played = done.value if monitor is None else max(monitor.read_bytes().count(b"\n") - 2, 0)
             if child.is_alive() and played:
-                samples.append(sample(child.pid or 0, played))
+                samples.append(one := sample(child.pid or 0, played))
+                print(f"\r{played} episodes, {one.memory:.0f} MB", end="", file=sys.stderr)
     if child.exitcode or not samples:
         raise SystemExit(f"it ended with exit code {child.exitcode} after {done.value} episodes")
     return samples
