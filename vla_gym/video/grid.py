@@ -77,6 +77,10 @@ class VideoGrid:
         return path
 
     def _encode(self, path: Path, fps: float) -> None:
+        try:
+            imageio_ffmpeg.get_ffmpeg_exe()
+        except RuntimeError as error:
+            raise OSError("no ffmpeg runs here; install ffmpeg, or name its file in IMAGEIO_FFMPEG_EXE") from error
         length = max(len(frames) for frames in self._frames.values())
         hold = max(1, round(_HOLD_SECONDS * fps))
         height, width = self._grid(0).shape[:2]

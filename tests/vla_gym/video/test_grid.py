@@ -81,6 +81,15 @@ def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
         one_frame().write(tmp_path / "film.mp4", fps=1)
 
 
+def test_a_machine_without_ffmpeg_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
+    with pytest.raises(BadValue, match="cannot write the video .*: no ffmpeg runs here; install ffmpeg, or name its"):
+        one_frame().write(tmp_path / "film.mp4", fps=1)
+
+
 def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VideoGrid, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
     with pytest.raises(BadValue, match="ffmpeg did not finish it"):
