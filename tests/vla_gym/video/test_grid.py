@@ -86,7 +86,7 @@ def test_a_machine_without_ffmpeg_is_told_what_is_missing(tmp_path: Path, monkey
         raise RuntimeError("No ffmpeg exe could be found.")
 
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
-    with pytest.raises(BadValue, match="cannot write the video .*: no ffmpeg runs here; install ffmpeg, or name its"):
+    with pytest.raises(BadValue, match=r"cannot write the video .*: no ffmpeg runs here; install ffmpeg, or name its"):
         one_frame().write(tmp_path / "film.mp4", fps=1)
 
 
