@@ -32,14 +32,14 @@ from zoo.config.search_space import SPACES, Space, Span, described, drawn_values
 from zoo.config.settings import yaml_line
 from zoo.files import atomic_file, write_text
 from zoo.runs.folder import RunFolder, folder_name
+from zoo.runs.study import STUDY_FILE, completed_trials, database, opened
 from zoo.train import parser as train_parser
 from zoo.training.run_plan import RunPlan, check_startable
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
-    from optuna.trial import FrozenTrial
 
-STUDY_FILE, BEST_FILE, TRIALS_FILE = "study.db", "best.yml", "trials.csv"
+BEST_FILE, TRIALS_FILE = "best.yml", "trials.csv"
 _NOT_TRAINS = {
     **dict.fromkeys(("algo", "env", "n_timesteps", "log_folder"), "give it before --"),
     "seed": "give --seed and --n-seeds before --",
@@ -161,6 +161,9 @@ def run(argv: Sequence[str]) -> int:
             raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")
     if find_spec("optuna") is None:
         raise MissingDependency(f"zoo.optimize needs: {install_command('optimize')}")
+    from optuna.study import MaxTrialsCallback
+    from optuna.trial import TrialState
+
     algo = check_algorithm(args.algo)
     search = Search(
         algo=algo,
@@ -172,13 +175,15 @@ def run(argv: Sequence[str]) -> int:
         flags=tuple(args.train),
     )
     settings = search.settings(search.check())
-    study = _open_study(search, args.seed)
-    _check_settings(search, study, settings)
-    done = len(_completed(study))
+    with opened(search.folder, f"{search.algo} {search.env} {search.n_timesteps}", args.seed) as study:
+        _check_settings(search, study, settings)
+        done = len(completed_trials(study))
     if done:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
-    study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial])
-    _write_best(search, study)
+    with database(search.folder / STUDY_FILE):
+        enough = MaxTrialsCallback(args.n_trials, states=(TrialState.COMPLETE,))  # those of other processes count too
+        study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial, enough])
+        _write_best(search, study)
     return 0
 
 
@@ -191,30 +196,6 @@ def draw(trial: Trial, space: Space) -> dict[str, Any]:
             # Optuna stores words and numbers; a choice may be a mapping too.
             trial.suggest_categorical(name, [yaml_line(value) for value in distribution])
     return drawn_values(trial.params, space)
-
-
-def _completed(study: Study) -> list[FrozenTrial]:
-    """Return the completed trials; one that failed does not count, another takes its place."""
-    from optuna.trial import TrialState
-
-    return study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-
-
-def _open_study(search: Search, seed: int) -> Study:
-    import optuna
-
-    # Its warning of a trial that failed is a traceback; `guarded` prints the error in one line.
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    search.folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        storage=f"sqlite:///{search.folder / STUDY_FILE}",
-        study_name=f"{search.algo} {search.env} {search.n_timesteps}",
-        direction="maximize",
-        load_if_exists=True,
-    )
-    # A sampler that went on from the same seed would draw the first trials again.
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
-    return study
 
 
 def _check_settings(search: Search, study: Study, settings: Mapping[str, str]) -> None:
@@ -247,7 +228,7 @@ def _print_trial(study: Study, trial: Any) -> None:
 
 def _write_best(search: Search, study: Study) -> None:
     """`trials.csv`, and the best trial as settings for `-params` and `hyperparams/*.yml`."""
-    completed = _completed(study)
+    completed = completed_trials(study)
     if not completed:
         raise BadValue(f"no trial of {search.folder / STUDY_FILE} was completed; repeat the command")
     with (

@@ -26,6 +26,7 @@ BROUGHT_ALONG: dict[str, str] = {
     "numba": "robosuite",
     "sapien": "mani-skill",
     "scipy": "robosuite",
+    "sqlalchemy": "optuna",
     "tokenizers": "transformers",
 }
 """Module of no declared distribution -> the declared one that requires its distribution, at a version that fits."""

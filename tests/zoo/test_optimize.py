@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,22 @@ def test_a_study_of_unknown_settings_is_refused(tmp_path: Path, judged: list[tup
     study.optimize(lambda trial: 0.5, n_trials=1)
     with pytest.raises(BadValue, match="algo was not set, is ppo"):
         run(flags(tmp_path, 1))
+
+
+def test_two_processes_share_a_study(tmp_path: Path, judged: list[tuple[float, int]]) -> None:
+    """From its first moment on, and together they make the trials asked for, each at most one more."""
+    children = []
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            with suppress(BaseException):
+                code = guarded(run, flags(tmp_path, 12))
+            os._exit(code)
+        children.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0, 0]
+    rows = (tmp_path / "ppo" / "Toy-Reach_optimize" / "trials.csv").read_text().splitlines()
+    assert 13 <= len(rows) <= 15
 
 
 def test_the_next_command_trains_the_best_trial(
