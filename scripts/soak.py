@@ -5,14 +5,17 @@
 
 Cases: `Toy`, training as users start it; `LIBERO`, episodes of random tasks cut after one chunk of 8 steps, so that
 almost every one loads another task; `serving`, a server and its clients' evaluations one after another. Memory is the
-proportional set size, which counts shared pages once. The slope is a least-squares line through what was sampled
-after the first third, with a 95 % interval from ten blocks of it. Linux only.
+proportional set size, which counts shared pages once; it is looked at where a case says that episodes were played, so
+that two looks see the same state and not, say, two scenes of different size. The slope is a least-squares line through
+the looks after the first third, with a 95 % interval from ten blocks of them. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import math
 import multiprocessing
 import os
@@ -30,9 +33,22 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 Counter = Synchronized  # of episodes
 FLAGS = ("--num-threads", "1", "--device", "cpu")
+_LULL = 2.0
+"""Seconds a case waits for a look."""
 _BLOCKS = 10
 _T_975 = 2.306
 """Student's t with `_BLOCKS` - 2 degrees of freedom."""
+
+
+def look(done: Counter[int], played: int) -> None:
+    """Say that more episodes were played, and wait for a look.
+
+    What the allocator keeps of freed memory is given back first: how much that is depends on what came last.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    done.value += played
+    time.sleep(_LULL)
 
 
 def toy(episodes: int, done: Counter[int], folder: Path) -> None:
@@ -45,14 +61,20 @@ def toy(episodes: int, done: Counter[int], folder: Path) -> None:
 
 
 def libero(episodes: int, done: Counter[int], folder: Path) -> None:
-    """Resets of two environments in one worker, each to a random task and start state, and one chunk after each."""
+    """Resets of two environments, each to a random task and start state, and one chunk after each.
+
+    Looked at after every 25 resets of both, when they are back in the first task.
+    """
     import vla_gym
 
-    with contextlib.closing(vla_gym.make_vec("LIBERO-Spatial", 2, chunk=8, image_size=64, num_workers=1)) as envs:
+    with contextlib.closing(vla_gym.make_vec("LIBERO-Spatial", 2, chunk=8, image_size=64, num_workers=0)) as envs:
         while done.value < episodes:
-            envs.reset()
+            for _ in range(24):
+                envs.reset()
+                envs.step(envs.action_space.sample())
+            envs.reset(options={"task_id": 0, "trial_id": 0})
             envs.step(envs.action_space.sample())
-            done.value += 2
+            look(done, 50)
 
 
 def serving(episodes: int, done: Counter[int], folder: Path) -> None:
@@ -74,7 +96,7 @@ def serving(episodes: int, done: Counter[int], folder: Path) -> None:
     while done.value < episodes:
         if main(["evaluate", "--policy", f"ws://127.0.0.1:{port}", *played, "-params", "num_workers:0"]):
             raise SystemExit("an evaluation failed")
-        done.value += 150
+        look(done, 150)
     server.terminate()
 
 
@@ -139,7 +161,7 @@ def watch(case: Case, episodes: int, every: float) -> list[Sample]:
             child.join(every)
             monitor = next(Path(folder).glob("*/*/monitor.csv"), None)
             played = done.value if monitor is None else max(monitor.read_bytes().count(b"\n") - 2, 0)
-            if child.is_alive() and played:
+            if child.is_alive() and played > (samples[-1].episodes if samples else 0):
                 samples.append(one := sample(child.pid or 0, played))
                 print(f"\r{played} episodes, {one.memory:.0f} MB", end="", file=sys.stderr)
     if child.exitcode or not samples:
@@ -167,7 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--scale", type=float, default=1.0, help="times the episodes of every case")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks, at most 1")
     args = parser.parse_args()
     grows = False
     for name in args.cases:

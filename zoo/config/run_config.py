@@ -219,7 +219,15 @@ def check_settings(algo: str, values: Mapping[str, Any], where: str) -> dict[str
 
     Raises `UnknownName` for a setting that does not exist and `BadValue` for a value of another kind.
     """
-    return check_fields(known_settings(algo), values, where)
+    checked = check_fields(known_settings(algo), values, where)
+    families = {name: checked[name] for name in ("env_kwargs", "eval_env_kwargs") if name in checked}
+    return checked | {name: _checked_options(options, f"{where}: {name}") for name, options in families.items()}
+
+
+def _checked_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check those `EnvOptions` that stand among a family's options, which the family itself checks."""
+    known = {name: value for name, value in options.items() if name in ENV_OPTIONS}
+    return {**options, **check_fields(ENV_OPTIONS, known, where)}
 
 
 def without_counts(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,17 +346,16 @@ def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(device, str) or not DEVICE.fullmatch(device):
         raise BadValue(f"{where}: device must be one of auto, cpu, cuda, cuda:<index>, got {shown(device)}")
     simple = {name: kind for name, kind in annotations_of(RunConfig).items() if name in values}
-    nested = {name: values[name] for name in ("env_options", "policy_kwargs", "algo_kwargs")}
+    nested = {name: values[name] for name in ("policy_kwargs", "algo_kwargs")}
     stages = values.get("pipeline_stages", 1)
     if stages != "auto":
         check_value(Processes, stages, f"{where}: pipeline_stages")
     checked = check_fields(simple, {name: value for name, value in values.items() if name != "pipeline_stages"}, where)
-    env_settings = {name: value for name, value in checked["env_options"].items() if name in ENV_OPTIONS}
     known = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
     return {
         **checked,
         "pipeline_stages": stages,
-        "env_options": {**nested["env_options"], **check_fields(ENV_OPTIONS, env_settings, f"{where}: env_options")},
+        "env_options": _checked_options(checked["env_options"], f"{where}: env_options"),
         "policy_kwargs": check_value(PolicyOptions, nested["policy_kwargs"], f"{where}: policy_kwargs"),
         "algo_kwargs": check_fields(known, nested["algo_kwargs"], f"{where}: algo_kwargs"),
     }

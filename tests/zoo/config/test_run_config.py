@@ -18,6 +18,7 @@ from zoo.config.run_config import (
     RunConfig,
     benchmark_options,
     build_config,
+    check_settings,
     env_options,
     from_plain,
     to_plain,
@@ -115,6 +116,15 @@ def test_settings_are_sorted_to_what_takes_them() -> None:
 def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         from_plain({**WHOLE, **values}, "config.yml")
+
+
+@pytest.mark.parametrize("name", ["env_kwargs", "eval_env_kwargs"])
+def test_settings_of_the_environment_are_checked_among_those_of_its_family(name: str) -> None:
+    assert check_settings("ppo", {name: {"chunk": 1e1, "protocol": "x"}}, "-params") == {
+        name: {"chunk": 10, "protocol": "x"}
+    }
+    with pytest.raises(BadValue, match=rf"-params: {name}: image_size must be a number, got 'large'"):
+        check_settings("ppo", {name: {"image_size": "large"}}, "-params")
 
 
 def test_a_record_of_the_first_version_evaluated_all_tasks() -> None:

@@ -61,7 +61,7 @@ def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "this machine has 0.0 GiB" in said
     assert short_of_memory(plan, 2**36) is None
     # Ranks of one machine share its memory.
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1024")
     assert short_of_memory(plan, 2**36) is not None
 
 
