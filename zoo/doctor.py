@@ -104,9 +104,11 @@ def _replay_expert(args: argparse.Namespace) -> int:
     from zoo.runs.progress import Progress
 
     episodes = args.episodes or _DEFAULT_EPISODES
+    find_benchmark(args.env)
+    options = key_values(args.params)
     progress = Progress(episodes, on=args.progress, unit="episode")
     try:
-        result = replay(args.env, episodes, on_episodes=progress.to, **key_values(args.params))
+        result = replay(args.env, episodes, on_episodes=progress.to, **options)
     finally:
         progress.close()
     print(result)

@@ -87,3 +87,9 @@ def test_a_policy_folder_is_looked_at_alone(flags: list[str]) -> None:
 def test_fresh_weights_have_no_folder() -> None:
     with pytest.raises(BadValue, match="means fresh weights"):
         run(["--policy", "nano"])
+
+
+def test_no_bar_stands_above_a_name_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnknownName):
+        run(["--oracle", "-P", "--env", "pipe"])
+    assert capsys.readouterr().err == ""
