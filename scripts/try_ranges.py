@@ -19,17 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("libero", "metaworld", "maniskill", "datasets", "optimize", "quantization", "serve")
-"""Without `plots`: rl_zoo3 needs releases far above the lower bounds of the others."""
+EXTRAS = ("libero", "metaworld", "maniskill", "datasets", "optimize", "plots", "quantization", "serve")
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
-LEFT_OUT = (
-    "tests/architecture",
-    "tests/docs",
-    "tests/test_notebooks.py",
-    "tests/zoo/config/test_rl_zoo3.py",
-    "tests/zoo/test_plot.py",
-)
-"""Tests of the development tools and of `plots`."""
+LEFT_OUT = ("tests/architecture", "tests/docs", "tests/test_notebooks.py")
+"""Tests of the development tools."""
 _BOUND = re.compile(r"([A-Za-z0-9_.-]+)\s*>=\s*([0-9][^,; ]*)")
 
 
@@ -77,7 +70,7 @@ def tried(end: str, folder: Path, keep: Sequence[str], tests: Sequence[str]) -> 
     subprocess.run([python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"], check=True)
     marks = "not (sim or slow or thorough or processes or hub or gpu)"
     ignored = [f"--ignore={path}" for path in LEFT_OUT]
-    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", marks, *ignored, *tests]
+    command = [python, "-m", "pytest", "-q", "-n", "2", "-W", "default", "-m", marks, *ignored, *tests]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
