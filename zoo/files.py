@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +30,15 @@ def _temporary(path: Path, kind: str) -> Path:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, which replaces `path` at the end unless the body raises.
 
-    An `OSError` of the body (a full disk) names `path`.
+    A device or a pipe, such as /dev/null, is written to and stays what it is. An `OSError` of the body (a full disk)
+    names `path`.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        with tempfile.TemporaryDirectory() as folder, _naming(path):
+            whole = Path(folder) / path.name
+            yield whole
+            path.write_bytes(whole.read_bytes())
+        return
     partial = _temporary(path, "partial")
     try:
         with _naming(path):

@@ -133,3 +133,15 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f".best.replaced-{2**22 + 1}").mkdir()  # as version 0.1 named it
     recover_folders(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "best"])
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    # Root's `-o /dev/null` would otherwise leave the machine with a file of that name.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "results")
+    assert os.read(reader, 100) == b"results"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
