@@ -124,6 +124,10 @@ def inside(root: Path, name: object, where: object) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal; 0.6 s of CPU for a GB where it was measured."""
+    """Return the SHA-256 of a file's content, in hexadecimal; 0.6 s of CPU for a GB where it was measured.
+
+    Raises `BadValue` for what is no file: a pipe would be waited for, a device may never end.
+    """
+    check_no_pipe(path)
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import inside, parse_json, read_bytes, read_json_object, read_text, user_path
+from vla_gym.reading import file_sha256, inside, parse_json, read_bytes, read_json_object, read_text, user_path
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,9 @@ def test_another_user_s_folder_that_is_not_there() -> None:
     with pytest.raises(BadValue, match="'~nouser/x' is no path"):
         user_path("~nouser/x")
     assert user_path("a/b") == Path("a/b")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(BadValue, match="is no regular file, but a pipe"):
+        file_sha256(tmp_path / "model.safetensors")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_gym.errors import BadValue, VLAZooError
-from vla_gym.reading import file_sha256, read_json_object
+from vla_gym.reading import check_no_pipe, file_sha256, read_json_object
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import write_json
 
@@ -59,6 +59,7 @@ def hashes_of(path: Path) -> Hashes:
 
 def samples_sha256(path: Path) -> str:
     """SHA-256 over a file's size and up to 64 stretches of 64 KiB, evenly spread from its first byte to its last."""
+    check_no_pipe(path)
     size = path.stat().st_size
     digest = hashlib.sha256(size.to_bytes(8, "big"))
     last = max(0, size - _SAMPLE_BYTES)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, shown
-from vla_gym.reading import read_json_object
+from vla_gym.reading import check_no_pipe, read_json_object
 from vla_policies.checkpoint_io.sizes import check_sizes
 
 CONFIG_FILE = "config.json"
@@ -94,6 +94,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 def shapes_of(path: Path) -> dict[str, Tensor]:
     """All tensors of one file on the meta device."""
+    check_no_pipe(path)
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -107,6 +108,7 @@ def read_safetensors(
 ) -> dict[str, Tensor]:
     """The tensors of one file but those that `skip` is true of; where they must be `finite`, raises `BadValue` for one
     that is not: every decision would be nonsense."""
+    check_no_pipe(path)
     try:
         if skip is None:
             tensors = load_file(path)

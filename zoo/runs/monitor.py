@@ -18,7 +18,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import MOST_BYTES, parse_json, read_text
+from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import atomic_file, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
@@ -75,6 +75,7 @@ def monitor_lines(path: Path) -> list[str]:
 
 def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an `EvaluationFile`; raises `BadValue` where they cannot be read."""
+    check_no_pipe(path)
     try:
         with path.open("rb") as opened:
             size = sum(member.file_size for member in ZipFile(opened).infolist())
