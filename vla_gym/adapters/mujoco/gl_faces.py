@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 import mujoco
 import numpy as np
@@ -24,6 +25,7 @@ from vla_gym.adapters.mujoco.scene_rows import scene_rows
 from vla_gym.adapters.mujoco.sight import OPAQUE, Seen
 from vla_gym.adapters.mujoco.simple_meshes import Corners
 from vla_gym.adapters.mujoco.simple_store import mesh_corners
+from vla_gym.system.cache import content_hash
 
 MIN_FACES = 256
 """Smaller meshes are drawn whole."""
@@ -65,9 +67,8 @@ class SiftedMeshes:
             _assign(self.resources, name, getattr(resources, name))
         self._skin_G = np.full(num_geoms, -1)
         self._skin_G[list(meshes)] = np.arange(len(meshes))
-        self._sieves: list[Sieve] = []
-        self._corners: list[np.ndarray] = []
-        """Per skin: uint32 `[F, 3]`, the rows of its buffers."""
+        self._meshes: list[IndexedMesh] = []
+        """Per skin."""
         for skin, corners in enumerate(meshes.values()):
             self._upload(skin, corners)
         self._lists: list[int] = []
@@ -103,12 +104,12 @@ class SiftedMeshes:
         drawn, copies_N = [], np.ones(len(rows), dtype=np.int64)
         for row in np.flatnonzero(skin_N >= 0):
             skin = int(skin_N[row])
-            face_F = self._sieves[skin].covering(rows["mat"][row], rows["pos"][row], lens)
+            face_F = self._meshes[skin].sieve.covering(rows["mat"][row], rows["pos"][row], lens)
             if face_F is None:
                 continue
             copies_N[row] = 3 if len(face_F) else 0
             if len(face_F):
-                drawn.append((skin, self._corners[skin][face_F]))
+                drawn.append((skin, self._meshes[skin].corner_F3[face_F]))
         new_rows = np.repeat(rows, copies_N)
         middle = (np.cumsum(copies_N) - 2)[copies_N == 3]
         new_rows["type"][middle], new_rows["objid"][middle] = mujoco.mjtGeom.mjGEOM_SKIN, [skin for skin, _ in drawn]
@@ -135,19 +136,13 @@ class SiftedMeshes:
             self._gl.glDeleteQueries(1, [self._nothing])
 
     def _upload(self, skin: int, corners: Corners) -> None:
-        columns = [corners.vertex_C3, corners.normal_C3]
-        buffers = [self.resources.skinvertVBO, self.resources.skinnormalVBO]
-        if corners.texcoord_C2 is not None:
-            columns.append(corners.texcoord_C2)
-            buffers.append(self.resources.skintexcoordVBO)
-        rows, corner_C = _distinct(np.concatenate(columns, axis=1))
-        ends = np.cumsum([column.shape[1] for column in columns])[:-1]
-        for buffer, values in zip(buffers, np.split(rows, ends, axis=1), strict=True):
+        mesh = indexed(corners)
+        buffers = [self.resources.skinvertVBO, self.resources.skinnormalVBO, self.resources.skintexcoordVBO]
+        parts = np.split(mesh.row_RK, np.arange(3, mesh.row_RK.shape[1], 3), axis=1)
+        for buffer, values in zip(buffers, parts, strict=False):
             self._fill(self._gl.GL_ARRAY_BUFFER, buffer[skin], values, "STATIC")
         self._gl.glBindBuffer(self._gl.GL_ARRAY_BUFFER, 0)
-        vertex_V3, vertex_C = _distinct(corners.vertex_C3)
-        self._sieves.append(Sieve(vertex_V3, vertex_C.reshape(-1, 3).astype(np.uint32)))
-        self._corners.append(corner_C.reshape(-1, 3).astype(np.uint32))
+        self._meshes.append(mesh)
 
     def _fill(self, target: int, buffer: int, values: np.ndarray, use: str) -> None:
         self._gl.glBindBuffer(target, int(buffer))
@@ -192,6 +187,36 @@ def siftable(model: mujoco.MjModel, simple: Mapping[int, Corners], hidden_groups
         if len(corners.vertex_C3) >= 3 * MIN_FACES and (corners.texcoord_C2 is not None or KNOWN_BITS):
             found[int(geom)] = replace(corners, normal_C3=drawn_normals(corners))
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedMesh:
+    """Triangles whose corners are numbers of rows."""
+
+    row_RK: np.ndarray
+    """float32: position, normal and, where there is one, texture coordinate; none twice. K is 6 or 8."""
+    corner_F3: np.ndarray
+    """uint32 rows of `row_RK`."""
+    sieve: Sieve
+
+
+_INDEXED: WeakValueDictionary[tuple[int, str], IndexedMesh] = WeakValueDictionary()
+"""Those in use: the robot, and most objects, are the same in all tasks that a process has loaded."""
+
+
+def indexed(corners: Corners) -> IndexedMesh:
+    """Return triangles with each distinct corner once; equal ones that are in use anywhere are the same object."""
+    columns = [corners.vertex_C3, corners.normal_C3]
+    if corners.texcoord_C2 is not None:
+        columns.append(corners.texcoord_C2)
+    rows = np.concatenate(columns, axis=1, dtype=np.float32)
+    key = rows.shape[1], content_hash(rows.data)
+    if (mesh := _INDEXED.get(key)) is None:
+        row_RK, corner_C = _distinct(rows)
+        vertex_V3, vertex_C = _distinct(corners.vertex_C3)
+        sieve = Sieve(vertex_V3, vertex_C.reshape(-1, 3).astype(np.uint32))
+        _INDEXED[key] = mesh = IndexedMesh(row_RK, corner_C.reshape(-1, 3).astype(np.uint32), sieve)
+    return mesh
 
 
 def in_software() -> bool:

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from vla_gym.adapters.libero.tasks import libero_benchmark
+from vla_gym.adapters.mujoco.gl_faces import indexed
+from vla_gym.adapters.mujoco.simple_meshes import Corners
 from vla_gym.system.rendering import EGL_LIBRARIES, OSMESA_LIBRARIES, library_loads
 from vla_gym.workers.environment import worker_environment
 
@@ -50,7 +53,8 @@ gl_faces.MIN_FACES = 4
 model = mujoco.MjModel.from_xml_string(scene)
 data = mujoco.MjData(model)
 theirs, ours = Camera(model, ("eye",), 64), Camera(model, ("eye",), 64, sift=True)
-assert ours._sifted is not None and len(ours._sifted._sieves) > 40
+assert ours._sifted is not None and len(ours._sifted._meshes) > 40
+assert len(set(map(id, ours._sifted._meshes))) == 3  # of each shape one
 scenes = theirs.new_scenes(), ours.new_scenes()
 rng = np.random.default_rng(0)
 drawn = 0
@@ -83,3 +87,20 @@ def test_pictures_are_those_of_every_triangle(backend: str, libraries: tuple[str
     environment = worker_environment(benchmark, {**os.environ, "MUJOCO_GL": backend}, worker=0, num_workers=1)
     done = subprocess.run([sys.executable, "-c", DRAW, mirror], env=environment, capture_output=True, text=True)
     assert done.stdout.endswith("done\n"), done.stderr
+
+
+def test_equal_corners_become_one_row_and_equal_meshes_one_object() -> None:
+    def square(height: float, texture: bool) -> Corners:
+        place_C2 = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [1, 1], [0, 1]], dtype=np.float32)
+        vertex_C3 = np.insert(place_C2, 2, np.float32(height), axis=1)
+        texcoord_C2 = np.zeros((6, 2), np.float32)
+        texcoord_C2[3] = 1  # the corner at (0, 0) has another colour in the second triangle
+        return Corners(vertex_C3, np.tile(np.float32([0, 0, 1]), (6, 1)), texcoord_C2 if texture else None)
+
+    plain, textured = indexed(square(0, False)), indexed(square(0, True))
+    assert plain.corner_F3.tolist() == [[0, 1, 2], [0, 2, 3]]
+    assert plain.row_RK.tolist() == [[0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1]]
+    assert textured.corner_F3.tolist() == [[0, 1, 2], [3, 2, 4]]
+    assert textured.row_RK.shape == (5, 8)
+    assert indexed(square(0, False)) is plain
+    assert indexed(square(1, False)) is not plain
