@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import MOST_OF_WORD, BadValue, shortened, unknown_name
 
 STATISTICS_FILE = "dataset_statistics.json"
 """A fine-tune's own statistics, which override those of its base model."""
@@ -67,7 +67,7 @@ def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str, su
         if len(statistics) > 1:
             raise BadValue(
                 f"{where} has action statistics of {len(statistics)} data sets; "
-                f"choose one with unnorm_key: {', '.join(sorted(statistics))}"
+                f"choose one with unnorm_key: {shortened(', '.join(sorted(statistics)), MOST_OF_WORD)}"
             )
         return next(iter(statistics), None)
     for key in (wanted, wanted + NO_NOOPS):
