@@ -15,7 +15,7 @@ MIN_FACES = 2000
 """Smaller meshes are drawn as they are: handles and burner plates need all they have, and cost little."""
 LEVELS = (0.1, 0.2, 0.4)
 """Shares of a mesh's triangles that are tried, in this order."""
-MAX_TURN = 0.02
+MAX_TURN = 0.025
 """Largest mean of 1 - cos between the old surface's directions and the new one's."""
 LEAST_FACES = 1000
 """No mesh becomes smaller."""
@@ -50,13 +50,14 @@ class Corners:
 
 
 def simplify(mesh: Corners) -> Corners:
-    """Return the smallest of `LEVELS` that keeps the surface's directions, the last where none does."""
+    """Return the smallest of `LEVELS` that keeps the surface's directions, the mesh itself where none does.
+    """
     num_faces = len(mesh.vertex_C3) // 3
     for level in LEVELS:
         simple_F33 = _collapse(mesh.triangle_F33, max(LEAST_FACES, int(level * num_faces)))
         if turn(mesh.triangle_F33, simple_F33) <= MAX_TURN:
-            break
-    return dress(mesh, simple_F33)
+            return dress(mesh, simple_F33)
+    return mesh
 
 
 def turn(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
