@@ -50,8 +50,7 @@ class Corners:
 
 
 def simplify(mesh: Corners) -> Corners:
-    """Return the smallest of `LEVELS` that keeps the surface's directions, the mesh itself where none does.
-    """
+    """Return the smallest of `LEVELS` that keeps the surface's directions, the mesh itself where none does."""
     num_faces = len(mesh.vertex_C3) // 3
     for level in LEVELS:
         simple_F33 = _collapse(mesh.triangle_F33, max(LEAST_FACES, int(level * num_faces)))
