@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 
 from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io import weights
+from vla_policies.checkpoint_io.certificate import samples_sha256
 
 
 def two_layers() -> nn.Module:
@@ -102,3 +105,10 @@ def test_a_network_without_memory_is_filled_in_the_wanted_type(tmp_path: Path) -
     assert layer.weight.tolist() == [[1.0, 2.0]]
     with pytest.raises(BadValue, match="missing 'bias'; unexpected 'basi'"):
         weights.fill(layer, {"weight": tensors["weight"], "basi": tensors["bias"]}, tmp_path, dtypes.get)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [weights.shapes_of, weights.read_safetensors, samples_sha256])
+def test_a_pipe_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(BadValue, match="is no regular file, but a pipe"):
+        read(tmp_path / "model.safetensors")

@@ -85,3 +85,9 @@ def test_wrong_and_missing_keys_are_named() -> None:
 def test_broken_statistics_are_named(action: object, message: str) -> None:
     with pytest.raises(BadValue, match=message):
         normaliser({"a": {"action": action}}, "a", "action", "here", bounds="q01_q99", epsilon=0.0)
+
+
+def test_a_message_holds_no_name_of_a_thousand_letters() -> None:
+    with pytest.raises(BadValue, match="choose one with unnorm_key: aaa") as raised:
+        choose_key({"a" * 1000: {}, "b" * 1000: {}}, None, "'folder'")
+    assert len(str(raised.value)) < 500

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from stable_baselines3.common.monitor import load_results
 
 from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
-from zoo.runs.monitor import EvaluationFile, MonitorFile
+from zoo.runs.monitor import EvaluationFile, MonitorFile, read_evaluation_arrays
 
 
 def test_sb3_reads_the_monitor(tmp_path: Path) -> None:
@@ -145,3 +146,9 @@ def test_rl_zoo3_plots_our_runs(
     all_plots()
     plt.close("all")
     assert "1 +/- 0" in capsys.readouterr().out
+
+
+def test_a_pipe_in_place_of_evaluations_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "evaluations.npz")
+    with pytest.raises(BadValue, match="is no regular file, but a pipe"):
+        read_evaluation_arrays(tmp_path / "evaluations.npz")
