@@ -3,11 +3,11 @@
     python scripts/soak.py                          # every case at its full length
     python scripts/soak.py --cases LIBERO --scale 0.1
 
-Cases: `Toy`, training as users start it; `LIBERO`, episodes of random tasks cut after one chunk of 8 steps, so that
-almost every one loads another task; `serving`, a server and its clients' evaluations one after another. Memory is the
-proportional set size, which counts shared pages once; it is looked at where a case says that episodes were played, so
-that two looks see the same state and not, say, two scenes of different size. The slope is a least-squares line through
-the looks after the first third, with a 95 % interval from ten blocks of them. Linux only.
+Cases: `Toy`, training as users start it; `LIBERO`, episodes of all ten tasks in turn, cut after one chunk of 8 steps,
+so that every reset loads another task; `serving`, a server and its clients' evaluations one after another. Memory is
+the proportional set size, which counts shared pages once; it is looked at where a case says that episodes were played,
+so that two looks see the same state and not, say, two scenes of different size. The slope is a least-squares line
+through the looks after the first third, with a 95 % interval from ten blocks of them. Linux only.
 """
 
 from __future__ import annotations
@@ -61,20 +61,18 @@ def toy(episodes: int, done: Counter[int], folder: Path) -> None:
 
 
 def libero(episodes: int, done: Counter[int], folder: Path) -> None:
-    """Resets of two environments, each to a random task and start state, and one chunk after each.
+    """Resets of eight environments, all to the next task, and one chunk after each.
 
-    Looked at after every 25 resets of both, when they are back in the first task.
+    Looked at after every round of the tasks, when the same ones are kept loaded.
     """
     import vla_gym
 
-    with contextlib.closing(vla_gym.make_vec("LIBERO-Spatial", 2, chunk=8, image_size=64, num_workers=0)) as envs:
+    with contextlib.closing(vla_gym.make_vec("LIBERO-Spatial", 8, chunk=8, image_size=64, num_workers=0)) as envs:
         while done.value < episodes:
-            for _ in range(24):
-                envs.reset()
+            for task in range(10):
+                envs.reset(options={"task_id": task, "trial_id": done.value // 80 % 50})
                 envs.step(envs.action_space.sample())
-            envs.reset(options={"task_id": 0, "trial_id": 0})
-            envs.step(envs.action_space.sample())
-            look(done, 50)
+            look(done, 80)
 
 
 def serving(episodes: int, done: Counter[int], folder: Path) -> None:
@@ -109,7 +107,7 @@ class Case:
     """At full length."""
 
 
-CASES = {"Toy": Case(toy, 60_000), "LIBERO": Case(libero, 2_400), "serving": Case(serving, 6_000)}
+CASES = {"Toy": Case(toy, 60_000), "LIBERO": Case(libero, 9_600), "serving": Case(serving, 6_000)}
 
 
 @dataclass(frozen=True)

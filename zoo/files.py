@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import re
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vla_gym import reading
 from vla_gym.errors import BadValue, VLAZooError, os_reason, shown
@@ -30,14 +31,15 @@ def _temporary(path: Path, kind: str) -> Path:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, which replaces `path` at the end unless the body raises.
 
-    A device or a pipe, such as /dev/null, is written to and stays what it is. An `OSError` of the body (a full disk)
-    names `path`.
+    A device or a pipe, such as /dev/null, is written to and stays what it is; a pipe that no process reads is refused.
+    An `OSError` of the body (a full disk) names `path`.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         with tempfile.TemporaryDirectory() as folder, _naming(path):
             whole = Path(folder) / path.name
             yield whole
-            path.write_bytes(whole.read_bytes())
+            with _open_unseekable(path) as file:
+                file.write(whole.read_bytes())
         return
     partial = _temporary(path, "partial")
     try:
@@ -47,6 +49,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _open_unseekable(path: Path) -> BinaryIO:
+    """Open a device or a pipe for writing; raises `OSError` for a pipe that no process reads, instead of waiting."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "a pipe that no process reads", str(path)) from error
+        raise
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
 
 
 @contextmanager

@@ -145,3 +145,11 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
     os.close(reader)
     assert pipe.is_fifo()
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_no_process_reads_is_refused(tmp_path: Path) -> None:
+    # In a run folder, in place of `results.json`, it would make an evaluation wait for ever.
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe that no process reads"):
+        write_text(tmp_path / "pipe", "results")

@@ -17,12 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
 from vla_gym import __version__
 from vla_gym.errors import BadValue, os_reason, shown
+from vla_gym.reading import check_no_pipe
 from zoo.config.run_config import RunConfig, from_plain, to_plain
 from zoo.files import quoted, write_text
 from zoo.yaml_text import read_yaml_mapping
@@ -144,8 +145,13 @@ def describe_run(
         write_yaml(run.path / ARGS_FILE, args)
     write_yaml(run.path / CONFIG_FILE, to_plain(config))
     write_text(run.path / PROTOCOL_FILE, json.dumps(protocol, indent=2) + "\n")
-    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
+    with _open_commands(run) as file:
         file.write(f"{shlex.join(command)}  # vla-zoo {__version__}{commit_note()}\n")
+
+
+def _open_commands(run: RunFolder) -> TextIO:
+    check_no_pipe(run.path / COMMAND_FILE)
+    return (run.path / COMMAND_FILE).open("a", encoding="utf-8")
 
 
 @contextmanager
@@ -155,7 +161,7 @@ def locked(run: RunFolder, instead: str = "") -> Iterator[None]:
     The lock is the system's, on `command.txt`, which stays: it ends with the process and is not copied with the run.
     """
     # For appending: network file systems lock only what is open for writing.
-    with (run.path / COMMAND_FILE).open("a", encoding="utf-8") as file:
+    with _open_commands(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -11,7 +11,7 @@ import yaml
 
 from vla_gym.errors import BadValue
 from zoo.config.run_config import RunConfig
-from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, video_file
+from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, locked, video_file
 
 CONFIG = RunConfig(
     algo="ppo",
@@ -161,3 +161,10 @@ def test_the_last_lines_are_what_there_is_to_look_at() -> None:
     ).splitlines()
     assert video == "video       logs/run/videos/step_8.mp4   (2 of 3 episodes solved)"
     assert page == "report      logs/run/report.html   (open it in a browser)"
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_commands_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "command.txt")
+    with pytest.raises(BadValue, match="no regular file, but a pipe"), locked(RunFolder(tmp_path)):
+        pass

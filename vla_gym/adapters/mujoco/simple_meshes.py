@@ -17,19 +17,35 @@ LEVELS = (0.1, 0.2, 0.4)
 """Shares of a mesh's triangles that are tried, in this order."""
 MAX_TURN = 0.025
 """Largest mean of 1 - cos between the old surface's directions and the new one's."""
+MAX_AREA_CHANGE = 0.015
+"""Largest change of the surface's area, as a share: open edges have no price, so that sheets and panes shrink."""
 LEAST_FACES = 1000
 """No mesh becomes smaller."""
 AGGRESSIVENESS = 3.0
 """Of `fast_simplification` (default 7): lower follows the surface more closely."""
 INSET = 0.1
 """Corners are looked up this far towards the middle of their triangle, so that they find their own side of a seam."""
+NUM_SAMPLES = 8
+"""Points of a surface by which its triangles are found, over its triangles: large ones have more of them."""
 NUM_NEAR = 12
-"""Old triangles, by their middles, among which the one under a point is sought."""
-
+"""Nearest of those points, among whose triangles the one under a point is sought."""
 TURN_COST = 0.03
 """Distance, in extents of the mesh, that a right angle between two directions counts for."""
-SETTINGS = (MIN_FACES, LEVELS, MAX_TURN, LEAST_FACES, AGGRESSIVENESS, INSET, NUM_NEAR, TURN_COST)
+SETTINGS = (
+    MIN_FACES,
+    LEVELS,
+    MAX_TURN,
+    MAX_AREA_CHANGE,
+    LEAST_FACES,
+    AGGRESSIVENESS,
+    INSET,
+    NUM_SAMPLES,
+    NUM_NEAR,
+    TURN_COST,
+)
 """All that decides what a mesh becomes."""
+_R2 = (0.7548776662466927, 0.5698402909980532)
+"""1 / p and 1 / p^2 of the plastic number p."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +66,18 @@ class Corners:
 
 
 def simplify(mesh: Corners) -> Corners:
-    """Return the smallest of `LEVELS` that keeps the surface's directions, the mesh itself where none does."""
-    num_faces = len(mesh.vertex_C3) // 3
+    """Return the smallest of `LEVELS` that keeps the surface's area and directions, the mesh itself where none does."""
+    old_F33 = mesh.triangle_F33
     for level in LEVELS:
-        simple_F33 = _collapse(mesh.triangle_F33, max(LEAST_FACES, int(level * num_faces)))
-        if turn(mesh.triangle_F33, simple_F33) <= MAX_TURN:
+        simple_F33 = _collapse(old_F33, max(LEAST_FACES, int(level * len(old_F33))))
+        if area_change(old_F33, simple_F33) <= MAX_AREA_CHANGE and turn(old_F33, simple_F33) <= MAX_TURN:
             return dress(mesh, simple_F33)
     return mesh
+
+
+def area_change(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
+    """How far the new surface's area is from the old one's, as a share of that."""
+    return float(abs(directions(new_F33)[1].sum() / max(directions(old_F33)[1].sum(), 1e-30) - 1))
 
 
 def turn(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
@@ -103,9 +124,9 @@ def nearest(point_C3: np.ndarray, normal_C3: np.ndarray, triangle_F33: np.ndarra
     """
     from scipy.spatial import cKDTree
 
-    middle_F3 = triangle_F33.mean(axis=1)
-    num_near = min(NUM_NEAR, len(triangle_F33))
-    near_CK = cKDTree(middle_F3).query(point_C3, k=num_near)[1].reshape(len(point_C3), num_near)
+    sample_S3, face_S = spread(triangle_F33)
+    num_near = min(NUM_NEAR, len(sample_S3))
+    near_CK = face_S[cKDTree(sample_S3).query(point_C3, k=num_near)[1].reshape(len(point_C3), num_near)]
     direction_F3, _ = directions(triangle_F33)
     best_C = np.full(len(point_C3), np.inf)
     face_C = np.zeros(len(point_C3), dtype=np.int64)
@@ -120,6 +141,23 @@ def nearest(point_C3: np.ndarray, normal_C3: np.ndarray, triangle_F33: np.ndarra
         best_C[closer_C], face_C[closer_C] = cost_C[closer_C], candidate_C[closer_C]
         weight_C3[closer_C] = weights_C3[closer_C]
     return face_C, weight_C3
+
+
+def spread(triangle_F33: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return points spread evenly over a surface, every triangle's middle among them, and the triangle of each.
+
+    By their middles alone large triangles would not be found from their corners. Within a triangle the points follow
+    the R2 sequence (Roberts 2018, "The Unreasonable Effectiveness of Quasirandom Sequences").
+    """
+    area_F = directions(triangle_F33)[1]
+    share_F = area_F / max(area_F.sum(), 1e-30)
+    face_S = np.repeat(np.arange(len(area_F)), np.round(NUM_SAMPLES * len(area_F) * share_F).astype(np.int64))
+    second_S, third_S = np.outer(_R2, np.arange(len(face_S))) % 1.0
+    outside_S = second_S + third_S > 1.0
+    second_S, third_S = np.where(outside_S, 1.0 - second_S, second_S), np.where(outside_S, 1.0 - third_S, third_S)
+    weight_S3 = np.column_stack([1.0 - second_S - third_S, second_S, third_S])
+    sample_S3 = np.einsum("sn,snk->sk", weight_S3, triangle_F33[face_S])
+    return np.concatenate([triangle_F33.mean(axis=1), sample_S3]), np.concatenate([np.arange(len(area_F)), face_S])
 
 
 def _weights(point_C3: np.ndarray, triangle_C33: np.ndarray) -> np.ndarray:

@@ -9,7 +9,16 @@ pytest.importorskip("fast_simplification", reason="needs the libero extra")
 from round_mesh import sphere
 
 from vla_gym.adapters.mujoco import simple_meshes
-from vla_gym.adapters.mujoco.simple_meshes import Corners, directions, dress, nearest, simplify, turn
+from vla_gym.adapters.mujoco.simple_meshes import (
+    Corners,
+    area_change,
+    directions,
+    dress,
+    nearest,
+    simplify,
+    spread,
+    turn,
+)
 
 SQUARE = np.array([[[0, 0, 0], [2, 0, 0], [2, 2, 0]], [[0, 0, 0], [2, 2, 0], [0, 2, 0]]], dtype=float)
 """Two triangles that face up."""
@@ -38,11 +47,44 @@ def test_of_a_thin_wall_a_point_finds_its_own_side() -> None:
     assert face.tolist() == [2]
 
 
+def test_a_large_triangle_is_found_from_its_corner_beside_many_small_ones() -> None:
+    small = [SQUARE[:1] / 100 + [1.9 + k / 50, 0.2, -0.01] for k in range(20)]  # their middles are nearer than its own
+    up = np.array([[0.0, 0.0, 1.0]])
+    face, weight = nearest(np.array([[1.9, 0.2, 0.0]]), up, np.concatenate([SQUARE[:1], *small]))
+    assert face.tolist() == [0]
+    np.testing.assert_allclose(weight, [[0.05, 0.85, 0.1]], atol=1e-12)
+
+
+def test_points_of_a_surface_are_spread_by_area(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simple_meshes, "NUM_SAMPLES", 10)
+    sample, face = spread(np.concatenate([SQUARE[:1], SQUARE[:1] / 2 + [5, 0, 0], np.zeros((1, 3, 3))]))
+    np.testing.assert_allclose(sample[:3], [[4 / 3, 2 / 3, 0], [5 + 2 / 3, 1 / 3, 0], [0, 0, 0]])  # the middles
+    assert np.bincount(face).tolist() == [25, 7, 1]  # one each, and 30 as 2 to 0.5 to 0
+    large = sample[3:][face[3:] == 0]
+    assert (large[:, 1] >= 0).all()
+    assert (large[:, 1] <= large[:, 0]).all()
+    assert (large[:, 0] <= 2).all()
+
+
 def test_turn_is_the_mean_of_one_minus_the_cosine() -> None:
     assert turn(SQUARE, SQUARE) == pytest.approx(0)
     assert turn(SQUARE, SQUARE[:, ::-1]) == pytest.approx(2)
     slope = SQUARE + [0, 0, 1] * SQUARE[..., :1]  # 45 degrees
     assert turn(SQUARE, slope) == pytest.approx(1 - np.sqrt(0.5))
+
+
+def test_area_change_is_a_share_of_the_old_area() -> None:
+    assert area_change(SQUARE, SQUARE) == 0
+    assert area_change(SQUARE, SQUARE[:1]) == pytest.approx(0.5)
+    assert area_change(SQUARE[:1], SQUARE) == pytest.approx(1)
+
+
+def test_panes_that_would_shrink_stay_as_they_are() -> None:
+    tiles = [SQUARE / 8 + [x / 4, y / 4, 0] for x in range(4) for y in range(4)]  # one flat pane, 1 x 1
+    panes = np.concatenate([np.concatenate(tiles) + np.array([1.5 * k, 0, 0]) for k in range(100)])
+    up = np.tile(np.float32([0, 0, 1]), (panes.size // 3, 1))
+    mesh = Corners(panes.reshape(-1, 3).astype(np.float32), up, None)
+    assert simplify(mesh) is mesh  # directions alone would leave 71 % of the area
 
 
 def test_new_corners_have_the_old_surface_s_values() -> None:
