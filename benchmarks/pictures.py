@@ -1,7 +1,7 @@
 """LIBERO's fast pictures against the full ones: `python -m benchmarks.pictures`.
 
 Two simulators of one process play the same actions from the same start states, one with full pictures and one with
-fast ones. Printed are, per suite and camera, the peak signal-to-noise ratio of the fast pictures (mean over pictures,
+fast ones. Printed are, per suite and camera, the peak signal-to-noise ratio of the fast pictures (all taken together,
 worst picture) and the processor time of both cameras' pictures, the least of some repetitions. `--worst FILE` keeps
 the worst pair. One core: `LP_NUM_THREADS=1`.
 """
@@ -22,9 +22,13 @@ DECISION = 8
 """Steps between two pictures."""
 
 
-def psnr(full: np.ndarray, fast: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of u8 pictures, dB; 99 where they are equal."""
-    error = float(((full.astype(float) - fast) ** 2).mean())
+def squared_error(full: np.ndarray, fast: np.ndarray) -> float:
+    """Mean squared difference of u8 pictures."""
+    return float(((full.astype(float) - fast) ** 2).mean())
+
+
+def psnr(error: float) -> float:
+    """Peak signal-to-noise ratio of u8 pictures, dB, from their mean squared error; 99 where they are equal."""
     return 10 * np.log10(255**2 / error) if error else 99.0
 
 
@@ -72,7 +76,7 @@ def prepare() -> None:
 
 
 def main() -> None:
-    """Print a line per suite, camera and size, then the means over suites."""
+    """Print a line per suite, camera and size, then of all suites."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--suites", nargs="+", default=SUITES)
@@ -84,37 +88,38 @@ def main() -> None:
     from vla_gym.adapters.libero.tasks import libero_benchmark
 
     print(f"{'suite':<16}{'size':>5}  {'PSNR dB (worst)':<34}{'ms of both cameras: full, fast, ratio':>40}")
-    worst: tuple[float, np.ndarray | None] = (np.inf, None)
+    worst: tuple[float, np.ndarray | None] = (0.0, None)
     for size in arguments.sizes:
-        means = []
+        of_suites = []
         for suite in arguments.suites:
             number = len(libero_benchmark(suite).tasks)
-            noise: list[list[float]] = []
+            errors: list[list[float]] = []
             seconds: list[list[float]] = []
             for task in np.linspace(0, number - 1, min(arguments.tasks, number)).astype(int):
                 for (full, fast), took in frames(suite, int(task), size, arguments.decisions):
-                    noise.append([psnr(*pair) for pair in zip(full, fast, strict=True)])
+                    errors.append([squared_error(*pair) for pair in zip(full, fast, strict=True)])
                     seconds.append(took)
-                    if min(noise[-1]) < worst[0]:
-                        camera = int(np.argmin(noise[-1]))
-                        worst = (min(noise[-1]), np.concatenate([full[camera], fast[camera]], axis=1))
-            means.append(np.mean(noise, axis=0))
+                    if max(errors[-1]) > worst[0]:
+                        camera = int(np.argmax(errors[-1]))
+                        worst = (max(errors[-1]), np.concatenate([full[camera], fast[camera]], axis=1))
+            of_suites.append(np.mean(errors, axis=0))
             text = ", ".join(
-                f"{c} {m:.1f} ({w:.1f})" for c, m, w in zip(CAMERAS, means[-1], np.min(noise, axis=0), strict=True)
+                f"{camera} {psnr(all_of_them):.1f} ({psnr(most):.1f})"
+                for camera, all_of_them, most in zip(CAMERAS, of_suites[-1], np.max(errors, axis=0), strict=True)
             )
             full_ms, fast_ms = np.mean(seconds, axis=0) * 1e3
             print(
                 f"{suite:<16}{size:>5}  {text:<44}{full_ms:>8.1f}{fast_ms:>8.1f}{full_ms / fast_ms:>7.2f}", flush=True
             )
         print(
-            f"{'mean':<16}{size:>5}  "
-            + ", ".join(f"{c} {m:.1f}" for c, m in zip(CAMERAS, np.mean(means, axis=0), strict=True))
+            f"{'all':<16}{size:>5}  "
+            + ", ".join(f"{c} {psnr(e):.1f}" for c, e in zip(CAMERAS, np.mean(of_suites, axis=0), strict=True))
         )
     if arguments.worst and worst[1] is not None:
         from PIL import Image
 
         Image.fromarray(worst[1]).save(arguments.worst)
-        print(f"{arguments.worst}: the worst pair, {worst[0]:.1f} dB")
+        print(f"{arguments.worst}: the worst pair, {psnr(worst[0]):.1f} dB")
 
 
 if __name__ == "__main__":

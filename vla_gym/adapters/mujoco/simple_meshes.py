@@ -17,8 +17,11 @@ LEVELS = (0.1, 0.2, 0.4)
 """Shares of a mesh's triangles that are tried, in this order."""
 MAX_TURN = 0.025
 """Largest mean of 1 - cos between the old surface's directions and the new one's."""
-MAX_AREA_CHANGE = 0.015
-"""Largest change of the surface's area, as a share: open edges have no price, so that sheets and panes shrink."""
+MAX_PART_CHANGE = 0.05
+"""Largest change of the area of a part (triangles that hang together), as a share; a part that would change more stays
+as it is. Open edges have no price, so that panes and sheets would shrink."""
+LEAST_PART = 0.001
+"""Share of the whole area below which a part may change as it likes: screws and rims have thousands of triangles."""
 LEAST_FACES = 1000
 """No mesh becomes smaller."""
 AGGRESSIVENESS = 3.0
@@ -35,7 +38,8 @@ SETTINGS = (
     MIN_FACES,
     LEVELS,
     MAX_TURN,
-    MAX_AREA_CHANGE,
+    MAX_PART_CHANGE,
+    LEAST_PART,
     LEAST_FACES,
     AGGRESSIVENESS,
     INSET,
@@ -66,18 +70,13 @@ class Corners:
 
 
 def simplify(mesh: Corners) -> Corners:
-    """Return the smallest of `LEVELS` that keeps the surface's area and directions, the mesh itself where none does."""
+    """Return the smallest of `LEVELS` that keeps the surface's directions, the mesh itself where none does."""
     old_F33 = mesh.triangle_F33
     for level in LEVELS:
         simple_F33 = _collapse(old_F33, max(LEAST_FACES, int(level * len(old_F33))))
-        if area_change(old_F33, simple_F33) <= MAX_AREA_CHANGE and turn(old_F33, simple_F33) <= MAX_TURN:
+        if turn(old_F33, simple_F33) <= MAX_TURN:
             return dress(mesh, simple_F33)
     return mesh
-
-
-def area_change(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
-    """How far the new surface's area is from the old one's, as a share of that."""
-    return float(abs(directions(new_F33)[1].sum() / max(directions(old_F33)[1].sum(), 1e-30) - 1))
 
 
 def turn(old_F33: np.ndarray, new_F33: np.ndarray) -> float:
@@ -175,15 +174,45 @@ def _weights(point_C3: np.ndarray, triangle_C33: np.ndarray) -> np.ndarray:
 
 
 def _collapse(triangle_F33: np.ndarray, num_faces: int) -> np.ndarray:
-    """At most `num_faces` triangles where the shape allows; corners at one place are one vertex."""
+    """At most `num_faces` triangles where the shape allows, and the parts that would shrink or grow as they are.
+
+    Corners at one place are one vertex.
+    """
     import fast_simplification
 
     point_V3, vertex_C = np.unique(triangle_F33.reshape(-1, 3), axis=0, return_inverse=True)
     face_F3 = vertex_C.reshape(-1, 3).astype(np.int32)
     flat_F = (face_F3 == np.roll(face_F3, 1, axis=1)).any(axis=1)
     face_F3 = np.ascontiguousarray(face_F3[~flat_F])
-    point_V3, face_F3 = fast_simplification.simplify(
-        point_V3, face_F3, target_count=min(num_faces, len(face_F3)), agg=AGGRESSIVENESS
+    _, _, collapses = fast_simplification.simplify(
+        point_V3, face_F3, target_count=min(num_faces, len(face_F3)), agg=AGGRESSIVENESS, return_collapses=True
     )
-    simple_F33 = np.asarray(point_V3, dtype=np.float64)[face_F3]
+    new_point_U3, new_face_G3, new_of_V = fast_simplification.replay_simplification(point_V3, face_F3, collapses)
+    part_V = _parts(face_F3, len(point_V3))
+    part_U = np.zeros(len(new_point_U3), dtype=part_V.dtype)
+    part_U[new_of_V] = part_V
+    old_F33, new_G33 = point_V3[face_F3], np.asarray(new_point_U3, dtype=np.float64)[new_face_G3]
+    part_F, part_G = part_V[face_F3[:, 0]], part_U[new_face_G3[:, 0]]
+    stays_P = _changed(_areas(old_F33, part_F, part_V.max() + 1), _areas(new_G33, part_G, part_V.max() + 1))
+    simple_F33 = np.concatenate([new_G33[~stays_P[part_G]], old_F33[stays_P[part_F]]])
     return simple_F33[directions(simple_F33)[1] > 0]
+
+
+def _parts(face_F3: np.ndarray, num_vertices: int) -> np.ndarray:
+    """Part of each vertex: those joined by edges have one number."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    start_E, end_E = face_F3[:, :2].ravel(), face_F3[:, 1:].ravel()
+    edges = coo_matrix((np.ones(len(start_E)), (start_E, end_E)), shape=(num_vertices, num_vertices))
+    part_V: np.ndarray = connected_components(edges, directed=False)[1]
+    return part_V
+
+
+def _areas(triangle_F33: np.ndarray, part_F: np.ndarray, num_parts: int) -> np.ndarray:
+    return np.bincount(part_F, directions(triangle_F33)[1], num_parts)
+
+
+def _changed(old_P: np.ndarray, new_P: np.ndarray) -> np.ndarray:
+    """Which parts are large enough to be seen and have another area."""
+    return (old_P > LEAST_PART * old_P.sum()) & (np.abs(new_P - old_P) > MAX_PART_CHANGE * old_P)
