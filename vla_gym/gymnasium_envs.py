@@ -38,7 +38,8 @@ def from_gymnasium(
         success: key of `info` that is true once the task is solved, or a function of a module, called with `info`.
         id: the benchmark's id; by default the name of `env`.
         horizon: steps after which an episode is cut off; by default the registered `max_episode_steps`.
-        trials: start states of each split. Trial k of "train" is `reset(seed=k)`, of "test" `reset(seed=trials + k)`.
+        trials: start states of each split. Trial k of "train" is `reset(seed=k)`, of "test" `reset(seed=trials + k)`,
+            of "validation" `reset(seed=2 * trials + k)`.
         image: key of the observation that is a picture, uint8 `[H, W, 3]`; by default `render()` gives it
             (`render_mode="rgb_array"`).
         state: key of the observation that is the state; True takes the whole one where it is a vector, False none.

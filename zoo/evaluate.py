@@ -17,13 +17,13 @@ from zoo.cli.published_runs import evaluate_published
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
 
-_OWN = "the run's policy, split and words, likeliest actions and as many start states as possible"
+_OWN = "the run's policy and words, the default split, likeliest actions and as many start states as possible"
 
 
 def parser() -> OneLineParser:
     """The flags of `zoo.evaluate`."""
     p = OneLineParser("zoo.evaluate", "Success per task of a run or a policy, with Wilson 95 % intervals.")
-    add_policy_arguments(p)
+    add_policy_arguments(p, default_split="with -i test, where that has start states of its own, else as trained")
     add_run_arguments(p)
     p.add_argument("--eval-episodes", type=count, metavar="N", help="spread over the tasks (default: all start states)")
     p.add_argument(
@@ -36,8 +36,8 @@ def parser() -> OneLineParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="JSON result (default: results.json in the run folder, or here; another name, results_test.json for "
-        "--split test, where it is not by the run's own protocol)",
+        help="JSON result (default: results.json in the run folder, or here; another name, results_train.json for "
+        "--split train, where it is not by the run's own protocol)",
     )
     return p
 
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         raise BadValue("--dry-run says what --published NAME would evaluate; give a row of zoo.published with it")
     args.run = chosen_run(args)
-    plan = plan_rollout(args, episodes=args.eval_episodes)
+    plan = plan_rollout(args, episodes=args.eval_episodes, unplayed=True)
     if args.output:
         check_destination(Path(args.output))
     print(f"{plan.policy} on {plan.env}", flush=True)

@@ -105,11 +105,11 @@ def test_actions_pictures_and_success_are_the_environment_s(monkeypatch: pytest.
 def test_splits_share_no_start_state() -> None:
     vla_gym.from_gymnasium("their_yard:Yard-v0", "go", trials=4, in_process=True)
     hashes = []
-    for split in ("train", "test"):
+    for split in ("train", "test", "validation"):
         envs = vla_gym.make_vec("Yard-v0", 4, schedule="grid", split=split)
         hashes += list(envs.reset()[1]["start_state"])
         envs.close()
-    assert len(set(hashes)) == 8
+    assert len(set(hashes)) == 12
 
 
 def test_what_cannot_be_driven_is_said_at_once() -> None:

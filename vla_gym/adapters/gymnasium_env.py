@@ -19,7 +19,7 @@ from vla_gym.errors import BadValue, check_known, unknown_name
 from vla_gym.simulator import SimStep
 from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,8 @@ def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
             "environment": described.env,
             "environment_kwargs": dict(described.kwargs),
             "success": described.success,
-            "start_states": "trial k is reset(seed=k) of split train, reset(seed=trials + k) of split test",
+            "start_states": "trial k is reset(seed=k) of split train, reset(seed=trials + k) of split test, "
+            "reset(seed=2 * trials + k) of split validation",
         },
     )
 

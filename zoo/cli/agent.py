@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark, StartState
 from vla_gym.system.extras import install_command
@@ -159,10 +159,13 @@ class RolloutPlan:
         return "_".join([stem, *self.departures])
 
 
-def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None) -> RolloutPlan:
+def plan_rollout(
+    args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None, unplayed: bool = False
+) -> RolloutPlan:
     """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
 
-    `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved.
+    `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
+    run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -178,7 +181,13 @@ def plan_rollout(args: argparse.Namespace, *, episodes: int | None, n_timesteps:
     trained = {**agent.env_options, **agent.policy.env_options}
     unused = (*TRAINING_ONLY, "num_workers")
     options = {name: value for name, value in trained.items() if name not in unused}
-    options |= {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
+    asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
+    options |= asked
+    if unplayed and args.run is not None:
+        practised = trained.get("split", "train")
+        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
+            trained |= {"split": split}
+            options |= {"split": asked.get("split", split)}
     benchmark = find_benchmark(agent.env, **benchmark_options(options))
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
     _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
@@ -270,6 +279,24 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
     recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
     values = over_recipe(recipe, policy, {"policy_kwargs": kwargs})
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
+
+
+def unplayed_split(env: str, options: Mapping[str, Any]) -> str:
+    """Return "test" for a run trained on "train" of these options, where that holds other start states of its tasks.
+
+    LIBERO's published start states are the same in all splits, and Plate25's test split has other objects: these, and
+    a run trained on another split, keep their own.
+    """
+    own = str(options["split"])
+    if own != "train":
+        return own
+    practised = find_benchmark(env, **benchmark_options(options))
+    try:
+        test = find_benchmark(env, **benchmark_options({**options, "split": "test"}))
+    except VLAZooError:  # a benchmark of the user's own without one
+        return own
+    same_tasks = test.tasks == practised.tasks
+    return "test" if same_tasks and test.simulator_kwargs != practised.simulator_kwargs else own
 
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+def add_policy_arguments(parser: argparse.ArgumentParser, *, default_split: str = "as trained") -> None:
     """Add the selectors of every command that rolls a policy out."""
     parser.add_argument("--env", metavar="ID", help="environment id, e.g. LIBERO-Spatial or LIBERO-Spatial/3")
     parser.add_argument(
@@ -315,7 +315,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         help="data set whose action statistics a published checkpoint is to use",
     )
     parser.add_argument(
-        "--split", metavar="NAME", help="start states of another split, e.g. test (default: as trained)"
+        "--split", metavar="NAME", help=f"start states of another split, e.g. test (default: {default_split})"
     )
     add_params_argument(
         parser,

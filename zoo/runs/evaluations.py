@@ -24,7 +24,7 @@ from zoo.runs.monitor import read_evaluation_arrays
 
 TRAINING_TENSORS = (OPTIMIZER_FILE, ROLLOUT_FILE, REFERENCE_FILE)
 """Tensors beside a policy in a checkpoint folder that are no part of it."""
-_PROTOCOL = ("split", "tasks", "own_instructions", "options")
+_PROTOCOL = ("tasks", "own_instructions", "options")
 """Protocol entries that an evaluation and its run must have in common."""
 
 
@@ -70,8 +70,9 @@ def is_of_weights(record: Mapping[str, Any], weights: str | None) -> bool:
 
 
 def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
-    """Whether it is of deterministic actions on the run's start states and instructions."""
+    """Whether it is of deterministic actions, the run's instructions, and its start states or those of the test split."""
     own = read_json(run.path / PROTOCOL_FILE) if (run.path / PROTOCOL_FILE).is_file() else {}
     evaluated = record.get("protocol", {})
     same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
+    same = same and ("split" not in own or evaluated.get("split") in (own["split"], "test"))
     return bool(record.get("deterministic")) and record.get("env") == run.config().env and same

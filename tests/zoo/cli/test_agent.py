@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from vla_gym import list_envs
 from vla_gym.errors import BadValue
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
-from zoo.cli.agent import chosen_run, plan_rollout
+from zoo.cli.agent import chosen_run, plan_rollout, unplayed_split
 from zoo.cli.main import guarded
 from zoo.config.gym_packages import import_gym_packages
 from zoo.runs.folder import RunFolder
@@ -118,6 +119,40 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys
     assert guarded(evaluate.run, [*argv, "tset", "-o", str(tmp_path / "r.json")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "split 'tset'" in line
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "split"),
+    [
+        ("Toy-Reach", {}, "test"),
+        ("MetaWorld/reach", {"sampled_starts": 500}, "test"),
+        ("ManiSkill/PushCube", {}, "test"),
+        ("LIBERO-Object", {"sampled_starts": 7}, "test"),
+        ("LIBERO-Object", {}, "train"),  # published start states, the same in every split
+        ("ManiSkill-Plate25", {}, "train"),  # the test split has other objects
+        ("Toy-Reach", {"split": "validation"}, "validation"),
+    ],
+)
+def test_a_run_is_evaluated_on_start_states_it_was_not_trained_on(
+    env: str, options: dict[str, Any], split: str
+) -> None:
+    assert unplayed_split(env, {"split": "train", **options}) == split
+
+
+@pytest.mark.sim
+def test_only_evaluations_leave_the_run_s_split() -> None:
+    pytest.importorskip("metaworld")
+
+    def split(*flags: str, unplayed: bool = True) -> str | None:
+        args = evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open", *flags])
+        plan = plan_rollout(args, episodes=1, unplayed=unplayed)
+        assert plan.departures == (("train",) if "train" in flags else ())
+        return plan.protocol.split
+
+    assert split() == "test"
+    assert split("--split", "test") == "test"
+    assert split("--split", "train") == "train"
+    assert split(unplayed=False) in (None, "train")
 
 
 @pytest.mark.parametrize(

@@ -214,14 +214,14 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
     assert named("--eval-episodes", "6") == f"{run}/results.json"
     assert len(quoted()["episodes"]) == 6
     # Neither another protocol nor fewer start states take its place.
-    asked = ["--eval-episodes", "3", "--stochastic", "--split", "test"]
-    assert named(*asked).startswith(f"{run}/results_test_stochastic.json (results.json is for the run's")
+    asked = ["--eval-episodes", "3", "--stochastic", "--split", "train"]
+    assert named(*asked).startswith(f"{run}/results_train_stochastic.json (results.json is for the run's")
     assert named("--eval-episodes", "3").startswith(f"{run}/results_3-episodes.json (results.json is for")
     assert len(quoted()["episodes"]) == 6
     # A file that got the name all the same is not quoted; the evaluation of the training is.
     assert named(*asked, "-o", str(run / "results.json")) == f"{run}/results.json"
     assert "num_timesteps" in quoted()
-    assert named("--eval-episodes", "3", "--split", "test", "-o", str(run / "results.json"))
+    assert named("--eval-episodes", "3", "--split", "validation", "-o", str(run / "results.json"))
     assert "num_timesteps" in quoted()
     assert push_to_hub.run(["-i", str(run), RUN]) == 0
     assert ", split train. Details are in `protocol.json`." in hub.repos[RUN].files["README.md"].decode()

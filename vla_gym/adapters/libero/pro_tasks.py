@@ -72,7 +72,7 @@ def libero_pro_benchmark(
     Args:
         env_id: a key of `pro_suites()`.
         protocol: as of LIBERO; horizons and settling are those of the unchanged suite.
-        split: "train" or "test"; both hold all 50 start states of each task.
+        split: "train", "test" or "validation"; each holds all 50 start states of each task.
         instruction: "bddl" is the task file's own sentence. "file" is the sentence of the file name, which policies
             trained on LIBERO know; only for perturbations that leave the sentence alone (object, swap).
         render_quality: as of LIBERO.

@@ -43,7 +43,7 @@ SINGLE_PLACING = ("libero_spatial", "libero_object")
 """Suites whose every goal is one object in one place, which a `Scene` describes whole."""
 ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
 """Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
-SPLITS = ("train", "test")
+SPLITS = ("train", "test", "validation")
 """LIBERO publishes one set of 50 start states per task, used for training and for evaluation alike. Sampled ones
 differ."""
 
@@ -117,7 +117,8 @@ def libero_benchmark(
     Args:
         env_id: a key of `SUITES`, optionally with `/<task index>`.
         protocol: a key of `PROTOCOLS`; sets horizons and settling.
-        split: "train" or "test"; both hold all 50 published start states of each task, but share no drawn one.
+        split: "train", "test" or "validation"; each holds all 50 published start states of each task, but they share no
+            drawn one.
         sampled_starts: start states per task that are drawn from the regions of its task file (`placements`);
             0 takes the published ones. Trial k is the same whatever the number.
         render_quality: "full" is upstream's picture, bit for bit; "fast" simplifies large meshes, which is several

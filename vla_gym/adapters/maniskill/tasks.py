@@ -56,7 +56,7 @@ NUM_TASKS = {f"ManiSkill/{name}": 1 for name in TASKS}
 """Public id -> tasks."""
 TRIALS = 1000
 """Start states per task and split; upstream draws any number of them."""
-SPLITS = {"train": 0, "test": TRIALS}
+SPLITS = {"train": 0, "test": TRIALS, "validation": 2 * TRIALS}
 """Split -> seed of its first start state."""
 CONTROL_MODE = "pd_ee_delta_pose"
 RANDOM_SHAPES = ("PegInsertionSide",)
@@ -90,8 +90,9 @@ def maniskill_benchmark(
 
     Args:
         env_id: a key of `NUM_TASKS`.
-        split: "train" or "test", 1000 start states each; no state is in both.
-        task_seed: trial k of "train" is upstream's `reset(seed=task_seed + k)`, of "test" that of 1000 more; >= 0.
+        split: "train", "test" or "validation", 1000 start states each; no state is in two.
+        task_seed: trial k of "train" is upstream's `reset(seed=task_seed + k)`, of "test" that of 1000 more, of
+            "validation" that of 2000 more; >= 0.
         task_reward: "success" pays 1 in a solved state, else 0; "dense" upstream's normalised dense reward, 0 .. 1.
         physics: "cpu", one scene per slot in worker processes, or "gpu", all slots in one batch in this process.
 
@@ -106,7 +107,7 @@ def maniskill_benchmark(
         ("physics", physics, get_args(Physics)),
     ):
         check_known(kind, got, known)
-    check_integer("task_seed", task_seed, 0, 2**31 - 2 * TRIALS - 1)
+    check_integer("task_seed", task_seed, 0, 2**31 - len(SPLITS) * TRIALS - 1)
     name = env_id.rpartition("/")[2]
     task = TASKS[name]
     if task_reward == "dense" and not task.dense:

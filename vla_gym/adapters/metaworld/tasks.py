@@ -95,7 +95,7 @@ MOST_STARTS = 10_000
 """Start states per task that can be asked for; drawing them takes 1.2 ms each, in every process that plays the task."""
 TASK_SEED = 42
 """Default seed of `MT1`; lerobot's too."""
-SPLITS = {"train": 0, "test": 1}
+SPLITS = {"train": 0, "test": 1, "validation": 2}
 """Split -> offset of the seed; the package's ML1 seeds its test goals the same way."""
 CAMERA = "corner4"
 """`corner2` moved to (0.75, 0.075, 0.7), which RLinf and lerobot do by hand, under its name in metaworld >= 3.1."""
@@ -169,7 +169,8 @@ def metaworld_benchmark(
     Args:
         env_id: a key of `TASK_SETS`.
         protocol: a key of `PROTOCOLS`; sets horizon and settling. Default: `default_protocol`.
-        split: "train" is `MT1(name, seed=task_seed)`, trial k its k-th task; "test" the same of `task_seed + 1`.
+        split: "train" is `MT1(name, seed=task_seed)`, trial k its k-th task; "test" the same of `task_seed + 1`,
+            "validation" of `task_seed + 2`.
         task_seed: seed of the frozen start states, >= 0.
         render_quality: "full" is upstream's picture; "fast" leaves out shadows and reflections, which is
             3-4 times faster in software. Policies see the difference: results are not comparable.

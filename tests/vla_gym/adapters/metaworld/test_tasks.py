@@ -83,11 +83,10 @@ def test_the_record_says_how_pictures_are_drawn_and_is_json() -> None:
     assert fast.simulator_kwargs["render_quality"] == "fast"
 
 
-def test_the_test_split_has_the_seed_after_the_training_one() -> None:
-    seeds = [
-        metaworld_benchmark("MetaWorld/reach", split=split).simulator_kwargs["task_seed"] for split in ("train", "test")
-    ]
-    assert seeds == [42, 43]
+def test_each_split_has_the_seed_after_the_one_before() -> None:
+    splits = ("train", "test", "validation")
+    seeds = [metaworld_benchmark("MetaWorld/reach", split=split).simulator_kwargs["task_seed"] for split in splits]
+    assert seeds == [42, 43, 44]
 
 
 def test_more_start_states_are_said_in_the_record() -> None:
