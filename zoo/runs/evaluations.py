@@ -70,7 +70,7 @@ def is_of_weights(record: Mapping[str, Any], weights: str | None) -> bool:
 
 
 def _is_by_protocol(record: Mapping[str, Any], run: RunFolder) -> bool:
-    """Whether it is of deterministic actions, the run's instructions, and its start states or those of the test split."""
+    """Whether it is of deterministic actions, the run's instructions, its start states or the test split's."""
     own = read_json(run.path / PROTOCOL_FILE) if (run.path / PROTOCOL_FILE).is_file() else {}
     evaluated = record.get("protocol", {})
     same = all(evaluated.get(name) == own[name] for name in _PROTOCOL if name in own)
