@@ -57,6 +57,11 @@ def parser() -> OneLineParser:
         default=None,
         help="shift the pictures at random and change their light and colours",
     )
+    p.add_argument(
+        "--paraphrases",
+        metavar="FILE",
+        help="YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew",
+    )
     add_new_run_arguments(
         p,
         steps="updates",

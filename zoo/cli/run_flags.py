@@ -67,7 +67,7 @@ _SFT_PARAMS = (*(name for name in ENV_OPTIONS if name not in TRAINING_ONLY), "po
 """Settings that `-params` of `zoo.sft` takes."""
 _SFT_ANYTIME = ("eval_freq", "save_freq", "device", "num_threads")
 """Fields of `RunConfig` that may change when fine-tuning goes on."""
-_SFT_PLACE = ("dataset", "micro_batch_size")
+_SFT_PLACE = ("dataset", "paraphrases", "micro_batch_size")
 """Fields of `SFTConfig` that may change likewise."""
 _SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment")
 """Fields of `SFTConfig` that may not."""

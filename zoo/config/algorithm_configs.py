@@ -188,6 +188,8 @@ class SFTConfig:
     """Global norm at which a gradient is cut."""
     augment: bool = False
     """Whether pictures are changed at random, see `zoo.imitation.augmentation`."""
+    paraphrases: str | None = None
+    """YAML file of other words for the taught sentences, see `zoo.imitation.paraphrases`."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

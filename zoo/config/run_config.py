@@ -189,10 +189,14 @@ PER_PROCESS = "num_envs_per_process"
 """Setting in the place of `num_envs`: environments of each process that collects."""
 
 
+_SFT_SINCE_FIRST_VERSION = frozenset({"paraphrases"})
+"""Fields of `SFTConfig` that runs of 0.1 do not have; their defaults are what those runs did."""
+
+
 def sft_config(config: RunConfig) -> SFTConfig:
     """Return the settings of a fine-tuning run; raises `BadValue` where its `config.yml` has others."""
     known = annotations_of(SFTConfig)
-    if config.algo_kwargs.keys() != known.keys():
+    if config.algo_kwargs.keys() | _SFT_SINCE_FIRST_VERSION != known.keys():
         raise BadValue(
             f"algo_kwargs of a fine-tuning run must be {', '.join(sorted(known))}; config.yml has "
             f"{', '.join(sorted(config.algo_kwargs)) or 'none'}"

@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
+from vla_gym.reading import user_path
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
@@ -22,6 +23,7 @@ from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
 from zoo.imitation.dataset import Frames, check_alike, check_fits, check_rate, frames_of
+from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
 from zoo.imitation.sft import SFT
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
@@ -51,6 +53,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
     # Where the seed was drawn every rank has drawn its own.
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     job = replace(job, config=config)
+    others = read_paraphrases(user_path(settings.paraphrases)) if settings.paraphrases is not None else {}
     groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
     check_alike(groups)
     set_random_seed(config.seed)
@@ -76,7 +79,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
         frames = frames_of([episode for group in groups.values() for episode in group], envs.chunk)
         num_episodes = sum(map(len, groups.values()))
         groups.clear()  # the frames hold all of it, which may be large
-        model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group)
+        words = paraphrases_of(others, frames.obs["instruction"]) if others else None
+        model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)

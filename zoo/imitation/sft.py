@@ -34,6 +34,7 @@ from zoo.distributed.process_group import ProcessGroup, own_block
 from zoo.imitation.augmentation import augmented
 from zoo.imitation.dataset import Frames, batches
 from zoo.imitation.objective import ImitationScorer
+from zoo.imitation.paraphrases import Paraphrases
 from zoo.rollout.stats import PhaseClock
 from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
 from zoo.training.optimizer_file import optimizer_groups
@@ -69,6 +70,7 @@ class SFT:
         *,
         seed: int,
         process_group: ProcessGroup,
+        paraphrases: Paraphrases | None = None,
     ) -> None:
         self.policy = policy
         self.process_group = process_group
@@ -78,7 +80,8 @@ class SFT:
         self.clock = PhaseClock()
         self.logger = Logger(folder=None, output_formats=[])
         self._frames = frames
-        self._digest = frames.digest()
+        self._digest = frames.digest() + ("" if paraphrases is None else paraphrases.digest())
+        self._paraphrases = paraphrases
         self._settings = settings
         self._seed = seed
         self._learner: Learner | None = None
@@ -130,9 +133,8 @@ class SFT:
         for group in learner.raw_optimizer.param_groups:
             group["lr"] = rate
         state, self.train_state = self.train_state, None
-        loss = self._add_gradients(
-            _Batch(self._frames, index_B, self.num_timesteps, self._seed, self._settings.augment), learner
-        )
+        batch = _Batch(self._frames, index_B, self.num_timesteps, self._seed, self._settings.augment, self._paraphrases)
+        loss = self._add_gradients(batch, learner)
         norm, finite = learner.apply()
         if not finite and learner.accelerator.scaler is None:
             # No weight has changed.
@@ -194,8 +196,8 @@ class SFT:
         state = read_state(folder, _ALGORITHM, "digest")
         if state["digest"] != self._digest:
             raise BadValue(
-                f"the dataset does not hold what '{folder}' learned from: its actions are others. Give the one it "
-                "began with, as --dataset FOLDER"
+                f"the dataset does not hold what '{folder}' learned from: its actions or paraphrases are others. Give "
+                "what it began with, as --dataset FOLDER and --paraphrases FILE"
             )
         load_moments(self.policy.optimizer, folder, state)
         set_rng_state(state["rng"])
@@ -216,6 +218,8 @@ class _Batch:
     """Of the run."""
     augment: bool
     """Whether to change the pictures at random."""
+    paraphrases: Paraphrases | None
+    """Other words for the sentences."""
 
     def part(self, place_P: Tensor, policy: VLAPolicy) -> tuple[Frames, Noise]:
         """The frames at some places of the batch, on the policy's device, and what their losses draw from.
@@ -226,4 +230,7 @@ class _Batch:
         picked = self.frames.pick(self.index_B[place_P], policy.device)
         if self.augment:
             picked = replace(picked, obs=augmented(picked.obs, policy.conventions.cameras, noise))
+        if self.paraphrases is not None:
+            drawn_BL = self.paraphrases.drawn(picked.obs["instruction"], noise)
+            picked = replace(picked, obs={**picked.obs, "instruction": drawn_BL})
         return picked, noise
