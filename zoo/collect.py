@@ -11,7 +11,15 @@ from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
-from zoo.cli.demonstration_source import GAE_LAMBDA, GAMMA, Source, expert_source, policy_source
+from zoo.cli.demonstration_source import (
+    GAE_LAMBDA,
+    GAMMA,
+    STUDENT_SHARE,
+    Source,
+    expert_source,
+    policy_source,
+    student_source,
+)
 from zoo.cli.main import guarded
 from zoo.cli.served_agent import is_server
 from zoo.config.gym_packages import import_named_packages, packages_flag
@@ -27,6 +35,18 @@ def parser() -> OneLineParser:
         "--expert",
         action="store_true",
         help="the benchmark's scripted expert acts, in the pictures of the recipe of --policy (default: nano)",
+    )
+    p.add_argument(
+        "--student",
+        metavar="RUN",
+        help="with --expert: this policy begins each episode, and the dataset holds what the expert does from where it "
+        "takes over",
+    )
+    p.add_argument(
+        "--student-share",
+        type=number(lambda share: 0.0 < share <= 1.0, "a number in 0 .. 1"),
+        metavar="X",
+        help=f"largest share of the horizon that the student plays (default: {STUDENT_SHARE})",
     )
     p.add_argument("-n", "--episodes", type=count, metavar="N", help="episodes the dataset is to hold")
     p.add_argument("-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with")
@@ -105,7 +125,11 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
 def _source(args: argparse.Namespace) -> Source:
     if args.on_worker_error != "raise":
         raise BadValue("--on-worker-error: an episode that is lost cannot be collected; repeat the command to go on")
-    if args.env is None and args.run is None and not is_server(args.policy):
+    if args.student is not None and not args.expert:
+        raise BadValue("--student needs --expert, which takes over from it; a policy alone is recorded with -i RUN")
+    if args.student_share is not None and args.student is None:
+        raise BadValue("--student-share is for --student RUN; leave it out")
+    if args.env is None and args.run is None and args.student is None and not is_server(args.policy):
         raise BadValue("--env is missing: say where to collect, e.g. --env MetaWorld/reach")
     if args.env is not None:
         find_benchmark(args.env)
@@ -114,14 +138,19 @@ def _source(args: argparse.Namespace) -> Source:
     for name, flag in (("episodes", "-n"), ("output", "-o")):
         if getattr(args, name) is None:
             raise BadValue(f"{flag} is missing. Example: zoo.collect --env {args.env} --expert -n 20 -o demos/mine")
+    if args.student is not None:
+        return student_source(args)
     return expert_source(args) if args.expert else policy_source(args)
 
 
 def kept_episodes(episodes: Sequence[Any], wanted: int, *, keep_failures: bool) -> tuple[list[Any], int]:
-    """Return the first `wanted` episodes to keep, and the number of start states tried for them."""
+    """Return the first `wanted` episodes to keep, and the number of start states tried for them.
+
+    What a student ended before its expert took over has no frame and is not kept.
+    """
     kept: list[Any] = []
     for tried, episode in enumerate(episodes, start=1):
-        if episode.success or keep_failures:
+        if episode.length and (episode.success or keep_failures):
             kept.append(episode)
         if len(kept) == wanted:
             return kept, tried

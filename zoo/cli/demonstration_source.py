@@ -24,6 +24,8 @@ GAMMA, GAE_LAMBDA = defaults_of(PPOConfig)["gamma"], defaults_of(PPOConfig)["gae
 """Of the advantages that are recorded, without flags."""
 MOST_ROUNDS = 100
 """How often every start state may be tried if no two tries are alike."""
+STUDENT_SHARE = 0.5
+"""Of the horizon, which a student plays at most."""
 _UNUSED = (*TRAINING_ONLY, "chunk")
 """Options of an environment that do not change its pictures and protocol."""
 
@@ -76,6 +78,46 @@ def expert_source(args: argparse.Namespace) -> Source:
         num_envs=num_envs,
         rounds=args.rounds or (MOST_ROUNDS if args.noise else 1),
         varied_by="--noise (e.g. --noise 0.2)",
+        open=opened,
+    )
+
+
+def student_source(args: argparse.Namespace) -> Source:
+    """Return the benchmark's scripted expert that takes over from a run, in the pictures the run was trained on."""
+    for name in ("run", "policy", "gamma", "gae_lambda"):
+        if getattr(args, name) is not None:
+            raise BadValue(f"{flag_of(name)} does not go with --student RUN; leave it out")
+    plan = plan_rollout(argparse.Namespace(**{**vars(args), "run": args.student}), episodes=None)
+    options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
+    benchmark = find_benchmark(plan.env, **benchmark_options(options))
+    make_expert = expert_class(benchmark)
+    share = STUDENT_SHARE if args.student_share is None else args.student_share
+
+    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
+        from zoo.cli.open_agent import open_rollout
+        from zoo.demonstrations.student_recorder import take_over
+
+        how = {"device": args.device, "num_threads": args.num_threads, "seed": args.seed}
+        student, envs = open_rollout(plan, **how, every_step=True, privileged=True)
+        rules = {"deterministic": not plan.protocol.sample, "share": share, "noise": args.noise, "seed": args.seed}
+        return envs, lambda tries, first: take_over(envs, student, make_expert, tries, first, **rules)
+
+    settings = {
+        "env": plan.env,
+        "options": _recorded(options),
+        "noise": args.noise,
+        "seed": args.seed,
+        "student": plan.policy,
+        "student_share": share,
+        "stochastic": plan.protocol.sample,
+    }
+    return Source(
+        env=plan.env,
+        benchmark=benchmark,
+        settings=settings,
+        num_envs=plan.num_envs,
+        rounds=args.rounds or MOST_ROUNDS,
+        varied_by="the step at which the expert takes over",
         open=opened,
     )
 

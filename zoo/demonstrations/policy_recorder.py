@@ -64,7 +64,7 @@ def roll_out(
     `envs`: chunk 1, autoreset DISABLED; the policy's chunk is played step by step. `first` is the number of the first
     attempt among all: an episode's samples depend on the seed and its attempt's number alone.
     """
-    actor = _PolicyActor(policy, first, rules)
+    actor = PolicyActor(policy, first, rules)
 
     def complete(episodes: Sequence[Demonstration]) -> list[Demonstration]:
         if not rules.values:
@@ -125,7 +125,7 @@ def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules
     )
 
 
-class _PolicyActor:
+class PolicyActor:
     """A policy in all environments, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
 
     def __init__(self, policy: ActingPolicy, first: int, rules: RolloutRules) -> None:

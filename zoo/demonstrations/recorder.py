@@ -15,6 +15,7 @@ from zoo.experts.base import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 """LeRobot's names for the outcome of a step."""
+_KEPT = "kept"
 Attempt = tuple[StartState, int]
 """A start state and the round it is tried in."""
 _CAMERAS = ("image", "wrist_image")
@@ -30,6 +31,8 @@ class Choice:
     """Action for the simulator, float32."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     """More columns of this frame."""
+    kept: bool = True
+    """Whether the frame belongs to the dataset."""
 
 
 class Actor(Protocol):
@@ -44,7 +47,10 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """One episode of T simulator steps, a frame each: an observation, then the expert's action."""
+    """One episode of T simulator steps, a frame each: an observation, then the expert's action.
+
+    Of an episode that a student began, the steps from where the expert took over.
+    """
 
     task: str
     """Name of the task."""
@@ -174,7 +180,7 @@ def _play(
     while live:
         for env, choice in actor.act(obs, live).items():
             seen = {key: obs[key][env] for key in (*_CAMERAS, "state") if key in obs}
-            frames[env].append({**seen, "action": choice.action_A, **choice.extra})
+            frames[env].append({**seen, "action": choice.action_A, **choice.extra, _KEPT: np.asarray(choice.kept)})
             action_NA[env] = choice.executed_A
         obs, reward_N, terminated_N, truncated_N, infos = envs.step(action_NA)
         for env in tuple(live):
@@ -193,13 +199,15 @@ def _demonstration(
     task: Task, start: StartState, start_state: str, frames: Sequence[Mapping[str, np.ndarray]]
 ) -> Demonstration:
     columns = {key: np.stack([frame[key] for frame in frames]) for key in frames[0]}
-    no_state = np.zeros((len(frames), 0), dtype=np.float32)
+    solved, kept_T = bool(columns[SUCCESS].any()), columns.pop(_KEPT)
+    columns = {key: column[kept_T] for key, column in columns.items()}
+    no_state = np.zeros((int(kept_T.sum()), 0), dtype=np.float32)
     return Demonstration(
         task=task.name,
         instruction=task.instruction,
         start=start,
         start_state=start_state,
-        success=bool(columns[SUCCESS].any()),
+        success=solved,
         images={key: columns.pop(key) for key in _CAMERAS if key in columns},
         state_TS=columns.pop("state", no_state).astype(np.float32),
         action_TA=columns.pop("action"),

@@ -12,9 +12,12 @@ from zoo import collect
 from zoo.cli.arguments import DEFAULT_NUM_ENVS
 from zoo.cli.demonstration_source import (
     MOST_ROUNDS,
+    STUDENT_SHARE,
     expert_source,
     policy_source,
+    student_source,
 )
+from zoo.cli.main import guarded
 
 
 def asked(*argv: str) -> argparse.Namespace:
@@ -46,3 +49,31 @@ def test_a_sampling_policy_may_try_a_start_state_often() -> None:
 def test_flags_of_policies_are_no_flags_of_experts(flag: list[str]) -> None:
     with pytest.raises(BadValue, match="is for policies"):
         expert_source(asked("--env", "ManiSkill/PickCube", "--expert", *flag))
+
+
+@pytest.mark.sim
+def test_an_expert_takes_over_from_a_run_in_the_pictures_of_that_run() -> None:
+    pytest.importorskip("metaworld")
+    argv = ["--expert", "--student", "agents/sft/MetaWorld-window-open"]
+    source = student_source(asked(*argv))
+    assert (source.env, source.rounds) == ("MetaWorld/window-open", MOST_ROUNDS)
+    assert source.settings["options"]["image_size"] == 64
+    assert source.settings["student_share"] == STUDENT_SHARE
+    assert student_source(asked(*argv, "--student-share", "0.2")).settings["student_share"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--student", "x"], "--student needs --expert"),
+        (["--env", "MetaWorld/reach", "--expert", "--student-share", "0.5"], "--student-share is for --student RUN"),
+        (["--expert", "--student", "x", "-i", "y"], "--run does not go with --student RUN"),
+        (["--expert", "--student", "x", "--policy", "nano"], "--policy does not go with --student RUN"),
+        (["--expert", "--student", "x", "--gamma", "0.9"], "--gamma does not go with --student RUN"),
+    ],
+)
+def test_what_does_not_go_with_a_student_is_named(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(collect.run, ["-n", "1", "-o", "x", *flags]) == 2
+    assert says in capsys.readouterr().err
