@@ -29,8 +29,8 @@ ROOMS = {
         *("registry", "recognition", "loading", "footprint", "canary", "policy"),
     ),
     "zoo": (
-        *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "algorithms"),
-        *("experts", "demonstrations", "training", "imitation", "diagnostics", "serving", "cli"),
+        *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),
+        *("demonstrations", "algorithms", "training", "imitation", "diagnostics", "serving", "cli"),
     ),
 }
 """Package -> its folders and files: a room imports what stands before it. `zoo`'s command modules and each package's

@@ -15,113 +15,13 @@ from vla_gym.errors import BadValue, unknown_name
 from zoo.config.algorithm_configs import CreditLevel, GroupAdvantage, GroupLossWeight, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
+from zoo.rollout.gae import gae, step_gae
 from zoo.rollout.log_prob_levels import constant_scale, elements_per_decision, even_scale, trajectory_scale
 
 GROUP_EPS = 1e-6
 """Added to a group's standard deviation, as published for GRPO."""
 NORMALIZE_EPS = 1e-8
 """Added to the rollout's standard deviation, as in Stable-Baselines3."""
-
-
-def gae(
-    reward_TN: Tensor,
-    value_TN: Tensor,
-    *,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    final_value_TN: Tensor,
-    last_value_N: Tensor,
-    gamma: float,
-    gae_lambda: float,
-) -> Tensor:
-    """Generalised advantage estimate `[T, N]` (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
-
-    delta_t = r_t + gamma * V_next - V_t and A_t = delta_t + gamma * lambda * A_{t+1}, where row t + 1 may
-    belong to the next episode (same-step resets): whenever decision t ended its episode nothing of row
-    t + 1 is used. V_next is then 0 if it was terminated, `final_value_TN` (the value of the observation
-    the episode really ended in) if it was only cut off by time, so a time limit is no failure.
-
-    gamma counts decisions, not simulator steps. Args: `reward_TN`, `value_TN`, `final_value_TN` float
-    `[T, N]` (the last is read where truncated only), `terminated_TN`, `truncated_TN` bool `[T, N]`
-    (terminated wins where both hold), `last_value_N` value of the observations after the last row.
-    """
-    if reward_TN.ndim != 2:
-        raise ValueError(f"reward_TN must be [decisions, envs], got {tuple(reward_TN.shape)}")
-    for name, other in (
-        ("value_TN", value_TN),
-        ("terminated_TN", terminated_TN),
-        ("truncated_TN", truncated_TN),
-        ("final_value_TN", final_value_TN),
-    ):
-        if other.shape != reward_TN.shape:
-            raise ValueError(f"{name} is {tuple(other.shape)}, reward_TN {tuple(reward_TN.shape)}")
-    if last_value_N.shape != reward_TN.shape[1:]:
-        raise ValueError(f"last_value_N is {tuple(last_value_N.shape)}, reward_TN {tuple(reward_TN.shape)}")
-    done_TN = terminated_TN | truncated_TN
-    next_value_TN = _next_values(value_TN, terminated_TN, truncated_TN, final_value_TN, last_value_N)
-    delta_TN = reward_TN + gamma * next_value_TN - value_TN
-    advantage_TN = torch.empty_like(delta_TN)
-    running_N = torch.zeros_like(last_value_N)
-    for t in reversed(range(len(delta_TN))):
-        running_N = delta_TN[t] + gamma * gae_lambda * torch.where(done_TN[t], 0.0, running_N)
-        advantage_TN[t] = running_N
-    return advantage_TN
-
-
-def step_gae(
-    reward_TNK: Tensor,
-    value_TNK: Tensor,
-    *,
-    executed_TN: Tensor,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    final_value_TN: Tensor,
-    last_value_N: Tensor,
-    gamma: float,
-    gae_lambda: float,
-    lambda_inside: float | None = None,
-) -> Tensor:
-    """`gae` with every executed simulator step as a row of its own, `[T, N, K]`, zero where not executed.
-
-    gamma and lambda count simulator steps. `lambda_inside` replaces lambda between two steps of one chunk: with 1 and
-    one value repeated over its chunk, the values inside cancel, and step k's advantage is the chunk's rewards from k
-    on + the return after the chunk - the chunk's value: credit per step from one value per chunk. A chunk of which
-    nothing was run ends the sum.
-    """
-    if reward_TNK.ndim != 3 or reward_TNK.shape != value_TNK.shape:
-        raise ValueError(
-            f"reward_TNK is {tuple(reward_TNK.shape)} and value_TNK {tuple(value_TNK.shape)}, both must be "
-            "[decisions, envs, steps]"
-        )
-    inside = gae_lambda if lambda_inside is None else lambda_inside
-    done_TN = terminated_TN | truncated_TN
-    next_value_TN = _next_values(value_TNK[..., 0], terminated_TN, truncated_TN, final_value_TN, last_value_N)
-    advantage_TNK = torch.zeros_like(reward_TNK)
-    running_N = torch.zeros_like(last_value_N)
-    num_decisions, _, chunk = reward_TNK.shape
-    for t in reversed(range(num_decisions)):
-        running_N = torch.where(done_TN[t] | (executed_TN[t] == 0), 0.0, running_N)
-        after_N = next_value_TN[t]
-        for k in reversed(range(chunk)):
-            last_N, active_N = executed_TN[t] == k + 1, executed_TN[t] > k
-            discount_N = gamma * torch.where(last_N, gae_lambda, inside)
-            step_N = reward_TNK[t, :, k] + gamma * after_N - value_TNK[t, :, k] + discount_N * running_N
-            running_N = torch.where(active_N, step_N, running_N)
-            after_N = torch.where(active_N, value_TNK[t, :, k], after_N)
-            advantage_TNK[t, :, k] = torch.where(active_N, step_N, 0.0)
-    return advantage_TNK
-
-
-def _next_values(
-    value_TN: Tensor,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    final_value_TN: Tensor,
-    last_value_N: Tensor,
-) -> Tensor:
-    next_value_TN = torch.cat([value_TN[1:], last_value_N[None]])
-    next_value_TN = torch.where(truncated_TN, final_value_TN, next_value_TN)
-    return torch.where(terminated_TN, torch.zeros_like(next_value_TN), next_value_TN)
 
 
 def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std", eps: float = GROUP_EPS) -> Tensor:
@@ -163,9 +63,33 @@ def groups_with_signal(score_PG: Tensor, bounds: tuple[float, float] | None = No
     return signal_P
 
 
-def normalize(advantage: Tensor, mean: float, std: float, eps: float = NORMALIZE_EPS) -> Tensor:
+def normalize(advantage: Tensor, mean: float | Tensor, std: float | Tensor, eps: float = NORMALIZE_EPS) -> Tensor:
     """(advantage - mean) / (std + eps), any shape; mean and std are those of every rank's valid entries."""
     return (advantage - mean) / (std + eps)
+
+
+def task_moments(values: Tensor, task: Tensor, valid: Tensor, process_group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased standard deviation of each entry's own task, over the valid entries of every rank.
+
+    Three tensors of one shape: float, task indices (int64, -1 where there are no tasks) and bool. Both results have
+    that shape, too; the deviation is 0 below two entries. With the statistics of its own task, a task whose returns are
+    of another scale, or that is solved more rarely, has as large advantages as the others: what PopArt's statistics per
+    task do for the targets of a critic (Hessel et al. 2018, arXiv:1809.04474, section 3).
+    """
+    if not values.shape == task.shape == valid.shape:
+        raise ValueError(
+            f"values {tuple(values.shape)}, task {tuple(task.shape)} and valid {tuple(valid.shape)} differ"
+        )
+    index_M, wide_M = task[valid] + 1, values[valid].detach().double()
+    highest = process_group.all_reduce_max(torch.cat([index_M, torch.zeros(1)]).max()[None])
+    zeros = torch.zeros(int(highest) + 1, dtype=torch.float64)
+    own = [zeros.index_add(0, index_M, numbers_M) for numbers_M in (torch.ones_like(wide_M), wide_M)]
+    count, first = process_group.all_reduce_sum(torch.stack(own))
+    mean = first / count.clamp(min=1)
+    squares = process_group.all_reduce_sum(zeros.index_add(0, index_M, (wide_M - mean[index_M]).square()))
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    place = (task + 1).clamp(max=len(zeros) - 1)
+    return mean[place].to(values.dtype), std[place].to(values.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -27,12 +27,22 @@ from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
+from zoo.algorithms.bc_anchor import BCAnchor, read_frames
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
-from zoo.config.algorithm_configs import CreditLevel, GroupLossWeight, KLReference, LogprobLevel, LossWeight
+from zoo.config.algorithm_configs import (
+    CreditLevel,
+    GroupLossWeight,
+    KLReference,
+    LogprobLevel,
+    LossWeight,
+    check_anchor,
+    folders_of,
+)
+from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import (
@@ -57,11 +67,13 @@ PLAIN_REFUSES = {
     "rounds_per_update": None,
     "loss_weight": "decision",
     "masked_minibatches": False,
+    "bc_coef": 0.0,
+    "normalize_advantage_per_task": False,
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_source", "rollout_stats", "train_state", "tasks_seen", "clock"),
-    *("training_warnings", "_collector", "_learner", "_reference", "_log_window"),
+    *("training_warnings", "_collector", "_learner", "_reference", "_anchor", "_log_window"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
@@ -99,6 +111,10 @@ class AlgorithmBase(OnPolicyAlgorithm):
     kl_reference: KLReference
     micro_batch_size: int | None
     masked_minibatches: bool
+    bc_coef: float
+    bc_dataset: str | Sequence[str] | None
+    bc_batch_size: int | None
+    normalize_advantage_per_task: bool
     reward_level: CreditLevel = "chunk"
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
@@ -138,6 +154,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._collector: RolloutCollector | None = None
         self._learner: Learner | None = None
         self._reference: Reference | None = None
+        self._anchor: BCAnchor | None = None
         self._log_window = LogWindow()
         self._updates_done = 0
         self._needs_reset = True
@@ -269,6 +286,30 @@ class AlgorithmBase(OnPolicyAlgorithm):
             self._reference = make_reference(self.policy, self.kl_reference)
         return self._reference
 
+    @property
+    def anchor(self) -> BCAnchor | None:
+        """The demonstrations that updates imitate, read at the first access; None without `bc_coef`.
+
+        Raises `BadValue` where they do not fit the policy.
+        """
+        if self.bc_coef and self._anchor is None:
+            envs, ranks = vla_envs(self.env), self.process_group.size
+            frames = read_frames(
+                folders_of(self.bc_dataset),
+                self.policy,
+                None if envs is None else envs.benchmark,
+                self.action_space.shape[0],  # type: ignore[index]
+            )
+            self._anchor = BCAnchor(
+                frames,
+                coef=self.bc_coef,
+                batch_size=self.bc_batch_size or -(-self.batch_size // ranks) * ranks,
+                micro_batch_size=self.micro_batch_size,
+                seed=self.noise_seed,
+                process_group=self.process_group,
+            )
+        return self._anchor
+
     def check_reference_at_start(self) -> None:
         """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
         if self.chunked and self.kl_coef and not self._updates_done:
@@ -387,12 +428,19 @@ class AlgorithmBase(OnPolicyAlgorithm):
             raise BadValue(f"kl_coef must be 0 (off) or more, got {self.kl_coef}")
         if self.kl_reference not in get_args(KLReference):
             raise unknown_name("kl_reference", str(self.kl_reference), get_args(KLReference))
+        if self.bc_coef < 0:
+            raise BadValue(f"bc_coef must be 0 (off) or more, got {self.bc_coef}")
+        if self.bc_batch_size is not None and self.bc_batch_size < 1:
+            raise BadValue(f"bc_batch_size must be at least 1, or None, got {self.bc_batch_size}")
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise BadValue(f"micro_batch_size must be at least 1, or None, got {self.micro_batch_size}")
 
     def _check_chunk_settings(self) -> None:
         if self.use_sde:
             raise BadValue("use_sde (state-dependent noise) does not apply to policies of action tokens")
+        check_anchor(self.bc_coef, self.bc_dataset)
+        for folder in folders_of(self.bc_dataset):
+            check_dataset(folder)
         buffer_class = self.rollout_buffer_class
         if buffer_class is not None and not issubclass(buffer_class, ChunkRolloutBuffer):
             raise BadValue(

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.algorithms.advantages import group_advantage, groups_with_signal, write_group_weights
+from zoo.algorithms.advantages import (
+    group_advantage,
+    groups_with_signal,
+    masked,
+    normalize,
+    task_moments,
+    write_group_weights,
+)
 from zoo.algorithms.base import constructor_settings
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
@@ -63,6 +70,9 @@ class GRPO(VLAOnPolicyAlgorithm):
         every ratio, with one divisor for all episodes (Dr. GRPO).
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps all with signal.
 
+    :param normalize_advantage_per_task: divide the advantages of each task by their standard deviation over all its
+        episodes in the update; for "centred" and "rloo".
+
     The other parameters are those of `PPO`.
     """
 
@@ -108,6 +118,10 @@ class GRPO(VLAOnPolicyAlgorithm):
         masked_minibatches: bool = False,
         resample_dead_groups: int = 0,
         max_barren_episodes: int = 256,
+        bc_coef: float = 0.0,
+        bc_dataset: str | Sequence[str] | None = None,
+        bc_batch_size: int | None = None,
+        normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(locals())
@@ -121,6 +135,11 @@ class GRPO(VLAOnPolicyAlgorithm):
             raise unknown_name("advantage", str(advantage), get_args(GroupAdvantage))
         if loss_weight not in get_args(GroupLossWeight):
             raise unknown_name("loss_weight", str(loss_weight), get_args(GroupLossWeight))
+        if normalize_advantage_per_task and advantage == "group_std":
+            raise BadValue(
+                "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by "
+                "that of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
+            )
         if masked_minibatches and loss_weight != "trajectory":
             raise BadValue(
                 f"masked_minibatches weighs every episode by 1 / (all episodes), got loss_weight={loss_weight!r}; "
@@ -186,6 +205,10 @@ class GRPO(VLAOnPolicyAlgorithm):
         score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
+        if self.normalize_advantage_per_task:
+            kept_N = signal_P.repeat_interleave(size)
+            _, std_N = task_moments(advantage_N, buffer.task_TN[0], kept_N, self.process_group)
+            advantage_N = masked(normalize(advantage_N, 0.0, std_N), kept_N)
         selected_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))
         write_group_weights(

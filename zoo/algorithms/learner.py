@@ -21,7 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from vla_gym.errors import BadValue
+from vla_policies.actions.noise import Noise
 from vla_policies.types import Evaluation
+from zoo.algorithms.demonstration_frames import Frames
+from zoo.algorithms.imitation_loss import imitation_loss
 from zoo.algorithms.losses import LossTerms, PPOLoss
 from zoo.config.algorithm_configs import CreditLevel, LogprobLevel
 from zoo.distributed.fsdp import (
@@ -243,6 +246,16 @@ class ChunkScorer(RolloutScorer):
         self.level = level
         self.value_level = value_level
         self.entropy_level = entropy_level or level
+
+    def forward(
+        self, batch: Minibatch | Frames, loss: PPOLoss | Noise | None
+    ) -> tuple[Tensor, LossTerms, Scores] | Tensor:
+        """As `RolloutScorer`; of frames of demonstrations, with the noise that they draw from, their imitation loss."""
+        if isinstance(batch, Frames):
+            assert isinstance(loss, Noise)
+            return imitation_loss(self.policy, batch, loss)
+        assert not isinstance(loss, Noise)
+        return super().forward(batch, loss)
 
     def score(self, batch: Minibatch) -> Scores:
         assert batch.executed_B is not None

@@ -56,6 +56,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
         check_precision(self.policy)
         self.check_reference_at_start()
+        _ = self.anchor  # raises for demonstrations that do not fit
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name or self.log_name, progress_bar
@@ -143,13 +144,17 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             if self.kl_coef and not loss.critic_only:
                 data.compute_ref_log_probs(self.reference)
             critic = critic_parameters(learner.policy) if loss.critic_only else None
+            anchor = None if loss.critic_only else self.anchor
             with nullcontext() if critic is None else learner.train_only(critic):
                 go_on = True
                 for _ in range(self.n_epochs):
                     metrics.begin_epoch()
+                    demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
                     for micro_batches in data.minibatches(self._n_updates):
                         metrics.begin_minibatch()
                         learner.zero_grad()
+                        if anchor is not None:
+                            metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
                         for micro_batch in micro_batches:
                             with learner.accumulate(last=micro_batch.last):
                                 value, terms, scores = learner.score(micro_batch.batch, loss)

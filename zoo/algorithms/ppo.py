@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -22,6 +23,7 @@ from zoo.algorithms.advantages import (
     masked,
     normalize,
     step_advantages,
+    task_moments,
     write_advantages,
     write_even_weights,
     write_trajectory_weights,
@@ -91,6 +93,11 @@ class PPO(VLAOnPolicyAlgorithm):
         is judged within that limit, as on Meta-World and LIBERO, the return then is the success rate itself.
     :param bootstrap_termination: an episode that the task itself ended (by success, say) is worth the value of its last
         observation, too, as if it went on: RLinf's "always".
+    :param bc_coef: weight of the loss of imitation that every optimiser step of the policy adds (DAPG); 0 = none.
+    :param bc_dataset: folder of the demonstrations that are imitated, or several: LeRobotDatasets as `zoo.sft` reads.
+    :param bc_batch_size: frames of them in a step, all ranks together; None = as `batch_size`.
+    :param normalize_advantage_per_task: take the mean and the standard deviation of `normalize_advantage` over the
+        decisions of each task instead of all.
     :param process_group: processes that train together; None = all that a launcher has started.
     """
 
@@ -149,6 +156,10 @@ class PPO(VLAOnPolicyAlgorithm):
         loss_weight: LossWeight = "decision",
         bootstrap_time_limit: bool = True,
         bootstrap_termination: bool = False,
+        bc_coef: float = 0.0,
+        bc_dataset: str | Sequence[str] | None = None,
+        bc_batch_size: int | None = None,
+        normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         settings = constructor_settings(locals())
@@ -161,6 +172,10 @@ class PPO(VLAOnPolicyAlgorithm):
             raise BadValue(
                 f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
                 f"vf_coef {vf_coef}"
+            )
+        if normalize_advantage_per_task and not normalize_advantage:
+            raise BadValue(
+                "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
             )
         if loss_weight not in get_args(LossWeight):
             raise unknown_name("loss_weight", str(loss_weight), get_args(LossWeight))
@@ -254,7 +269,7 @@ class PPO(VLAOnPolicyAlgorithm):
         raw = value_range("raw", advantage[valid], self.process_group)
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
-            advantage = normalize(advantage, *self.process_group.moments(advantage[valid]))
+            advantage = self._normalized(advantage, valid)
         write_advantages(buffer, masked(advantage, valid))
         if self.loss_weight == "trajectory":
             write_trajectory_weights(buffer, self.logprob_level, self.process_group, masked=self.masked_minibatches)
@@ -269,6 +284,13 @@ class PPO(VLAOnPolicyAlgorithm):
         self.record(rank_means(means, self.process_group))
         for name, values in (("advantages", advantage[valid]), ("returns", buffer.return_TN[valid_TN])):
             self.record(value_range(f"rollout/{name}", values, self.process_group))
+
+    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
+        """Advantages normalised over what is valid, of all ranks: all together, or of each task."""
+        if not self.normalize_advantage_per_task:
+            return normalize(advantage, *self.process_group.moments(advantage[valid]))
+        task = self.chunk_buffer.task_TN.reshape(*self.chunk_buffer.task_TN.shape, *[1] * (advantage.ndim - 2))
+        return normalize(advantage, *task_moments(advantage, task.expand_as(advantage), valid, self.process_group))
 
     def log_update(self, loss: PPOLoss, metrics: UpdateMetrics) -> None:
         if metrics.empty:

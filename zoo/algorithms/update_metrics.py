@@ -74,6 +74,7 @@ class UpdateMetrics:
         self._epoch_start = 0
         self._micro_batches: list[_MicroBatchRecord] = []
         self._grad_norms: list[Tensor] = []
+        self._imitation: list[float] = []
 
     def begin_epoch(self) -> None:
         """Begin an epoch: SB3's `train/approx_kl` is of the last one alone."""
@@ -110,6 +111,10 @@ class UpdateMetrics:
                 token_mask_BW=torch.ones_like(ref_kl_BW, dtype=torch.bool) if token_mask_BW is None else token_mask_BW,
             )
         )
+
+    def add_imitation(self, loss: float) -> None:
+        """Add this rank's share of a minibatch's loss of imitation."""
+        self._imitation.append(loss)
 
     def add_step(self, grad_norm: Tensor, *, stepped: bool) -> None:
         """Add one optimiser step; `grad_norm` is the global norm before clipping."""
@@ -159,6 +164,9 @@ class UpdateMetrics:
             values["train/actor/ref_kl"] = float(sums["ref_kl"].sum() / sums["ref_elements"].sum())
         if self._grad_norms:
             values["train/actor/grad_norm"] = float(torch.stack(self._grad_norms).double().mean())
+        if self._imitation:
+            whole = self._process_group.all_reduce_sum(torch.tensor(self._imitation, dtype=torch.float64))
+            values["train/actor/bc_loss"] = float(whole.mean())
         if self._loss.dual_clip is not None:
             for name in ("dual_clip_fraction", "dual_cliped_ratio"):
                 values[f"train/actor/{name}"] = float(sums[name].sum() / count)

@@ -169,6 +169,12 @@ def resolve_resumed_run(args: argparse.Namespace, point: ResumePoint) -> RunConf
         changed["env_options"] = {**config.env_options, "on_worker_error": on_worker_error}
     config = replace(config, **changed)
     check_arithmetic(config)
+    for folder in config.algorithm.bc_folders:
+        if not folder.is_dir():
+            raise BadValue(
+                f"the demonstrations of '{point.run.path}' (bc_dataset) are not in '{folder}' (any more); put them "
+                "back there, or go on in the working directory that the run began in"
+            )
     as_asked = point.in_place and config.n_timesteps == stored.n_timesteps
     if config.n_timesteps <= point.step and not (as_asked and lacks_evaluation(point.run, point.step)):
         raise BadValue(

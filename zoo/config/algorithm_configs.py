@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from vla_gym.errors import unknown_name
+from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import user_path
 from zoo.config.settings import (
     Count,
@@ -86,6 +86,19 @@ class OnPolicyConfig:
     """Decisions scored at once by one rank; None = all of its minibatch."""
     masked_minibatches: bool = False
     """Whether minibatches are cut from places without a loss, too, which then shrink the gradient. RLinf."""
+    bc_coef: NonNegative = 0.0
+    """Weight of the loss of imitation that every step of the policy adds. DAPG, arXiv:1709.10087, eq. 4."""
+    bc_dataset: Texts | None = None
+    """LeRobotDataset folder of demonstrations, or several, that are imitated; needs `bc_coef`."""
+    bc_batch_size: Decisions | None = None
+    """Frames of them in a step, all ranks together; None = `batch_size`."""
+    normalize_advantage_per_task: bool = False
+    """Whether the advantages of each task are normalised by themselves."""
+
+    @property
+    def bc_folders(self) -> tuple[Path, ...]:
+        """Where the demonstrations are."""
+        return folders_of(self.bc_dataset)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +172,23 @@ class GRPOConfig(OnPolicyConfig):
     """Episodes without a success or a usable group that end the run; 0 = never. 0 of 256 is below 1.5 % (Wilson)."""
 
 
+def folders_of(names: Texts | None) -> tuple[Path, ...]:
+    """The folders that a user names: none, one or several."""
+    given = (names,) if isinstance(names, str) else names or ()
+    return tuple(user_path(name) for name in given)
+
+
+def check_anchor(bc_coef: float, bc_dataset: Texts | None) -> None:
+    """Raise `BadValue` where one of the two settings does nothing without the other."""
+    if bc_coef and not bc_dataset:
+        raise BadValue(
+            f"bc_coef={bc_coef:g} weighs the imitation of demonstrations, and there is no bc_dataset; name their "
+            "folder, e.g. bc_dataset:demos/reach, of zoo.collect"
+        )
+    if bc_dataset and not bc_coef:
+        raise BadValue(f"bc_dataset={bc_dataset!r} is read with bc_coef above 0 only; give e.g. bc_coef:0.1")
+
+
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}
 """Algorithm -> its settings."""
 
@@ -194,5 +224,4 @@ class SFTConfig:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Where the datasets are."""
-        names = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
-        return tuple(user_path(name) for name in names)
+        return folders_of(self.dataset)

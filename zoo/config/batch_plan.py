@@ -87,6 +87,8 @@ def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_lea
     benchmark = benchmark_of(config)
     check_division(config.num_envs, num_ranks=num_ranks, num_stages=num_stages, group_size=config.group_size)
     settings = config.algorithm
+    if settings.bc_batch_size is not None:
+        check_dealing(settings.bc_batch_size, num_learners or num_ranks, "bc_batch_size")
     whole = settings.rollouts_per_update if isinstance(settings, GRPOConfig) else settings.rounds_per_update
     if whole is not None:
         horizon = max(task.horizon for task in benchmark.tasks)
@@ -132,12 +134,12 @@ def check_division(num_envs: int, *, num_ranks: int, num_stages: int, group_size
     )
 
 
-def check_dealing(batch_size: int, num_ranks: int) -> None:
-    """Raise `BadValue` unless every rank gets as many frames of an update."""
+def check_dealing(batch_size: int, num_ranks: int, setting: str = "--batch-size") -> None:
+    """Raise `BadValue` unless every rank gets as many frames of an update; `setting` counts them."""
     if batch_size % num_ranks:
         raise BadValue(
-            f"--batch-size {batch_size} cannot be dealt evenly to {num_ranks} processes. Nearest allowed: "
-            f"--batch-size {nearest_multiples(batch_size, num_ranks)}"
+            f"{setting} {batch_size} cannot be dealt evenly to {num_ranks} processes. Nearest allowed: "
+            f"{setting} {nearest_multiples(batch_size, num_ranks)}"
         )
 
 

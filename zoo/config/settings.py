@@ -6,6 +6,8 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import yaml
@@ -115,8 +117,8 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
     if types.NoneType in (options := get_args(annotation)):
         if value is None:
             return None
-        (option,) = (option for option in options if option is not types.NoneType)
-        annotation, limits = _without_range(option)
+        options = tuple(option for option in options if option is not types.NoneType)
+        annotation, limits = _without_range(reduce(or_, options))
     if annotation in (Texts, Sequence[str]):
         return _texts(annotation, value, where)
     origin = get_origin(annotation) or annotation

@@ -17,9 +17,9 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.actions.noise import Noise, SlotNoise
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
-from zoo.algorithms.advantages import gae
 from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, Interrupted, record
 from zoo.evaluation.evaluator import observation_rows
+from zoo.rollout.gae import gae
 
 LOGPROB, VALUE, ADVANTAGE = "vla_zoo.logprob", "vla_zoo.value", "vla_zoo.advantage"
 CHUNK_STEP = "vla_zoo.chunk_step"

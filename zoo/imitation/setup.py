@@ -14,6 +14,7 @@ from vla_gym import VLAVectorEnv
 from vla_gym.reading import user_path
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
+from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
@@ -22,7 +23,6 @@ from zoo.distributed.fsdp import check_precision
 from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
-from zoo.imitation.dataset import Frames, check_alike, check_fits, check_rate, frames_of
 from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
 from zoo.imitation.sft import SFT
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder

@@ -26,14 +26,14 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
-from vla_policies.actions.noise import Noise, SlotNoise
+from vla_policies.actions.noise import Noise
+from zoo.algorithms.demonstration_frames import Frames, batches
+from zoo.algorithms.imitation_step import FrameBatch, ImitationScorer, add_gradients
 from zoo.algorithms.learner import Learner
 from zoo.algorithms.train_state import rng_state, set_rng_state
 from zoo.config.algorithm_configs import SFTConfig
-from zoo.distributed.process_group import ProcessGroup, own_block
+from zoo.distributed.process_group import ProcessGroup
 from zoo.imitation.augmentation import augmented
-from zoo.imitation.dataset import Frames, batches
-from zoo.imitation.objective import ImitationScorer
 from zoo.imitation.paraphrases import Paraphrases
 from zoo.rollout.stats import PhaseClock
 from zoo.training.checkpoint import load_moments, read_state, write_checkpoint
@@ -133,8 +133,16 @@ class SFT:
         for group in learner.raw_optimizer.param_groups:
             group["lr"] = rate
         state, self.train_state = self.train_state, None
-        batch = _Batch(self._frames, index_B, self.num_timesteps, self._seed, self._settings.augment, self._paraphrases)
-        loss = self._add_gradients(batch, learner)
+        batch = FrameBatch(
+            frames=self._frames,
+            index_B=index_B,
+            seed=self._seed,
+            step=(self.num_timesteps, 0),
+            change=self._changed,
+        )
+        learner.policy.set_training_mode(True)  # type: ignore[operator]
+        learner.zero_grad()
+        loss = add_gradients(learner, batch, self.process_group, self._settings.micro_batch_size)
         norm, finite = learner.apply()
         if not finite and learner.accelerator.scaler is None:
             # No weight has changed.
@@ -152,24 +160,14 @@ class SFT:
         self.logger.dump(self.num_timesteps)
         return whole_loss
 
-    def _add_gradients(self, batch: _Batch, learner: Learner) -> float:
-        """Gradients of this rank's block of the batch, part by part; returns its share of the batch's loss."""
-        size = len(batch.index_B)
-        own_P = torch.arange(size)[own_block(size, self.process_group)]
-        parts = own_P.split(self._settings.micro_batch_size or size)
-        mask_BK = batch.frames.mask_BK[batch.index_B]
-        learner.policy.set_training_mode(True)  # type: ignore[operator]
-        learner.zero_grad()
-        loss = 0.0
-        for number, place_P in enumerate(parts, start=1):
-            with learner.accumulate(last=number == len(parts)):
-                # A part's loss is the mean over its actions; weighed so, all parts give the mean over the update's.
-                weight = float(mask_BK[place_P].sum() / mask_BK.sum())
-                part_loss: Tensor = learner.score(*batch.part(place_P, self.policy)) * weight
-                # Gradients are averaged over ranks, not summed.
-                learner.backward(part_loss * self.process_group.size)
-            loss += part_loss.item()
-        return loss
+    def _changed(self, frames: Frames, noise: Noise) -> Frames:
+        """Frames with other pictures and sentences, drawn by `noise`, as far as the settings ask for them."""
+        if self._settings.augment:
+            frames = replace(frames, obs=augmented(frames.obs, self.policy.conventions.cameras, noise))
+        if self._paraphrases is not None:
+            drawn_BL = self._paraphrases.drawn(frames.obs["instruction"], noise)
+            frames = replace(frames, obs={**frames.obs, "instruction": drawn_BL})
+        return frames
 
     # Checkpoints --------------------------------------------------------------------------------------
 
@@ -202,35 +200,3 @@ class SFT:
         load_moments(self.policy.optimizer, folder, state)
         set_rng_state(state["rng"])
         self.num_timesteps = int(state["counters"]["num_timesteps"])
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """The frames of one update, of all ranks."""
-
-    frames: Frames
-    """The whole dataset."""
-    index_B: Tensor
-    """Which of them."""
-    update: int
-    """Number of the update."""
-    seed: int
-    """Of the run."""
-    augment: bool
-    """Whether to change the pictures at random."""
-    paraphrases: Paraphrases | None
-    """Other words for the sentences."""
-
-    def part(self, place_P: Tensor, policy: VLAPolicy) -> tuple[Frames, Noise]:
-        """The frames at some places of the batch, on the policy's device, and what their losses draw from.
-
-        What is drawn follows from (seed, update, place), so neither ranks nor parts change it.
-        """
-        noise = SlotNoise(self.seed, (self.update, 0), place_P.numpy())
-        picked = self.frames.pick(self.index_B[place_P], policy.device)
-        if self.augment:
-            picked = replace(picked, obs=augmented(picked.obs, policy.conventions.cameras, noise))
-        if self.paraphrases is not None:
-            drawn_BL = self.paraphrases.drawn(picked.obs["instruction"], noise)
-            picked = replace(picked, obs={**picked.obs, "instruction": drawn_BL})
-        return picked, noise

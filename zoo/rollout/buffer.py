@@ -17,7 +17,7 @@ from zoo.rollout.log_prob_levels import elements_per_decision, executed_mask, to
 from zoo.rollout.off_policy_correction import importance_weight
 from zoo.rollout.types import Minibatch, Step
 
-_FIXED = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "terminated_TN", "truncated_TN")
+_FIXED = ("reward_TN", "value_TN", "final_value_TN", "executed_TN", "task_TN", "terminated_TN", "truncated_TN")
 """Filled by `write`; `[T, N]` before the first decision too."""
 
 
@@ -25,7 +25,7 @@ class ChunkRolloutBuffer:
     """T decisions of N columns (sub-environments; GRPO: rounds x sub-environments), kept on the CPU.
 
     Memory, allocated once at the first decision and reused: T * N * (bytes of one observation + bytes of
-    one record + 4 * K * A + 34). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 sub-environments are
+    one record + 4 * K * A + 42). One 256 x 256 camera is 196,608 bytes, so 64 decisions of 64 sub-environments are
     0.8 GB with one camera and 1.6 GB with two; records (int64 tokens) and log-probabilities add
     12 * K * A bytes, 0.7 kB for eight steps of seven dims. Observations keep their dtype.
 
@@ -70,6 +70,7 @@ class ChunkRolloutBuffer:
         self.return_TN = torch.zeros(shape)
         self.element_scale_TN = torch.zeros(shape)
         self.executed_TN = torch.zeros(shape, dtype=torch.int64)
+        self.task_TN = torch.zeros(shape, dtype=torch.int64)
         self.terminated_TN = torch.zeros(shape, dtype=torch.bool)
         self.truncated_TN = torch.zeros(shape, dtype=torch.bool)
         self.pos = 0
@@ -107,6 +108,7 @@ class ChunkRolloutBuffer:
             "value_TN": sample.value_B.detach().float().cpu(),
             "reward_TN": torch.as_tensor(step.reward_n, dtype=torch.float32),
             "executed_TN": torch.as_tensor(step.executed_n, dtype=torch.int64),
+            "task_TN": torch.as_tensor(step.task_id_n, dtype=torch.int64),
             "terminated_TN": torch.as_tensor(step.done_n, dtype=torch.bool),
         }
         if bootstrapped_n is not None and final_value_n is not None:

@@ -69,6 +69,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "param_groups": optimizer_groups(algorithm.policy.optimizer),
             "env": whole.env,
             "rng": whole.rng,
+            **({} if algorithm.anchor is None else {"demonstrations": algorithm.anchor.digest}),
         }
 
     def add_files(folder: Path) -> None:
@@ -187,6 +188,11 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     the file or the setting when something is missing or of another run.
     """
     saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
+    if algorithm.anchor is not None and saved.get("demonstrations") != algorithm.anchor.digest:
+        raise BadValue(
+            f"bc_dataset={shown(algorithm.bc_dataset)} does not hold what '{folder}' learned from: its actions are "
+            "others. Put the demonstrations back that the run began with"
+        )
     if algorithm.learns_sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")
     backbone = getattr(algorithm.policy, "backbone", None)

@@ -15,6 +15,7 @@ from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
 from zoo.config.policy_shape import check_quantization
 from zoo.config.run_config import RunConfig, to_plain
+from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.trained_tasks import trained_tasks
@@ -105,6 +106,8 @@ def check_startable(plan: RunPlan) -> None:
 
     check_device(config.device)
     check_quantization(config, sharded=fsdp_requested())
+    for folder in config.algorithm.bc_folders:
+        check_dataset(folder)
     settings = config.algorithm
     if isinstance(settings, PPOConfig):
         from zoo.algorithms.advantages import check_levels
@@ -192,6 +195,10 @@ def arithmetic_lines(plan: RunPlan) -> list[str]:
         f"run          {config.n_timesteps} simulator steps, in whole rollouts: at least "
         f"{-(-config.n_timesteps // batch.simulator_steps)} updates",
     ]
+    if config.algorithm.bc_coef:
+        folders = ", ".join(map(str, config.algorithm.bc_folders))
+        size = config.algorithm.bc_batch_size or config.algorithm.batch_size
+        lines.append(f"imitation    of {size} frames of {folders} in every optimiser step")
     if max(batch.num_ranks, batch.num_learners) > 1:
         lines.append(
             f"ranks        {batch.num_ranks} x {batch.envs_per_rank} envs, {batch.num_envs} in all "

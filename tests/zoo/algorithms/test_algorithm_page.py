@@ -101,7 +101,7 @@ def test_every_number_is_explained() -> None:
             [EpisodeRecord(task_id=0, success_once=True, success_at_end=True, total_reward=1.0, length=2)]
         )
     )
-    conditional = WITH_PROCESSES | evaluated | {"train/actor/ref_kl", "train/critic/warmup"}
+    conditional = WITH_PROCESSES | evaluated | {"train/actor/ref_kl", "train/actor/bc_loss", "train/critic/warmup"}
     assert explained - (ppo | grpo) <= conditional, "not logged (any more)"
 
 

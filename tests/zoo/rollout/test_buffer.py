@@ -109,11 +109,12 @@ def test_memory_is_what_the_docstring_says():
         buffer.return_TN,
         buffer.element_scale_TN,
         buffer.executed_TN,
+        buffer.task_TN,
         buffer.terminated_TN,
         buffer.truncated_TN,
     ]
     observation, record = 4 * 4 * 3, 8 * CHUNK * DIMS
-    assert sum(tensor.nbytes for tensor in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 34)
+    assert sum(tensor.nbytes for tensor in whole) == 3 * 4 * (observation + record + 4 * CHUNK * DIMS + 42)
 
 
 def test_columns_of_another_buffer_come_over_with_everything():

@@ -1,4 +1,4 @@
-"""The loss of supervised fine-tuning, for either kind of head."""
+"""The loss of imitation, for either kind of head: of supervised fine-tuning, and of the anchor beside PPO and GRPO."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.flow_backbone import FlowBackbone
-from zoo.algorithms.learner import Scorer
-from zoo.imitation.dataset import Frames
-
-
-class ImitationScorer(Scorer):
-    """Loss of a batch of `Frames`, what a `Learner` differentiates."""
-
-    def forward(self, batch: Frames, noise: Noise) -> Tensor:
-        """Cross-entropy of the expert's tokens, or flow matching's squared error: a scalar."""
-        return imitation_loss(self.policy, batch, noise)
+from zoo.algorithms.demonstration_frames import Frames
 
 
 def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Tensor:

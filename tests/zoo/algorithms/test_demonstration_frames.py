@@ -11,19 +11,19 @@ import pytest
 import torch
 import yaml
 
+from tests.zoo.algorithms.test_imitation_loss import shown as demonstration
 from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.imitation.test_families import collect_demos
-from tests.zoo.imitation.test_objective import shown as demonstration
 from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
+from zoo.algorithms.demonstration_frames import batches, check_alike, check_rate, chunk_targets, frames_of
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.imitation.dataset import batches, check_alike, check_rate, chunk_targets, frames_of
 
 pytest.importorskip("pyarrow")
 ASKED = [*TOY, "--seed", "0", "--batch-size", "8", "-n", "1", "--eval-episodes", "0"]
