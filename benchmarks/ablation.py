@@ -3,6 +3,7 @@
     python -m benchmarks.ablation --steps 40000 --seeds 5 --results ablation.jsonl
     python -m benchmarks.ablation --env MetaWorld/drawer-open --policy agents/sft/MetaWorld-drawer-open --only GRPO \
         --steps 150000 --seeds 3 --results drawer.jsonl
+    python -m benchmarks.ablation --policy start/best --only "PPO.*(recipe|imitation)" --bc-dataset demos --steps 30000
 
 A finished run is a line of the results file and is not repeated, so it can be stopped and started again.
 Every run is the committed recipe of its algorithm (`hyperparams/*.yml`), cut to `--steps` simulator steps so
@@ -28,6 +29,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "PPO, ratio per chunk": ("ppo", {"logprob_level": "chunk"}),
     "PPO, clip-higher 0.28": ("ppo", {"clip_range_high": "0.28"}),
     "PPO, rewards per step": ("ppo", {"reward_level": "action", "gamma": "0.987"}),
+    "PPO, advantages per task": ("ppo", {"normalize_advantage_per_task": "true"}),
+    "PPO, imitation beside it, 0.01": ("ppo", {"bc_coef": "0.01"}),
+    "PPO, imitation beside it, 0.1": ("ppo", {"bc_coef": "0.1"}),
+    "PPO, imitation beside it, 1": ("ppo", {"bc_coef": "1"}),
     "GRPO, ratio per token, 0.2 / 0.28 (recipe)": ("grpo", {}),
     "GRPO, ratio per action": ("grpo", {"logprob_level": "action"}),
     "GRPO, ratio per chunk": ("grpo", {"logprob_level": "chunk"}),
@@ -44,6 +49,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "GRPO, every token weighs the same (DAPO)": ("grpo", {"loss_weight": "token"}),
     "GRPO, constant divisor (Dr. GRPO's)": ("grpo", {"loss_weight": "constant"}),
     "GRPO, centred, constant divisor (Dr. GRPO)": ("grpo", {"advantage": "centred", "loss_weight": "constant"}),
+    "GRPO, advantage centred, per task": (
+        "grpo",
+        {"advantage": "centred", "normalize_advantage_per_task": "true"},
+    ),
+    "GRPO, imitation beside it, 0.1": ("grpo", {"bc_coef": "0.1"}),
     "GRPO, no clip-higher": ("grpo", {"clip_range_high": "0.2"}),
     "GRPO, only groups of 25 to 75 % success": ("grpo", {"score_bounds": "[0.25, 0.75]"}),
     "GRPO, dead groups sampled anew (2 rounds)": ("grpo", {"resample_dead_groups": "2"}),
@@ -97,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="Toy-Reach", help="environment whose recipes are changed")
     parser.add_argument("--policy", default=None, help="weights to start from; the recipe's without")
+    parser.add_argument("--bc-dataset", default=None, help="demonstrations of the variants that imitate; none without")
     parser.add_argument("--steps", type=int, default=40_000, help="simulator steps of each run")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each variant, from 0")
     parser.add_argument("--results", type=Path, default=Path("ablation.jsonl"), help="one line for each run")
@@ -107,11 +118,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.results.is_file():
         results = [json.loads(line) for line in args.results.read_text().splitlines()]
     done = {(one["variant"], one["steps"], one["seed"]) for one in results}
-    chosen = [name for name in VARIANTS if re.search(args.only, name)]
+    chosen = [
+        name
+        for name, (_, settings) in VARIANTS.items()
+        if re.search(args.only, name) and (args.bc_dataset or "bc_coef" not in settings)
+    ]
     missing = [(name, seed) for seed in range(args.seeds) for name in chosen if (name, args.steps, seed) not in done]
     for name, seed in missing[: args.limit]:
         start = ["--env", args.env, *([] if args.policy is None else ["--policy", args.policy])]
-        numbers = run(*VARIANTS[name], args.steps, seed, start)
+        algo, settings = VARIANTS[name]
+        dataset = {"bc_dataset": args.bc_dataset} if "bc_coef" in settings else {}
+        numbers = run(algo, {**settings, **dataset}, args.steps, seed, start)
         results.append({"variant": name, "steps": args.steps, "seed": seed, **numbers})
         with args.results.open("a") as file:
             file.write(json.dumps(results[-1]) + "\n")

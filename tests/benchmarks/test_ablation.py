@@ -15,6 +15,8 @@ from zoo.train import parser
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_a_run(name: str) -> None:
     algo, settings = VARIANTS[name]
+    if "bc_coef" in settings:
+        settings = {**settings, "bc_dataset": "demos"}
     pairs = [f"{key}:{value}" for key, value in settings.items()]
     flags = ["--algo", algo, "--env", "Toy-Reach", *(["-params", *pairs] if pairs else [])]
     config = resolve_new_run(parser().parse(flags))

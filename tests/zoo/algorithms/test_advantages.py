@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
+from torch import Tensor
 
 import vla_gym
 from tests.zoo.algorithms.test_ppo import SCRIPTS
@@ -21,6 +22,7 @@ from zoo.algorithms.advantages import (
     group_advantage,
     groups_with_signal,
     normalize,
+    task_moments,
     write_even_weights,
     write_trajectory_weights,
 )
@@ -85,6 +87,31 @@ def test_bounds_drop_groups_by_their_mean_score():
     score_PG = torch.tensor([[5.0] * k + [0.0] * (8 - k) for k in (0, 1, 2, 7, 8)])
     assert groups_with_signal(score_PG, (0.5, 4.5)).tolist() == [False, True, True, True, False]
     assert groups_with_signal(score_PG, (0.1, 1.0)).tolist() == [False, True, False, False, False]
+
+
+class TwoAlike(ProcessGroup):
+    """As if another rank held the same numbers."""
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        return 2 * super().all_reduce_sum(values)
+
+
+def test_moments_of_each_task_are_over_what_counts_and_all_ranks():
+    value = torch.tensor([[0.0, 5.0], [2.0, 99.0], [7.0, 7.0]])
+    task = torch.tensor([[0, 3], [0, 3], [-1, 2]])
+    valid = torch.tensor([[True, True], [True, False], [True, True]])
+    mean, std = task_moments(value, task, valid, ProcessGroup())
+    # Task 0 holds 0 and 2; tasks 3, 2 and those without a task one number each. What is left out gets its task's, too.
+    assert mean.tolist() == [[1, 5], [1, 5], [7, 7]]
+    assert std.tolist() == [[pytest.approx(math.sqrt(2)), 0], [pytest.approx(math.sqrt(2)), 0], [0, 0]]
+    mean, std = task_moments(value, task, valid, TwoAlike())
+    # 0, 2, 0 and 2: squares of 4 in all, over 3.
+    assert mean.tolist() == [[1, 5], [1, 5], [7, 7]]
+    assert std[:, 0].tolist() == pytest.approx([math.sqrt(4 / 3), math.sqrt(4 / 3), 0])
+    nothing = task_moments(value, task, torch.zeros_like(valid), ProcessGroup())
+    assert [moment.unique().tolist() for moment in nothing] == [[0], [0]]
+    with pytest.raises(ValueError, match="differ"):
+        task_moments(value, task[0], valid, ProcessGroup())
 
 
 def test_normalize_is_zero_mean_and_unit_spread():

@@ -78,6 +78,9 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach -params image_size:3", "image_size must be at least 8, got 3"),
         ("--env Toy-Reach -params batch_size:1", "batch_size must be at least 2"),
         ("--env Toy-Reach --num-envs 1 -params n_steps:1", "n_steps x num_envs must be at least 2"),
+        ("--env Toy-Reach -params bc_coef:0.1", "there is no bc_dataset; name their folder"),
+        ("--env Toy-Reach -params bc_dataset:demos", "bc_dataset='demos' is read with bc_coef above 0 only"),
+        ("--env Toy-Reach -params bc_coef:-1 bc_dataset:demos", "bc_coef must be at least 0"),
         ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
         ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
         ("--env Toy-Reach -params gamma:[", "cannot read the value"),
@@ -143,6 +146,18 @@ def test_a_resumed_run_is_the_stored_one(point: ResumePoint) -> None:
     config = resume(point, "")
     assert config == point.run.config()
     assert config.seed == 5
+
+
+def test_demonstrations_that_were_moved_are_missed_when_a_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "demos"
+    run = create_run_folder(tmp_path, "ppo", "Toy-Reach")
+    config = resolve(f"--env Toy-Reach -n 1000 -params bc_coef:0.1 bc_dataset:{folder}")
+    describe_run(run, config=config, args={}, command=["x"], protocol={})
+    point = ResumePoint(run=run, step=600, in_place=True)
+    with pytest.raises(BadValue, match=r"\(bc_dataset\) are not in '.*demos' \(any more\); put them back there"):
+        resume(point, "")
+    folder.mkdir()
+    assert resume(point, "").algorithm.bc_folders == (folder,)
 
 
 def test_a_resumed_run_may_become_longer(point: ResumePoint) -> None:

@@ -50,6 +50,13 @@ def test_a_hint_is_a_setting_of_the_algorithm() -> None:
     assert not set(ALIASES) & every
 
 
+def test_an_optional_setting_may_be_one_text_or_several() -> None:
+    for value in (None, "demos", ["demos", "more"]):
+        assert check_settings("ppo", {"bc_dataset": value}, "x") == {"bc_dataset": value}
+    with pytest.raises(ValueError, match="bc_dataset must be text or a list of texts, got 3"):
+        check_settings("ppo", {"bc_dataset": 3}, "x")
+
+
 def test_null_is_for_optional_settings_only() -> None:
     assert check_settings("ppo", {"target_kl": None}, "x") == {"target_kl": None}
     with pytest.raises(ValueError, match="must be a number, got None"):

@@ -73,6 +73,14 @@ def test_the_number_of_processes_changes_nothing(
         assert all(np.array_equal(got[name], expected[name]) for name in expected)
 
 
+def test_two_processes_imitate_and_normalise_tasks_as_one(demos: Path, tmp_path: Path) -> None:
+    imitated = ("bc_coef:0.2", f"bc_dataset:{demos}", "bc_batch_size:6", "micro_batch_size:2")
+    asked = (*GRPO, *imitated, "advantage:rloo", "normalize_advantage_per_task:true")
+    alone, shared = (train(processes, tmp_path / str(processes), asked) for processes in (1, 2))
+    same_numbers(shared, alone)
+    assert all(row["train/actor/bc_loss"] > 0 for row in updates(alone))
+
+
 def test_a_run_goes_on_with_another_number_of_processes(alone: Path, tmp_path: Path) -> None:
     finish(start(2, ["-i", str(first_checkpoint(alone)), "-f", str(tmp_path)]))
     after = updates(only_run(tmp_path))

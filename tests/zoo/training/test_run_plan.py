@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,17 @@ def test_simulators_are_asked_for_where_they_run(
     with pytest.raises(MissingDependency, match="MetaWorld/reach needs metaworld, not installed here"):
         check_startable(RunPlan.resolve(config))
     return None
+
+
+def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path) -> None:
+    imitated = {"bc_coef": 0.1, "bc_dataset": [str(tmp_path / "demos")], "bc_batch_size": 9}
+    shared = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 100, "num_envs": 6, "seed": 0}
+    plan = RunPlan.resolve(RunConfig(**shared, device="cpu", algo_kwargs=imitated), num_ranks=3)
+    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.lines()
+    with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
+        check_startable(plan)
+    with pytest.raises(BadValue, match="bc_batch_size 9 cannot be dealt evenly to 2 processes"):
+        RunPlan.resolve(plan.config, num_ranks=2)
 
 
 def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:

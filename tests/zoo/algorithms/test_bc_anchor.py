@@ -1,0 +1,189 @@
+"""The anchor: which demonstrations a step takes, what they add to its gradient, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+
+import vla_gym
+from tests.zoo.algorithms.test_imitation_loss import shown
+from tests.zoo.demonstrations.test_lerobot import shown as of_another_arm
+from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
+from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
+from vla_gym.errors import BadValue
+from vla_policies.actions.noise import SlotNoise
+from zoo import PPO
+from zoo.algorithms.bc_anchor import BCAnchor, read_frames
+from zoo.algorithms.demonstration_frames import frames_of
+from zoo.algorithms.imitation_loss import imitation_loss
+from zoo.algorithms.learner import Learner, critic_parameters
+from zoo.algorithms.training_warnings import TrainingWarning
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.distributed.process_group import ProcessGroup
+from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
+
+
+def anchor(batch_size: int = 3, seed: int = 0, size: int = 1) -> BCAnchor:
+    return BCAnchor(
+        frames_of([shown(5), shown(2)], 2),
+        coef=0.5,
+        batch_size=batch_size,
+        micro_batch_size=None,
+        seed=seed,
+        process_group=ProcessGroup(0, size),
+    )
+
+
+def drawn(made: BCAnchor, epoch: int, count: int = 2) -> list[list[int]]:
+    return [batch.index_B.tolist() for batch in islice(made.batches(epoch), count)]
+
+
+def test_minibatches_follow_from_seed_and_pass() -> None:
+    first = drawn(anchor(), 4)
+    assert first == drawn(anchor(), 4)
+    assert first != drawn(anchor(), 5)
+    assert first != drawn(anchor(seed=1), 4)
+    # Seven frames: none comes twice before all have come once.
+    assert len({*first[0], *first[1]}) == 6
+    assert [sorted(batch) for batch in drawn(anchor(batch_size=7), 0)] == [[*range(7)], [*range(7)]]
+
+
+def test_no_number_of_a_rollout_is_drawn_again() -> None:
+    device, places = torch.device("cpu"), torch.arange(3)
+    first, second = islice(anchor(seed=6).batches(2), 2)
+    drawn = [batch.part(places, device)[1].uniform(3, 4, device=device) for batch in (first, second)]
+    rollout = SlotNoise(6, (2, 0), places.numpy()).uniform(3, 4, device=device)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], rollout)
+
+
+def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
+    anchor(batch_size=4, size=2)
+    with pytest.raises(BadValue, match=r"bc_batch_size 3 cannot be dealt evenly to 2 processes\. Nearest.* 2 or 4"):
+        anchor(batch_size=3, size=2)
+
+
+def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PPO, list[torch.Tensor]]:
+    """The gradient of the first optimiser step of a run, and the model that has taken no step."""
+    found: list[list[torch.Tensor]] = []
+
+    def apply(self: Learner) -> tuple[torch.Tensor, bool]:
+        if not found:
+            grads = [parameter.grad for parameter in self.policy.parameters() if parameter.requires_grad]
+            found.append([torch.zeros(()) if grad is None else grad.clone() for grad in grads])
+        return torch.zeros(()), True
+
+    monkeypatch.setattr(Learner, "apply", apply)
+    model = build("ppo", **settings)
+    learn(model, 1)
+    return model, found[0]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
+    demos: Path, monkeypatch: pytest.MonkeyPatch, micro_batch_size: int | None
+) -> None:
+    _, without = first_gradient(monkeypatch)
+    asked = {"bc_coef": 0.5, "bc_dataset": str(demos), "bc_batch_size": 10, "micro_batch_size": micro_batch_size}
+    model, found = first_gradient(monkeypatch, **asked)
+    assert model.anchor is not None
+    (batch,) = islice(model.anchor.batches(0), 1)
+    model.policy.optimizer.zero_grad()
+    frames, noise = batch.part(torch.arange(10), torch.device("cpu"))
+    imitation_loss(model.policy, frames, noise).backward()  # type: ignore[no-untyped-call]
+    trained = [parameter for parameter in model.policy.parameters() if parameter.requires_grad]
+    moved = 0
+    for parameter, own, both in zip(trained, without, found, strict=True):
+        imitated = torch.zeros(()) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(both, own + 0.5 * imitated, rtol=1e-3, atol=1e-6)
+        moved += bool(imitated.abs().max() > 1e-4)
+    assert moved > 10
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_run_that_goes_on_imitates_as_the_uninterrupted_one(algo: str, demos: Path, tmp_path: Path) -> None:
+    settings = {"bc_coef": 0.1, "bc_dataset": str(demos), "bc_batch_size": 4}
+    total = 200 if algo == "ppo" else 480
+    expected = learn(build(algo, **settings), total)
+    assert all(row["train/actor/bc_loss"] > 0 for row in expected)
+    stopped = build(algo, **settings)
+    before = learn(stopped, total, StopIn(3, 2))
+    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = find_latest_checkpoint(tmp_path)
+    assert folder is not None
+    resumed = build(algo, **settings)
+    load_checkpoint(resumed, folder)
+    assert same(before + learn(resumed, total, resumed=True), expected)
+    # Other demonstrations are refused.
+    other = tmp_path / "other"
+    LeRobotWriter(other, {}, fps=10).add(read_dataset(demos)[1:], tried=2)
+    with pytest.raises(BadValue, match=r"does not hold what .* learned from: its actions are others"):
+        load_checkpoint(build(algo, **{**settings, "bc_dataset": str(other)}), folder)
+
+
+def test_what_trains_the_critic_alone_imitates_nothing(demos: Path) -> None:
+    model = build("ppo", critic_warmup_updates=1, bc_coef=0.1, bc_dataset=str(demos))
+    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
+    before = [parameter.detach().clone() for parameter in model.policy.parameters() if id(parameter) not in critic]
+    (row,) = learn(model, 1)
+    after = [parameter for parameter in model.policy.parameters() if id(parameter) not in critic]
+    assert "train/actor/bc_loss" not in row
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"bc_coef": -1.0}, "bc_coef must be 0"),
+        ({"bc_coef": 0.1}, "bc_coef=0.1 weighs the imitation of demonstrations, and there is no bc_dataset"),
+        ({"bc_dataset": "demos"}, "bc_dataset='demos' is read with bc_coef above 0 only"),
+        ({"bc_coef": 0.1, "bc_dataset": "nowhere"}, "no folder 'nowhere'"),
+        ({"bc_coef": 0.1, "bc_dataset": "demos", "bc_batch_size": 0}, "bc_batch_size must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(BadValue, match=match):
+        build("ppo", **settings)
+
+
+def test_demonstrations_of_another_arm_end_the_run_before_its_first_step(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path / "arm", {}, fps=10).add([of_another_arm(2)], tried=1)
+    model = build("ppo", bc_coef=0.1, bc_dataset=str(tmp_path / "arm"))
+    model.set_logger(Logger(None, [Rows()]))
+    with pytest.raises(BadValue, match="has actions of 3 numbers, the environment takes 2"):
+        model.learn(100)
+    assert model.num_timesteps == 0
+
+
+def test_policies_without_a_loss_of_imitation_are_refused(demos: Path) -> None:
+    model = PPO(
+        StandInPolicy, ScriptedVecEnv([[(1.0, CHUNK, "terminated")]] * 2), n_steps=2, batch_size=4, device="cpu"
+    )
+    with pytest.raises(BadValue, match=r"bc_coef is for 'VLAPolicy'.*got StandInPolicy"):
+        read_frames([demos], model.policy, None, DIMS)
+    with pytest.raises(BadValue, match="bc_coef is for policies with `act` and `evaluate`"):
+        PPO("MlpPolicy", "CartPole-v1", bc_coef=0.1, bc_dataset=str(demos), device="cpu")
+
+
+def test_a_dataset_of_another_rate_is_imitated_with_a_warning(demos: Path, tmp_path: Path) -> None:
+    faster, model, benchmark = tmp_path / "faster", build("ppo"), vla_gym.find_benchmark("Toy-Reach")
+    shutil.copytree(demos, faster)
+    info = json.loads((faster / "meta/info.json").read_text())
+    (faster / "meta/info.json").write_text(json.dumps({**info, "fps": 20}))
+    frames = read_frames([demos], model.policy, benchmark, 4)
+    with pytest.warns(TrainingWarning, match="20 frames per second, the environment 10 steps"):
+        both = read_frames([demos, faster], model.policy, benchmark, 4)
+    assert len(both) == 2 * len(frames)
+    assert both.action_BKA.shape[1:] == (4, 2)
