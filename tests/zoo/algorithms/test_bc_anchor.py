@@ -74,8 +74,8 @@ def test_frames_that_ranks_cannot_share_evenly_are_refused() -> None:
         anchor(batch_size=3, size=2)
 
 
-def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PPO, list[torch.Tensor]]:
-    """The gradient of the first optimiser step of a run, and the model that has taken no step."""
+def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PPO, list[torch.Tensor], dict[str, Any]]:
+    """The gradient of a run's first optimiser step and its first update's numbers; the model takes no step."""
     found: list[list[torch.Tensor]] = []
 
     def apply(self: Learner) -> tuple[torch.Tensor, bool]:
@@ -86,17 +86,17 @@ def first_gradient(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[PP
 
     monkeypatch.setattr(Learner, "apply", apply)
     model = build("ppo", **settings)
-    learn(model, 1)
-    return model, found[0]  # type: ignore[return-value]
+    (row,) = learn(model, 1)
+    return model, found[0], row  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3])
 def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
     demos: Path, monkeypatch: pytest.MonkeyPatch, micro_batch_size: int | None
 ) -> None:
-    _, without = first_gradient(monkeypatch)
+    _, without, _ = first_gradient(monkeypatch)
     asked = {"bc_coef": 0.5, "bc_dataset": str(demos), "bc_batch_size": 10, "micro_batch_size": micro_batch_size}
-    model, found = first_gradient(monkeypatch, **asked)
+    model, found, row = first_gradient(monkeypatch, **asked)
     assert model.anchor is not None
     (batch,) = islice(model.anchor.batches(0), 1)
     model.policy.optimizer.zero_grad()
@@ -109,6 +109,11 @@ def test_a_step_has_its_own_gradient_and_bc_coef_times_that_of_imitation(
         torch.testing.assert_close(both, own + 0.5 * imitated, rtol=1e-3, atol=1e-6)
         moved += bool(imitated.abs().max() > 1e-4)
     assert moved > 10
+    # Two passes of three minibatches, all of the first weights.
+    losses = []
+    for batch in (*islice(model.anchor.batches(0), 3), *islice(model.anchor.batches(1), 3)):
+        losses.append(imitation_loss(model.policy, *batch.part(torch.arange(10), torch.device("cpu"))).item())
+    assert row["train/actor/bc_loss"] == pytest.approx(sum(losses) / 6, rel=1e-4)
 
 
 @pytest.mark.processes

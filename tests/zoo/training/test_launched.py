@@ -73,6 +73,7 @@ def test_the_number_of_processes_changes_nothing(
         assert all(np.array_equal(got[name], expected[name]) for name in expected)
 
 
+@pytest.mark.thorough
 def test_two_processes_imitate_and_normalise_tasks_as_one(demos: Path, tmp_path: Path) -> None:
     imitated = ("bc_coef:0.2", f"bc_dataset:{demos}", "bc_batch_size:6", "micro_batch_size:2")
     asked = (*GRPO, *imitated, "advantage:rloo", "normalize_advantage_per_task:true")
