@@ -66,6 +66,13 @@ def parser() -> OneLineParser:
             help=f"{what} of a policy's advantages, over decisions (default: {default})",
         )
     p.add_argument(
+        "--skip",
+        type=count_or_zero,
+        default=0,
+        metavar="N",
+        help="leave the first N start states out, in the order in which they are tried (default: 0)",
+    )
+    p.add_argument(
         "--crf",
         type=_crf,
         default=0,
@@ -93,16 +100,19 @@ def _collect(args: argparse.Namespace, source: Source) -> int:
     from zoo.demonstrations.recorder import Interrupted, all_attempts
 
     settings = {**source.settings, "keep_failures": args.keep_failures, "crf": args.crf}
+    settings |= {"skip": args.skip} if args.skip else {}
     fps = round(source.benchmark.control_hz)
     writer = LeRobotWriter(Path(args.output), settings, fps=fps, crf=args.crf)
-    attempts = all_attempts(source.benchmark.tasks, source.rounds)
+    attempts = all_attempts(source.benchmark.tasks, source.rounds)[args.skip :]
+    if not attempts:
+        raise BadValue(f"--skip {args.skip} leaves no start state of {source.env} to try; give a smaller number")
     progress = Progress(args.episodes, done=writer.episodes, on=args.progress, unit="episode")
     envs, record = source.open()
     try:
         while writer.episodes < args.episodes and writer.tried < len(attempts):
             cause: Exception | None = None
             try:
-                episodes = record(attempts[writer.tried : writer.tried + source.num_envs], writer.tried)
+                episodes = record(attempts[writer.tried : writer.tried + source.num_envs], args.skip + writer.tried)
             except Interrupted as stop:
                 episodes, cause = list(stop.episodes), stop.cause
             except VLAZooError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_arguments, count, frames, number
 from zoo.cli.main import guarded, quiet_torch_in_ranks
@@ -13,7 +14,7 @@ from zoo.cli.run_flags import (
     resolve_new_finetuning,
     resolve_resumed_finetuning,
 )
-from zoo.config.algorithm_configs import SFTConfig
+from zoo.config.algorithm_configs import FrameWeight, SFTConfig
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import sft_config
 from zoo.config.settings import defaults_of
@@ -22,7 +23,6 @@ from zoo.demonstrations.lerobot_reader import check_dataset
 
 def parser() -> OneLineParser:
     """The flags of `zoo.sft`."""
-    sft = defaults_of(SFTConfig)
     p = OneLineParser("zoo.sft", "Supervised fine-tuning on demonstrations, then an evaluation.")
     p.add_argument("--env", metavar="ID", help="environment the policy is for, e.g. MetaWorld/reach")
     p.add_argument(
@@ -32,7 +32,25 @@ def parser() -> OneLineParser:
         help="LeRobotDataset v3.0, e.g. of zoo.collect; several are learned together",
     )
     p.add_argument("--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)")
-    p.add_argument("-n", "--n-updates", type=count, metavar="N", help=f"updates (default: {DEFAULT_UPDATES})")
+    add_learning_arguments(p, updates=f"updates (default: {DEFAULT_UPDATES})", weight="none")
+    add_new_run_arguments(
+        p,
+        steps="updates",
+        eval_default="0: at the end (default)",
+        save_default="0: when stopped (default)",
+        num_envs=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
+        params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
+        recipes="recipes of PPO",
+        resume="a run folder: go on in place where it was stopped",
+    )
+    p.set_defaults(log_folder="logs")
+    return p
+
+
+def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> None:
+    """Add the flags that say how a dataset is learned; `updates` is the help of -n, `weight` the default in words."""
+    sft = defaults_of(SFTConfig)
+    p.add_argument("-n", "--n-updates", type=count, metavar="N", help=updates)
     p.add_argument(
         "--batch-size",
         type=frames,
@@ -62,18 +80,24 @@ def parser() -> OneLineParser:
         metavar="FILE",
         help="YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew",
     )
-    add_new_run_arguments(
-        p,
-        steps="updates",
-        eval_default="0: at the end (default)",
-        save_default="0: when stopped (default)",
-        num_envs=f"simulators of the evaluation (default: {DEFAULT_NUM_ENVS})",
-        params="settings of the environment and policy_kwargs, over the recipe's: chunk:8 image_size:64",
-        recipes="recipes of PPO",
-        resume="a run folder: go on in place where it was stopped",
+    p.add_argument(
+        "--weight",
+        choices=get_args(FrameWeight),
+        help="learn every frame alike (none), solved episodes alone (success), or each frame by its advantage "
+        f"(default: {weight})",
     )
-    p.set_defaults(log_folder="logs")
-    return p
+    p.add_argument(
+        "--beta",
+        type=number(lambda beta: 0.0 < beta <= 100.0, "a number above 0, at most 100"),
+        metavar="B",
+        help=f"temperature of --weight advantage: small prefers the best frames more (default: {sft['beta']:g})",
+    )
+    p.add_argument(
+        "--gamma",
+        type=number(lambda gamma: 0.0 <= gamma <= 1.0, "a number in 0 .. 1"),
+        metavar="X",
+        help=f"discount of its returns, per simulator step (default: {sft['gamma']})",
+    )
 
 
 def run(argv: Sequence[str]) -> int:

@@ -31,22 +31,30 @@ class Frames:
     """What the expert did in the next K steps, float32; zero after the episode's end."""
     mask_BK: Tensor
     """True where the episode still ran."""
+    weight_B: Tensor | None = None
+    """Weight in the loss, float32; None = all alike."""
 
     def __len__(self) -> int:
         return len(self.action_BKA)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all actions, in hexadecimal: one set of demonstrations has one."""
-        return hashlib.sha256(self.action_BKA.contiguous().numpy().data).hexdigest()
+        """Return the SHA-256 of all actions and weights, in hexadecimal: one set of demonstrations has one."""
+        found = hashlib.sha256(self.action_BKA.contiguous().numpy().data)
+        if self.weight_B is not None:
+            found.update(self.weight_B.numpy().data)
+        return found.hexdigest()
 
     def pick(self, index_B: Tensor, device: torch.device) -> Frames:
         """The frames of `index_B`, on `device`."""
         obs = {key: value[index_B].to(device) for key, value in self.obs.items()}
-        return Frames(obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device))
+        weight_B = None if self.weight_B is None else self.weight_B[index_B].to(device)
+        return Frames(obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device), weight_B)
 
 
-def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
-    """Every frame of every demonstration with its chunk of K actions."""
+def frames_of(
+    demonstrations: Sequence[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None
+) -> Frames:
+    """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each."""
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
     obs: dict[str, list[np.ndarray]] = {}
@@ -65,6 +73,7 @@ def frames_of(demonstrations: Sequence[Demonstration], chunk: int) -> Frames:
         {key: torch.from_numpy(np.concatenate(values)) for key, values in obs.items()},
         torch.from_numpy(np.concatenate(actions)),
         torch.from_numpy(np.concatenate(masks)),
+        None if weights is None else torch.from_numpy(np.concatenate(weights).astype(np.float32)),
     )
 
 

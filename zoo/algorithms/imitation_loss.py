@@ -14,7 +14,10 @@ from zoo.algorithms.demonstration_frames import Frames
 
 
 def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Tensor:
-    """Mean over the actions that were executed, and their dims; `noise` is what flow matching draws from."""
+    """Mean over the actions that were executed, and their dims, each times its frame's weight.
+
+    `noise` is what flow matching draws from.
+    """
     backbone = policy.backbone
     inputs = backbone.prepare(batch.obs)
     if isinstance(backbone, FlowBackbone):
@@ -23,12 +26,15 @@ def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Te
         time_B = matching_times(noise.uniform(len(batch), device=action_BHD.device))
         error_BHD = backbone.matching_loss(inputs, action_BHD, noise_BHD, time_B)
         chunk, dims = batch.action_BKA.shape[1:]
-        return _mean(error_BHD[:, :chunk, :dims], batch.mask_BK)
+        return _mean(error_BHD[:, :chunk, :dims], batch)
     # Whatever temperature a policy acts with, imitation is of the plain probabilities.
     scored = backbone.evaluate(inputs, backbone.record_of(batch.action_BKA), Sampling())
-    return _mean(-scored.logprob_BKA, batch.mask_BK)
+    return _mean(-scored.logprob_BKA, batch)
 
 
-def _mean(value_BKA: Tensor, mask_BK: Tensor) -> Tensor:
-    weight_BK1 = mask_BK[..., None].to(value_BKA.dtype)
-    return (value_BKA * weight_BK1).sum() / (weight_BK1.sum() * value_BKA.shape[2])
+def _mean(value_BKA: Tensor, batch: Frames) -> Tensor:
+    mask_BK1 = batch.mask_BK[..., None].to(value_BKA.dtype)
+    counted_BKA = value_BKA * mask_BK1
+    if batch.weight_B is not None:
+        counted_BKA = counted_BKA * batch.weight_B[:, None, None].to(value_BKA.dtype)
+    return counted_BKA.sum() / (mask_BK1.sum() * value_BKA.shape[2])

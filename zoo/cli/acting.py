@@ -15,7 +15,7 @@ from zoo.evaluation.protocol import EvaluationProtocol
 
 _OPENING = {"dtype": Literal["auto", "float32", "bfloat16"], "device_map": str, "offload_folder": str}
 """Keyword arguments of `VLAPolicy.from_pretrained` that say where the weights go; a `device_map` may be a mapping."""
-_OF_LEARNING = ("value_lr", "optimizer_kwargs")
+OF_LEARNING = ("value_lr", "optimizer_kwargs")
 """Settings of a policy that do not apply where it only acts."""
 
 
@@ -50,7 +50,7 @@ def _policy_kwargs(values: Any) -> dict[str, Any]:
     mapped = {"device_map": Mapping[str, Any]} if isinstance(values.get("device_map"), Mapping) else {}
     checked = check_fields({**annotations_of(PolicyOptions), **_OPENING, **mapped}, values, where)
     for name in checked:
-        if name in _OF_LEARNING:
+        if name in OF_LEARNING:
             raise BadValue(f"{where}: {name} is for training; a policy that is rolled out learns nothing, leave it out")
     return checked
 

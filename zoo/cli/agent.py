@@ -281,8 +281,8 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
 
 
-def unplayed_split(env: str, options: Mapping[str, Any]) -> str:
-    """Return "test" for a run trained on "train" of these options, where that holds other start states of its tasks.
+def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:
+    """Return `split` for a run trained on "train" of these options, where that holds other start states of its tasks.
 
     LIBERO's published start states are the same in all splits, and Plate25's test split has other objects: these, and
     a run trained on another split, keep their own.
@@ -292,11 +292,11 @@ def unplayed_split(env: str, options: Mapping[str, Any]) -> str:
         return own
     practised = find_benchmark(env, **benchmark_options(options))
     try:
-        test = find_benchmark(env, **benchmark_options({**options, "split": "test"}))
+        other = find_benchmark(env, **benchmark_options({**options, "split": split}))
     except VLAZooError:  # a benchmark of the user's own without one
         return own
-    same_tasks = test.tasks == practised.tasks
-    return "test" if same_tasks and test.simulator_kwargs != practised.simulator_kwargs else own
+    same_tasks = other.tasks == practised.tasks
+    return split if same_tasks and other.simulator_kwargs != practised.simulator_kwargs else own
 
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("zoo.train", "train a policy with PPO or GRPO"),
     "collect": ("zoo.collect", "an expert's episodes as a LeRobotDataset"),
     "sft": ("zoo.sft", "supervised fine-tuning on a dataset of demonstrations"),
+    "improve": ("zoo.improve", "rounds of collecting with a policy and learning from what it did"),
     "published": ("zoo.published", "published result rows, and what has been reproduced here"),
     "plan": ("zoo.plan", "what a run on so many ranks and so much memory comes to, without starting it"),
     "evaluate": ("zoo.evaluate", "success per task of a run or a policy, with confidence intervals"),

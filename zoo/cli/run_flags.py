@@ -69,7 +69,7 @@ _SFT_ANYTIME = ("eval_freq", "save_freq", "device", "num_threads")
 """Fields of `RunConfig` that may change when fine-tuning goes on."""
 _SFT_PLACE = ("dataset", "paraphrases", "micro_batch_size")
 """Fields of `SFTConfig` that may change likewise."""
-_SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment")
+_SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment", "weight", "beta", "gamma")
 """Fields of `SFTConfig` that may not."""
 
 
@@ -252,6 +252,9 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name) is None:
             raise BadValue(f"--{name} is missing. Example: zoo.sft --env MetaWorld/reach --dataset demos/reach")
     find_benchmark(args.env)
+    for name in ("beta", "gamma"):
+        if getattr(args, name) is not None and args.weight != "advantage":
+            raise BadValue(f"--{name} is of --weight advantage; add that, or leave --{name} out")
     given = check_settings("ppo", key_values(args.params), "-params")
     for name in given:
         if name not in _SFT_PARAMS:
@@ -274,16 +277,20 @@ def find_stopped_run(path: str) -> ResumePoint:
     """
     run = find_run(path)
     check_command(run, FINETUNING)
-    total = run.config().n_timesteps
-    if not run.saved_steps() and holds_policy(run.best) and _updates(run) == total:
+    if has_ended(run):
         raise BadValue(
-            f"'{run.path}' has made all its {total} updates; to learn more, start from its policy with "
-            f"--policy {quoted(run.best)}"
+            f"'{run.path}' has made all its {run.config().n_timesteps} updates; to learn more, start from its policy "
+            f"with --policy {quoted(run.best)}"
         )
     point = find_resume_point(path, FINETUNING)
     if not point.in_place:
         raise BadValue(f"fine-tuning goes on in its own run folder only: -i {quoted(point.run.path)}")
     return point
+
+
+def has_ended(run: RunFolder) -> bool:
+    """Whether a run of fine-tuning has made all its updates and was concluded."""
+    return not run.saved_steps() and holds_policy(run.best) and _updates(run) == run.config().n_timesteps
 
 
 def _updates(run: RunFolder) -> int:

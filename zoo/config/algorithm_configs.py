@@ -43,6 +43,8 @@ GroupAdvantage = Literal["group_std", "centred", "rloo"]
 the mean of the others."""
 KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
+FrameWeight = Literal["none", "success", "advantage"]
+"""What fine-tuning learns: every frame alike, those of solved episodes alone, or each by its advantage."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
 
@@ -220,6 +222,12 @@ class SFTConfig:
     """Whether pictures are changed at random, see `zoo.imitation.augmentation`."""
     paraphrases: str | None = None
     """YAML file of other words for the taught sentences, see `zoo.imitation.paraphrases`."""
+    weight: FrameWeight = "none"
+    """Weight of a frame, see `zoo.imitation.weights`."""
+    beta: Positive = 1.0
+    """Temperature of `weight` "advantage", in standard deviations of the advantage. arXiv:1910.00177."""
+    gamma: Fraction = 0.99
+    """Discount per simulator step of the returns behind that advantage."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

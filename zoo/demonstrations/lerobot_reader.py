@@ -14,15 +14,15 @@ from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
 from zoo.demonstrations.lerobot_writer import column_TD
-from zoo.demonstrations.recorder import Demonstration
+from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
 from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
 """Start state of episodes whose dataset names none."""
 
 
-def read_dataset(root: Path, episodes: int | None = None) -> list[Demonstration]:
-    """The dataset's first `episodes` episodes, all by default.
+def read_dataset(root: Path, episodes: int | None = None, *, outcomes: bool = False) -> list[Demonstration]:
+    """The dataset's first `episodes` episodes, all by default; with `outcomes` their rewards and successes, too.
 
     One camera, whatever it is called, becomes `image`; ours keep their names. Raises `BadValue` for a folder that
     is no such dataset, or is incomplete.
@@ -38,7 +38,7 @@ def read_dataset(root: Path, episodes: int | None = None) -> list[Demonstration]
         for rows in _episode_files(root):
             tables: dict[Path, Any] = {}
             for row in rows:
-                out.append(_episode(root, info, row, cameras, sentences, tables, videos))
+                out.append(_episode(root, info, row, cameras, sentences, tables, videos, outcomes=outcomes))
                 if len(out) == wanted:
                     # An interrupted collection may have written more than `info.json` counts.
                     return out
@@ -56,6 +56,14 @@ def check_dataset(root: Path) -> lr.DatasetInfo:
     if lr.ACTION not in info.features:
         raise BadValue(f"'{root}' has no '{lr.ACTION}'; its features are {', '.join(info.features)}")
     return info
+
+
+def solved_episodes(root: Path) -> int:
+    """Return how many of the episodes of a dataset of `zoo.collect` were solved."""
+    info = check_dataset(root)
+    with lr.opening(root):
+        solved = [bool(row["vla_zoo/success"]) for rows in _episode_files(root) for row in rows]
+    return sum(solved[: info.total_episodes])
 
 
 def _sentences(root: Path) -> dict[int, str]:
@@ -89,6 +97,8 @@ def _episode(
     sentences: Mapping[int, str],
     tables: dict[Path, Any],
     videos: Videos,
+    *,
+    outcomes: bool,
 ) -> Demonstration:
     place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
     path = lr.file_of(root, info.data_path, root / lr.INFO_PATH, **place)
@@ -116,7 +126,15 @@ def _episode(
         images=images,
         state_TS=_finite_column_TD(steps, lr.STATE, where) if has_state else np.zeros((len(steps), 0), np.float32),
         action_TA=_finite_column_TD(steps, lr.ACTION, where),
+        extra=_outcomes(steps, where) if outcomes else {},
     )
+
+
+def _outcomes(steps: Any, where: str) -> dict[str, np.ndarray]:
+    """Reward (float32) and success (bool) of each step `[T]`, as far as the dataset has them."""
+    kinds = {REWARD: np.float32, SUCCESS: np.bool_}
+    present = [name for name in kinds if name in steps.column_names]
+    return {name: _finite_column_TD(steps, name, where)[:, 0].astype(kinds[name]) for name in present}
 
 
 def _finite_column_TD(steps: Any, name: str, where: str) -> np.ndarray:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import torch
 from stable_baselines3.common.utils import set_random_seed
 
@@ -19,12 +21,14 @@ from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchma
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.recorder import Demonstration
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
 from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
 from zoo.imitation.sft import SFT
+from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
 from zoo.runs.progress import silent
@@ -54,7 +58,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     job = replace(job, config=config)
     others = read_paraphrases(user_path(settings.paraphrases)) if settings.paraphrases is not None else {}
-    groups = {folder: read_dataset(folder, settings.episodes) for folder in settings.folders}
+    outcomes = settings.weight != "none"
+    groups = {folder: read_dataset(folder, settings.episodes, outcomes=outcomes) for folder in settings.folders}
     check_alike(groups)
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
@@ -76,16 +81,32 @@ def finetune(job: TrainJob) -> RunFolder | None:
         check_precision(policy)
         for folder, demonstrations in groups.items():
             check_fits(demonstrations, policy, folder)
-        frames = frames_of([episode for group in groups.values() for episode in group], envs.chunk)
-        num_episodes = sum(map(len, groups.values()))
-        groups.clear()  # the frames hold all of it, which may be large
+        recorded = [episode for group in groups.values() for episode in group]
+        learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
+        counts = f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
+        frames = frames_of(learned, envs.chunk, weights)
+        # The frames hold all of it, which may be large.
+        groups.clear()
+        recorded.clear()
+        learned.clear()
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None
         model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)
-        SFTTrainer(job, model, envs, run, f"{num_episodes} episodes, {_counts(frames)}").learn()
+        SFTTrainer(job, model, envs, run, f"{counts}{_counts(frames)}").learn()
     return run if process_group.is_first else None
+
+
+def _episodes_of(learned: Sequence[Demonstration], recorded: Sequence[Demonstration]) -> str:
+    return f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")
+
+
+def _weights_of(weights: Sequence[np.ndarray] | None) -> str:
+    if weights is None:
+        return ""
+    weight_F = np.concatenate(weights)
+    return f"weights {weight_F.min():.2g} to {weight_F.max():.2g}, "
 
 
 def _counts(frames: Frames) -> str:
