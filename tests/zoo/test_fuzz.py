@@ -105,6 +105,7 @@ BASE: Mapping[str, list[str]] = {
     "plan": ["--env", "Toy-Reach"],
     "sft": ["--env", "Toy-Reach", "--dataset", "nowhere"],
     "collect": ["--env", "Toy-Reach", "--expert", "-n", "1", "-o", "demos/x"],
+    "improve": ["--env", "Toy-Reach", "--policy", "nano", "--dataset", "nowhere"],
     "evaluate": ["--env", "Toy-Reach", "--policy", "nano"],
     "enjoy": ["--env", "Toy-Reach", "--policy", "nano"],
     "record_video": ["--env", "Toy-Reach", "--policy", "nano"],

@@ -30,7 +30,7 @@ def weighed(
 ) -> tuple[list[Demonstration], list[np.ndarray] | None]:
     """Return the episodes to learn and the weights of their frames, float64 `[T]` each of mean 1; None = all 1.
 
-    Raises `BadValue` for episodes without what weights follow from, which `read_dataset(outcomes=True)` reads, and where
+    Raises `BadValue` for episodes without what weights follow from (`read_dataset(outcomes=True)` reads it), and where
     none was solved.
     """
     if kind == "none":
