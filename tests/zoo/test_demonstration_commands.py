@@ -115,12 +115,27 @@ def test_a_policys_episodes_carry_what_it_thought(
     from zoo.demonstrations.lerobot_reader import read_dataset
 
     assert [one.start.task_id for one in read_dataset(tmp_path / "seen")] == [0, 1, 2]
+    # Without the first start state the others are the same.
+    assert collect.run([*asked[:-1], "later", "--keep-failures", "-n", "2", "--skip", "1"]) == 0
+    later = read_dataset(tmp_path / "later")
+    for one, other in zip(read_dataset(tmp_path / "seen")[1:], later, strict=True):
+        assert one.start_state == other.start_state
+        np.testing.assert_array_equal(one.action_TA, other.action_TA)
     # One episode at a time gives the same dataset.
     assert collect.run([*asked[:-1], "one", "--keep-failures", "-n", "3", "--num-envs", "1"]) == 0
     for one, other in zip(read_dataset(tmp_path / "seen"), read_dataset(tmp_path / "one"), strict=True):
         np.testing.assert_array_equal(one.action_TA, other.action_TA)
     assert guarded(collect.run, [*asked, "--keep-failures", "-n", "4", "--gamma", "0.5"]) == 2
     assert "was collected with gamma=0.99, now it is 0.5" in capsys.readouterr().err
+
+
+def test_start_states_that_are_not_there_cannot_be_collected(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert guarded(collect.run, [*POLICY, "-o", "demos", "--skip", "150"]) == 2
+    assert "--skip 150 leaves no start state of Toy-Reach to try" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 POLICY = ["--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "-n", "3", "--num-envs", "2"]

@@ -56,6 +56,17 @@ def test_several_datasets_are_learned_together(
     assert SFTConfig(dataset=stored[1]).folders == (demos, others)
 
 
+def test_what_frames_weigh_is_part_of_what_they_are() -> None:
+    episodes = [demonstration(2), demonstration(3)]
+    plain, weighed = frames_of(episodes, 2), frames_of(episodes, 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])])
+    picked = weighed.pick(torch.tensor([4, 1]), torch.device("cpu"))
+    assert picked.weight_B is not None
+    assert picked.weight_B.tolist() == [5.0, 2.0]
+    assert plain.weight_B is None
+    others = frames_of(episodes, 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 6.0])])
+    assert len({frames.digest() for frames in (plain, weighed, others)}) == 3
+
+
 def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
     shown = read_dataset(demos)
     check_alike({Path("a"): shown, Path("b"): shown[:1]})

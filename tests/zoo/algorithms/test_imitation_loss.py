@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,23 @@ def test_the_flow_loss_is_the_velocitys_error_where_something_was_executed() -> 
     error_BHD = backbone.matching_loss(inputs, frames.action_BKA, noise_BHD, time_B).detach()
     # Frame 1, the last, has nothing to learn in its second step.
     assert loss == pytest.approx((error_BHD[0].sum() + error_BHD[1, 0].sum()).item() / 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["nano", "nano-flow"])
+def test_a_frames_loss_counts_as_often_as_it_weighs(family: str) -> None:
+    learner = policy(family)
+    frames = frames_of([shown(2)], 2, [np.array([3.0, 0.5])])
+    assert frames.weight_B is not None
+
+    def loss(*index: int, weighted: bool) -> float:
+        picked = frames.pick(torch.tensor(index), torch.device("cpu"))
+        picked = picked if weighted else replace(picked, weight_B=None)
+        return imitation_loss(learner, picked, SlotNoise(3, (7, 0), np.array(index))).item()
+
+    # Frame 0 has two steps to learn, frame 1, the last, has one.
+    expected = (3.0 * 2 * loss(0, weighted=False) + 0.5 * loss(1, weighted=False)) / 3
+    assert loss(0, 1, weighted=True) == pytest.approx(expected, rel=1e-5)
+    assert loss(1, 0, weighted=True) == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_a_frame_draws_does_not_depend_on_its_company() -> None:

@@ -18,10 +18,10 @@ from PIL import Image
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
-from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
 from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.demonstrations.recorder import Demonstration
+from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
 
 pytest.importorskip("pyarrow")
 SETTINGS = {"env": "Toy", "noise": 0.0}
@@ -66,6 +66,30 @@ def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int
     assert len(read_dataset(tmp_path / "d", 2)) == 2
     with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
         read_dataset(tmp_path / "d", 4)
+
+
+def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:
+    reward_T, solved_T = np.array([0.0, 0.5, -1.0], dtype=np.float32), np.array([False, True, False])
+    episodes = [
+        replace(shown(3), extra={REWARD: reward_T, SUCCESS: solved_T}),
+        replace(shown(2), extra={REWARD: reward_T[:2], SUCCESS: ~solved_T[:2]}, success=False),
+    ]
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add(episodes, tried=2)
+    first, second = read_dataset(tmp_path / "d", outcomes=True)
+    assert first.extra.keys() == {REWARD, SUCCESS}
+    assert (first.extra[REWARD].dtype, first.extra[SUCCESS].dtype) == (np.float32, np.bool_)
+    np.testing.assert_array_equal(first.extra[REWARD], reward_T)
+    np.testing.assert_array_equal(second.extra[SUCCESS], ~solved_T[:2])
+    assert read_dataset(tmp_path / "d")[0].extra == {}
+    assert solved_episodes(tmp_path / "d") == 1
+
+
+def test_a_reward_that_is_no_number_stops_only_what_reads_it(tmp_path: Path) -> None:
+    episode = replace(shown(2), extra={REWARD: np.array([0.0, np.nan], dtype=np.float32)})
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([episode], tried=1)
+    assert len(read_dataset(tmp_path / "d")) == 1
+    with pytest.raises(BadValue, match=r"'next.reward' of episode 0 of .* is not finite in frame 1"):
+        read_dataset(tmp_path / "d", outcomes=True)
 
 
 def test_colours_are_kept_to_the_byte(tmp_path: Path) -> None:

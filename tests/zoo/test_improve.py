@@ -1,0 +1,167 @@
+"""`zoo.improve`: rounds of collecting and learning, stopped and gone on; what cannot work says so and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zoo.imitation.test_families import collect_demos
+from tests.zoo.stopped_sft import during_update, send
+from vla_gym.errors import BadValue
+from zoo import improve
+from zoo.algorithms.learner import Learner
+from zoo.cli.main import guarded
+
+pytest.importorskip("pyarrow")
+TOY = ("--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threads", "1", "--seed", "0")
+SIZE = ("-n", "3", "--batch-size", "4", "--episodes", "3", "--eval-episodes", "2", "--num-envs", "1")
+TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
+RUN = Path("logs/improve/Toy-Reach_1")
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a command ends with."""
+    assert guarded(improve.run, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "--env is missing"),
+        (["--env", "Toy-Reach"], "--policy is missing"),
+        (["--env", "Toy-Reech", "--policy", "nano"], "Did you mean 'Toy-Reach'"),
+        ([*TOY[:2], "--policy", "nanno"], "Did you mean 'nano'"),
+        ([*TOY, "--dataset", "none"], "no folder 'none'"),
+        ([*TOY, "--episodes", "0"], "there is no --dataset to learn from"),
+        ([*TOY, "--weight", "some"], "invalid choice: 'some'"),
+        ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
+        ([*TOY, "--rounds", "0"], "must be at least 1"),
+        ([*TOY, "--temperature", "0"], "must be a number above 0"),
+        ([*TOY, "--eval-split", "text"], "no split 'text'"),
+        ([*TOY, "-params", "gamma:0.9"], "-params gamma"),
+        ([*TOY, "--eval-episodes", "1000"], "more than the 150 start states"),
+        ([*TOY, "-f", "/proc/x"], "cannot write rounds under '/proc/x'"),
+        (["-i", "nowhere"], "'nowhere' is no folder of zoo.improve"),
+    ],
+)
+def test_it_says_what_is_wrong(argv: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert says in complaint(capsys, *argv)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadValue, match="runs in one process"):
+        improve.run([*TOY])
+
+
+def test_a_second_round_without_collecting_is_refused(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give --rounds 1" in complaint(capsys, *TOY, "--episodes", "0", "--dataset", str(demos))
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(argv: list[str]) -> int:
+        raise BadValue("no simulator here")
+
+    monkeypatch.setattr("zoo.evaluate.run", refused)
+    assert "no simulator here" in complaint(capsys, *TOY)
+    assert not RUN.exists()
+    monkeypatch.setattr("zoo.collect.run", refused)
+    assert "no simulator here" in complaint(capsys, *TOY, "--eval-episodes", "0")
+    assert not RUN.exists()
+
+
+def record_of(argv: list[str], rounds: Any) -> None:
+    RUN.mkdir(parents=True, exist_ok=True)
+    (RUN / "improve.json").write_text(json.dumps({"argv": argv, "rounds": rounds}))
+
+
+@pytest.mark.parametrize(
+    ("argv", "rounds", "says"),
+    [
+        (["--env"], [], "expected one argument"),
+        ([*TOY], {}, "rounds must be a list"),
+        ([*TOY], [{}], "it lacks 'cpu_seconds'"),
+        ([*TOY], [{"cpu_seconds": "x"}], "is damaged"),
+        ([*TOY], [{"cpu_seconds": 1.0, "success": 3}], "is damaged"),
+        ([*TOY], [{"cpu_seconds": 1.0}, {"cpu_seconds": 1.0}], "holds no policy (any more), from which round 2"),
+        (5, [], "is damaged"),
+    ],
+)
+def test_a_damaged_record_is_named(argv: Any, rounds: Any, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record_of(argv, rounds)
+    assert says in complaint(capsys, "-i", str(RUN))
+    assert [path.name for path in RUN.iterdir()] == ["improve.json"]
+
+
+def test_what_may_not_change_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    record_of([*TOY], [])
+    line = complaint(capsys, "-i", str(RUN), "--episodes", "4", "--rounds", "2")
+    assert "--episodes cannot change when it goes on with -i; allowed: --rounds, --device, --num-threads" in line
+
+
+def weights(number: int) -> bytes:
+    return (RUN / f"round_{number}/sft/Toy-Reach_1/best/model.safetensors").read_bytes()
+
+
+@pytest.mark.processes
+def test_rounds_that_are_done_are_not_repeated_and_one_that_was_stopped_goes_on(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*TOY, *SIZE, "--dataset", str(demos), "--weight", "advantage"]
+    assert improve.run([*asked, "--rounds", "2", *TINY]) == 0
+    said = capsys.readouterr().out
+    for number in (0, 1, 2):
+        assert f"\nround {number}: success " in said
+    assert "of 2 (validation); " in said
+    assert " of 3 collected episodes solved; " in said
+    assert "6 episodes, weights " in said
+    assert "9 episodes, weights " in said
+    whole = [weights(1), weights(2)]
+    RUN.rename(tmp_path / "whole")
+
+    # The same again: stopped in the second round's second update (of the process: the fifth), which keeps a checkpoint.
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "apply", during_update(5, send(signal.SIGTERM)))
+        assert improve.run([*asked, "--rounds", "2", *TINY]) == 0
+    assert f"stopped in round 2; go on with: python -m zoo.improve -i {RUN}" in capsys.readouterr().out
+    assert len(json.loads((RUN / "improve.json").read_text())["rounds"]) == 2
+    learned = (RUN / "round_1/sft/Toy-Reach_1/best/model.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr("zoo.collect.run", None)  # what was collected is there
+    assert improve.run(["-i", str(RUN)]) == 0
+    said = capsys.readouterr().out
+    assert "going on at 2" in said
+    assert f"python -m zoo.evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
+    assert (RUN / "round_1/sft/Toy-Reach_1/best/model.safetensors").stat().st_mtime_ns == learned
+    assert [weights(1), weights(2)] == whole
+    assert len((RUN / "command.txt").read_text().splitlines()) == 2
+    assert "has done its 2 rounds; for more give --rounds, e.g. --rounds 4" in complaint(capsys, "-i", str(RUN))
+
+
+@pytest.mark.processes
+def test_a_dataset_alone_is_learned_in_one_round(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*TOY, *SIZE, "--dataset", str(demos), "--weight", "advantage", "--rounds", "1", *TINY]
+    assert improve.run([*asked, "--episodes", "0", "--eval-episodes", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "3 episodes, weights " in said
+    assert "\nround 1: " in said
+    assert not (RUN / "round_1/rollouts").exists()
+    assert not (RUN / "round_0.json").exists()

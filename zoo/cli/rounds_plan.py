@@ -1,0 +1,131 @@
+"""The rounds of `zoo.improve` as flags of the commands that make them up, and where each leaves what it makes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_gym.errors import BadValue
+from zoo.cli.acting import OF_LEARNING
+from zoo.cli.arguments import as_pairs, flag_of, key_values
+from zoo.runs.folder import RunFolder, holds_policy
+from zoo.runs.lookup import policy_folder
+from zoo.runs.shipped_agents import local_or_shipped
+
+START_FILE = "round_0.json"
+"""Evaluation of the policy that the first round begins with."""
+ROUNDS, EPISODES, UPDATES = 3, 100, 300
+"""Without flags: rounds, and in each the episodes collected and the updates learned."""
+_OF_SFT = ("batch_size", "micro_batch_size", "learning_rate", "augment", "beta", "gamma")
+_OF_ALL = ("env", "seed", "num_envs", "device", "num_threads", "gym_packages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsPlan:
+    """What was asked for, checked."""
+
+    args: argparse.Namespace
+    """Parsed flags; the seed is set."""
+    folder: Path
+    """Where it all goes."""
+    split: str | None
+    """Split of the evaluations; None = not known yet."""
+    eval_episodes: int
+    """Start states of an evaluation."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all."""
+        return self.args.rounds or ROUNDS
+
+    def round_folder(self, number: int) -> Path:
+        """Folder of a round."""
+        return self.folder / f"round_{number}"
+
+    @property
+    def episodes(self) -> int:
+        """Episodes collected in a round."""
+        return EPISODES if self.args.episodes is None else int(self.args.episodes)
+
+    def collecting(self, number: int, policy: str) -> list[str]:
+        """Flags of `zoo.collect` in a round: failures are kept, and start states go on where the last round ended."""
+        flags = {
+            **{name: getattr(self.args, name) for name in (*_OF_ALL, "temperature")},
+            "policy": policy,
+            "episodes": self.episodes,
+            "skip": (number - 1) * self.episodes,
+            "output": self.round_folder(number) / "rollouts",
+            "params": self._params(opens=number == 1, learns=False),
+        }
+        return ["--stochastic", "--keep-failures", *as_flags(flags)]
+
+    def learning(self, number: int, policy: str) -> list[str]:
+        """Flags of `zoo.sft` in a round."""
+        rollouts = [self.round_folder(one) / "rollouts" for one in range(1, number + 1) if self.episodes]
+        flags = {
+            **{name: getattr(self.args, name) for name in (*_OF_ALL, *_OF_SFT, "eval_episodes")},
+            "policy": policy,
+            "weight": self.args.weight or "success",
+            "dataset": [*self.args.dataset, *rollouts],
+            "n_updates": self.args.n_updates or UPDATES,
+            "eval_split": self.split,
+            "log_folder": self.round_folder(number),
+            "params": self._params(opens=number == 1, learns=True),
+        }
+        return as_flags(flags)
+
+    def evaluating(self, policy: str) -> list[str]:
+        """Flags of `zoo.evaluate` for the policy that the first round begins with."""
+        flags = {
+            **{name: getattr(self.args, name) for name in _OF_ALL},
+            "policy": policy,
+            "split": self.split,
+            "eval_episodes": self.eval_episodes,
+            "output": self.folder / START_FILE,
+            "params": self._params(opens=True, learns=False),
+        }
+        return as_flags(flags)
+
+    def _params(self, *, opens: bool, learns: bool) -> list[str]:
+        """`-params` without the parts of `policy_kwargs` that are not for this: those of learning, those of opening a
+        policy, which one that a round saved knows itself."""
+        values = key_values(self.args.params)
+        policy = values.get("policy_kwargs")
+        if isinstance(policy, Mapping):
+            kept = {name: value for name, value in policy.items() if (learns if name in OF_LEARNING else opens)}
+            values = {**values, "policy_kwargs": kept}
+            if not kept:
+                del values["policy_kwargs"]
+        return as_pairs(values)
+
+    def run_of(self, number: int) -> RunFolder:
+        """The run of `zoo.sft` of a round, which may not be there yet."""
+        runs = sorted((self.round_folder(number) / "sft").glob("*"))
+        return RunFolder(runs[-1] if runs else self.round_folder(number) / "sft")
+
+    def policy_after(self, number: int) -> str:
+        """The policy that a round left; after round 0 the one that was given, of a run its best."""
+        if number:
+            best = self.run_of(number).best
+            if not holds_policy(best):
+                raise BadValue(f"'{best}' holds no policy (any more), from which round {number + 1} would go on")
+            return str(best)
+        given = local_or_shipped(self.args.policy)
+        is_run = given.is_dir() and not holds_policy(given)
+        return str(policy_folder(self.args.policy)) if is_run else str(self.args.policy)
+
+
+def as_flags(flags: Mapping[str, Any]) -> list[str]:
+    """Return flags of a command by the names that argparse stores them under."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(flag_of(name))
+        elif isinstance(value, list):
+            words += [flag_of(name), *map(str, value)] if value else []
+        elif value is not None and value is not False:
+            words.append(f"{flag_of(name)}={value}")
+    return words
