@@ -1,4 +1,4 @@
-"""`zoo.improve`: rounds of collecting and learning, stopped and gone on; what cannot work says so and leaves nothing."""
+"""`zoo.improve`: rounds of collecting and learning, stopped and gone on; what cannot work leaves nothing behind."""
 
 from __future__ import annotations
 
