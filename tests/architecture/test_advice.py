@@ -175,7 +175,7 @@ def test_the_guards_can_fail() -> None:
         return Message(module, function, 1, text)
 
     assert list(refused(said("leave --stochastic out, or --rounds 7 in"))) == []
-    assert len(list(refused(said("give it with --learning-rate 1e-4")))) == 1
+    assert len(list(refused(said("give it with --save-freq 7")))) == 1
     (wrong,) = refused(said("resume with -i 7, or try --unnorm-key 7", "zoo.train"))
     assert wrong.startswith("zoo.optimize, zoo.plan, zoo.train")
     (wrong,) = refused(said("try --load-best", "zoo.evaluation.statistics", "compare"))

@@ -55,12 +55,14 @@ class RoundsPlan:
         flags = {
             **{name: getattr(self.args, name) for name in (*_OF_ALL, "temperature")},
             "policy": policy,
+            "stochastic": True,
+            "keep_failures": True,
             "episodes": self.episodes,
             "skip": (number - 1) * self.episodes,
             "output": self.round_folder(number) / "rollouts",
             "params": self._params(opens=number == 1, learns=False),
         }
-        return ["--stochastic", "--keep-failures", *as_flags(flags)]
+        return as_flags(flags)
 
     def learning(self, number: int, policy: str) -> list[str]:
         """Flags of `zoo.sft` in a round."""
