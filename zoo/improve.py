@@ -171,6 +171,10 @@ def _checked(args: argparse.Namespace, folder: Path, done: int) -> RoundsPlan:
     for dataset in args.dataset:
         check_dataset(user_path(dataset))
     parquet()
+    if args.paraphrases is not None:
+        from zoo.imitation.paraphrases import read_paraphrases  # brings torch
+
+        read_paraphrases(user_path(args.paraphrases))
     policy = plan.policy_after(done)
     config = resolve_new_finetuning(sft.parser().parse(plan.learning(done + 1, policy)))
     if plan.episodes:

@@ -19,7 +19,7 @@ START_FILE = "round_0.json"
 """Evaluation of the policy that the first round begins with."""
 ROUNDS, EPISODES, UPDATES = 3, 100, 300
 """Without flags: rounds, and in each the episodes collected and the updates learned."""
-_OF_SFT = ("batch_size", "micro_batch_size", "learning_rate", "augment", "beta", "gamma")
+_OF_SFT = ("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "beta", "gamma")
 _OF_ALL = ("env", "seed", "num_envs", "device", "num_threads", "gym_packages")
 
 
