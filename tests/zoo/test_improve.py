@@ -53,7 +53,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
         ([*TOY, "--rounds", "0"], "must be at least 1"),
         ([*TOY, "--temperature", "0"], "must be a number above 0"),
-        ([*TOY, "--paraphrases", "none"], "--paraphrases none"),
+        ([*TOY, "--paraphrases", "none"], "cannot read 'none'"),
         ([*TOY, "--eval-split", "text"], "no split 'text'"),
         ([*TOY, "-params", "gamma:0.9"], "-params gamma"),
         ([*TOY, "--eval-episodes", "1000"], "more than the 150 start states"),
