@@ -1,18 +1,19 @@
-"""Start state of every episode: a pure function of (seed, group, episode number).
+"""Start state of every episode: a pure function of (seed, group, episode number), and of the weights if any are set.
 
 Nothing depends on who finished first. So the G members of a group agree whatever their timing, a run is
-resumed from the episode counters alone, and ranks share one schedule by their group offset.
+resumed from the episode counters alone, and ranks share one schedule by their group offset. Weights, which the caller
+sets and keeps, must be the same on every rank; members of a group agree on episodes begun under the same ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from vla_gym.errors import BadValue, check_integer, unknown_name
+from vla_gym.errors import BadValue, check_integer, shown, unknown_name
 from vla_gym.specs import StartState, Task
 
 ScheduleKind = Literal["random", "grid"]
@@ -22,7 +23,7 @@ ScheduleKind = Literal["random", "grid"]
 class Schedule:
     """Assigns the start states (task, trial) of a benchmark to groups of environments.
 
-    `random`: every episode's is drawn uniformly over all. `grid`: every one exactly once over all groups,
+    `random`: every episode's is drawn over all, uniformly or by `weighted`. `grid`: every one exactly once over all groups,
     task-major, in contiguous blocks (few task switches); then a group is idle.
     """
 
@@ -37,19 +38,41 @@ class Schedule:
     """Global number of the first local group (0 unless there are several ranks)."""
     num_groups: int
     """Groups over all ranks."""
+    cumulative_P: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Probability of the start states up to each, task-major, float64 ending in 1; None = uniform."""
 
     def start_state(self, env: int, episode: int) -> StartState | None:
         """Start of the `episode`-th (from 0) episode of local environment `env`; None when the grid is used up."""
         group = self.group_offset + env // self.group_size
         total = sum(self.num_trials)
         if self.kind == "random":
-            return self._at(int(np.random.default_rng([self.seed, group, episode]).integers(total)))
+            rng = np.random.default_rng([self.seed, group, episode])
+            if self.cumulative_P is None:
+                return self._at(int(rng.integers(total)))
+            return self._at(int(np.searchsorted(self.cumulative_P, rng.random(), side="right")))
         index = self._block(group) + episode
         return self._at(index) if index < self._block(group + 1) else None
 
     def reseeded(self, seed: int) -> Schedule:
         """The same schedule with another seed."""
         return dataclasses.replace(self, seed=seed)
+
+    def weighted(self, weight_P: np.ndarray | None) -> Schedule:
+        """The same schedule, drawn in proportion to `weight_P`: one weight per start state, task-major; None = uniform.
+
+        Raises `BadValue` for a grid, for another shape, and unless all are finite, >= 0 and not all 0.
+        """
+        if weight_P is None:
+            return dataclasses.replace(self, cumulative_P=None)
+        if self.kind != "random":
+            raise BadValue(f"weights of start states need schedule='random', got '{self.kind}', which plays each once")
+        weight_P, total = np.asarray(weight_P, dtype=np.float64), sum(self.num_trials)
+        if weight_P.shape != (total,):
+            raise BadValue(f"weights of start states must have shape [{total}], got {list(weight_P.shape)}")
+        if not (np.isfinite(weight_P).all() and (weight_P >= 0).all() and weight_P.any()):
+            raise BadValue(f"weights of start states must be finite, >= 0 and not all 0, got {shown(weight_P.tolist())}")
+        cumulative_P = np.cumsum(weight_P)
+        return dataclasses.replace(self, cumulative_P=cumulative_P / cumulative_P[-1])
 
     def _block(self, group: int) -> int:
         """First start state of a group's part of the grid.

@@ -183,6 +183,14 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Everything a success rate depends on, as JSON values (`protocol.json`)."""
         return protocol_record(self.benchmark, self.config)
 
+    def set_start_weights(self, weight_P: np.ndarray | None) -> None:
+        """Draw the start states of the episodes that begin from now on in proportion to `weight_P`; None = uniformly.
+
+        One weight per start state, task-major, `[sum of num_trials]`. They stay until they are set again, also with
+        `reset(seed=...)`; `state_dict` does not hold them. Raises `BadValue` for a grid and for weights that are none.
+        """
+        self._runner.schedule = self._runner.schedule.weighted(weight_P)
+
     def state_dict(self) -> dict[str, Any]:
         """Schedule position and every episode's action log, as JSON values; costs no simulator time."""
         return vector_state.save(self._table, self._runner.schedule, self.benchmark)

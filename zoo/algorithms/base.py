@@ -31,6 +31,7 @@ from zoo.algorithms.bc_anchor import BCAnchor, read_frames
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
+from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
 from zoo.config.algorithm_configs import (
@@ -39,6 +40,7 @@ from zoo.config.algorithm_configs import (
     KLReference,
     LogprobLevel,
     LossWeight,
+    StartSampling,
     check_anchor,
     folders_of,
 )
@@ -69,11 +71,12 @@ PLAIN_REFUSES = {
     "masked_minibatches": False,
     "bc_coef": 0.0,
     "normalize_advantage_per_task": False,
+    "start_sampling": "uniform",
 }
 """Settings that a plain policy has no use for -> the value that leaves them off."""
 _OF_THIS_PROCESS = (
     *("process_group", "rollout_source", "rollout_stats", "train_state", "tasks_seen", "clock"),
-    *("training_warnings", "_collector", "_learner", "_reference", "_anchor", "_log_window"),
+    *("training_warnings", "_collector", "_learner", "_reference", "_anchor", "_log_window", "_start_sampler"),
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
@@ -115,6 +118,9 @@ class AlgorithmBase(OnPolicyAlgorithm):
     bc_dataset: str | Sequence[str] | None
     bc_batch_size: int | None
     normalize_advantage_per_task: bool
+    start_sampling: StartSampling
+    start_sampling_uniform: float
+    start_sampling_memory: int
     reward_level: CreditLevel = "chunk"
     value_level: CreditLevel = "chunk"
     bootstrap_time_limit: bool = True
@@ -156,6 +162,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._reference: Reference | None = None
         self._anchor: BCAnchor | None = None
         self._log_window = LogWindow()
+        self._start_sampler: StartSampler | None = None
         self._updates_done = 0
         self._needs_reset = True
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
@@ -310,6 +317,32 @@ class AlgorithmBase(OnPolicyAlgorithm):
             )
         return self._anchor
 
+    @property
+    def start_sampler(self) -> StartSampler | None:
+        """What weighs the start states; None where they are drawn uniformly."""
+        if self.start_sampling == "uniform":
+            return None
+        if self._start_sampler is None:
+            envs = vla_envs(self.env)
+            if envs is None:
+                raise BadValue(
+                    f"start_sampling={self.start_sampling!r} needs an environment of vla_gym.make_vec, got "
+                    f"{type(self.env).__name__}; leave it at 'uniform'"
+                )
+            self._start_sampler = StartSampler(
+                tuple(task.num_trials for task in envs.benchmark.tasks),
+                uniform=self.start_sampling_uniform,
+                memory=self.start_sampling_memory,
+            )
+        return self._start_sampler
+
+    def weigh_starts(self) -> None:
+        """Let the environment draw the coming episodes' start states by `start_sampler`."""
+        if self.start_sampler is not None:
+            envs = vla_envs(self.env)
+            assert envs is not None, "start_sampler says so"
+            envs.set_start_weights(self.start_sampler.probabilities())
+
     def check_reference_at_start(self) -> None:
         """Raise `BadValue` where the KL of a run that is yet to begin would not be to the policy it begins with."""
         if self.chunked and self.kl_coef and not self._updates_done:
@@ -334,6 +367,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             rng=rng_state(),
             env=None if envs is None else envs.state_dict(),
             arrays=observation_arrays(self._last_obs, self._last_episode_starts),
+            starts=None if self.start_sampler is None else self.start_sampler.to_json(),
         )
 
     def counters(self) -> Counters:
@@ -363,6 +397,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
             self.env.unwrapped._reset_seeds()
             self._last_obs = state.last_obs
             self._last_episode_starts = state.arrays["episode_starts"]
+        if self.start_sampler is not None and state.starts is not None:
+            self.start_sampler.restore(state.starts)
         self.restore_counters(state.counters)
         self.ep_info_buffer = deque(state.episodes, maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(state.successes, maxlen=self._stats_window_size)
@@ -422,6 +458,12 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 raise unknown_name(name, str(level), get_args(LogprobLevel))
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
+        if self.start_sampling not in get_args(StartSampling):
+            raise unknown_name("start_sampling", str(self.start_sampling), get_args(StartSampling))
+        if not 0 <= self.start_sampling_uniform <= 1:
+            raise BadValue(f"start_sampling_uniform must be a share in 0 .. 1, got {self.start_sampling_uniform}")
+        if self.start_sampling_memory < 1:
+            raise BadValue(f"start_sampling_memory must be at least 1 update, got {self.start_sampling_memory}")
         if self.batch_size < 1 or self.n_epochs < 1:
             raise BadValue(f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}")
         if self.kl_coef < 0:

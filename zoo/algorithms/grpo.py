@@ -34,7 +34,7 @@ from zoo.algorithms.training_warnings import (
     nothing_to_learn,
 )
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
-from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, KLReference, LogprobLevel
+from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, KLReference, LogprobLevel, StartSampling
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import RolloutCollector, is_chunk_policy
@@ -116,6 +116,9 @@ class GRPO(VLAOnPolicyAlgorithm):
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
         masked_minibatches: bool = False,
+        start_sampling: StartSampling = "uniform",
+        start_sampling_uniform: float = 0.25,
+        start_sampling_memory: int = 20,
         resample_dead_groups: int = 0,
         max_barren_episodes: int = 256,
         bc_coef: float = 0.0,

@@ -57,6 +57,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         check_precision(self.policy)
         self.check_reference_at_start()
         _ = self.anchor  # raises for demonstrations that do not fit
+        self.weigh_starts()
         iteration = 0
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name or self.log_name, progress_bar
@@ -206,6 +207,11 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         self.tasks_seen |= stats.tasks
         self._log_window.add(stats)
         self.record(dict(stats.metrics))
+        if self.start_sampler is not None:
+            episodes = [episode.record for episode in stats.episodes if episode.record is not None]
+            self.record(self.start_sampler.metrics(episodes))
+            self.start_sampler.count(episodes)
+            self.weigh_starts()
 
     def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
         # A KL that is not a number ends nothing: the step is then left out for its gradient.

@@ -40,7 +40,7 @@ from zoo.algorithms.update_metrics import (
     rank_means,
     value_range,
 )
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight, ValueClip
+from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight, StartSampling, ValueClip
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_views import vla_envs
@@ -78,6 +78,10 @@ class PPO(VLAOnPolicyAlgorithm):
         = whole minibatches. The result is the same, the memory is less.
     :param masked_minibatches: cut minibatches from every place of the rollout, also from those without a loss: an
         update then has the same number of optimiser steps always, and what is masked shrinks the gradient.
+    :param start_sampling: "uniform", or "learnability": start states are drawn in proportion to p (1 - p) of their
+        recent success rates p; `rollout/*` and `env/*` are then not means over start states.
+    :param start_sampling_uniform: share of the draws that stay uniform with "learnability".
+    :param start_sampling_memory: updates after which an episode counts 1/e in these rates.
     :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
     :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
         reward; gamma and gae_lambda then count simulator steps.
@@ -149,6 +153,9 @@ class PPO(VLAOnPolicyAlgorithm):
         kl_reference: KLReference = "adapter_off",
         micro_batch_size: int | None = None,
         masked_minibatches: bool = False,
+        start_sampling: StartSampling = "uniform",
+        start_sampling_uniform: float = 0.25,
+        start_sampling_memory: int = 20,
         critic_warmup_updates: int = 0,
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",

@@ -98,6 +98,8 @@ class TrainState:
     """`VLAVectorEnv.state_dict()`; None for other environments, which begin anew when a run is resumed."""
     arrays: Mapping[str, np.ndarray]
     """Of this rank's sub-environments: last observation (`obs` or `obs/<key>`) and `episode_starts`."""
+    starts: Mapping[str, Any] | None = None
+    """`StartSampler.to_json()`, the same on every rank; None where start states are drawn uniformly."""
 
     @property
     def num_timesteps(self) -> int:

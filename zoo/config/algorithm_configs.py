@@ -45,6 +45,8 @@ KLReference = Literal["adapter_off", "copy"]
 """The policy without its LoRA adapter, or a frozen second copy."""
 FrameWeight = Literal["none", "success", "advantage"]
 """What fine-tuning learns: every frame alike, those of solved episodes alone, or each by its advantage."""
+StartSampling = Literal["uniform", "learnability"]
+"""How a rollout's start states are drawn: all alike, or in proportion to p (1 - p) of their recent success rates p."""
 ValueClip = Literal["replace", "max"]
 """`replace`: the clipped value stands in for the value (SB3). `max`: the worse of both errors counts (PPO2, RLinf)."""
 
@@ -96,6 +98,12 @@ class OnPolicyConfig:
     """Frames of them in a step, all ranks together; None = `batch_size`."""
     normalize_advantage_per_task: bool = False
     """Whether the advantages of each task are normalised by themselves."""
+    start_sampling: StartSampling = "uniform"
+    """How start states, and with them tasks, are drawn. "learnability": arXiv:2408.15099, eq. 1."""
+    start_sampling_uniform: Fraction = 0.25
+    """Share of the draws that stay uniform with "learnability"."""
+    start_sampling_memory: Count = 20
+    """Updates after which an episode counts 1/e in the success rates of "learnability"."""
 
     @property
     def bc_folders(self) -> tuple[Path, ...]:

@@ -149,6 +149,7 @@ class RolloutRecorder:
                     if not lost and "success_once" in stats
                     else None,
                     "task_id": int(step.task_id_n[row]),
+                    "trial_id": int(info.get("trial_id", -1)),
                 }
             )
 
@@ -193,7 +194,9 @@ class RolloutRecorder:
                     success=episode["success"],
                     record=None
                     if episode["outcome"] is None
-                    else EpisodeRecord.from_info(episode["outcome"], task_id=episode["task_id"]),
+                    else EpisodeRecord.from_info(
+                        episode["outcome"], task_id=episode["task_id"], trial_id=episode["trial_id"]
+                    ),
                 )
                 for episode in ended
             ),

@@ -71,6 +71,8 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "rng": whole.rng,
             **({} if algorithm.anchor is None else {"demonstrations": algorithm.anchor.digest}),
         }
+        if whole.starts is not None:
+            facts["starts"] = whole.starts
 
     def add_files(folder: Path) -> None:
         assert whole is not None
@@ -213,6 +215,7 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
             rng=saved["rng"],
             env=saved["env"],
             arrays=_load_tensors(folder / ROLLOUT_FILE, load_arrays),
+            starts=saved.get("starts"),
         )
         scattered = whole.scatter(own, num_envs)
         if whole.env is not None:

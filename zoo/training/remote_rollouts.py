@@ -105,15 +105,19 @@ class RemoteRollouts:
         digest = self._checked_hash(version) if debug_sync() else None
         rollouts = range(max(self._requested, version), version + self._max_staleness + 1)
         self._requested = rollouts.stop
+        sampler = self._model.start_sampler
+        probability_P = None if sampler is None else sampler.probabilities().tolist()
         sent = 0
         if self._weights is not None:
             layout = weights_layout(self._model.policy)
             request = {"rollouts": list(rollouts), "version": version, "layout": layout, "digest": digest}
+            request["start_weights"] = probability_P
             for rank in self._placement.weights_to:
                 self._channel.send(rank, {"stop": False, **request})
             sent = self._weights.send()
         if self._own is not None:
             self._own.version = version
+            self._own.weigh_starts(probability_P)
             self._own.collect(version)
         return sent / 1e6
 

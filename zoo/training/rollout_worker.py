@@ -5,10 +5,11 @@ It decides with the weights that a rollout request brings, and sends each actor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vla_gym.errors import BadValue
@@ -16,6 +17,7 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.distributed.channel import Channel
 from zoo.distributed.placement import Placement, block, overlap
 from zoo.distributed.weight_sync import WeightSync, trained, weights_hash, weights_layout
+from zoo.rollout.env_views import vla_envs
 from zoo.rollout.minibatches import columns_of
 from zoo.rollout.stats import GroupOutcome
 from zoo.rollout.types import RolloutStart
@@ -51,6 +53,7 @@ class RolloutWorker:
         """Answer the first actor rank's requests until it stops."""
         while not (request := self._channel.receive(self._placement.actor[0])[0])["stop"]:
             self._receive_weights(request)
+            self.weigh_starts(request["start_weights"])
             for rollout in request["rollouts"]:
                 self.collect(rollout)
                 for place, actor in enumerate(self._placement.actor):
@@ -69,6 +72,12 @@ class RolloutWorker:
         self.version = request["version"]
         if request["digest"] is not None and request["digest"] != weights_hash(trained(self.policy)):
             raise BadValue(f"weights of version {self.version} differ here from the first actor rank's")
+
+    def weigh_starts(self, weights: Sequence[float] | None) -> None:
+        """Draw the coming start states in proportion to `weights`, task-major; None = uniformly."""
+        envs = vla_envs(self.collector.env)
+        assert envs is not None, "runs are of environments of vla_gym"
+        envs.set_start_weights(None if weights is None else np.array(weights))
 
     def collect(self, rollout: int) -> None:
         """Collect rollout number `rollout` of the run into the collector's buffer."""

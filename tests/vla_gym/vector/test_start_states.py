@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from scripted_simulator import scripted_benchmark
 
@@ -47,6 +48,38 @@ def test_ranks_share_one_schedule_by_their_group_offset() -> None:
     second = make_schedule("random", TASKS, num_envs=4, group_size=2, group_offset=2)
     assert starts(whole, 4, 9) == starts(second, 0, 9)
     assert starts(whole, 7, 9) == starts(second, 3, 9)
+
+
+def test_weights_are_the_proportions_of_the_draws() -> None:
+    weight_P = np.array([0, 1, 0, 0, 2, 0, 0, 0, 0, 0, 5, 0])
+    schedule = make_schedule("random", TASKS, num_envs=1).weighted(weight_P)
+    counts = Counter((start.task_id, start.trial_id) for start in starts(schedule, 0, 2400) if start)
+    assert set(counts) == {(0, 1), (1, 0), (2, 2)}
+    assert abs(counts[0, 1] - 300) < 80  # five standard deviations
+    assert abs(counts[1, 0] - 600) < 105
+    assert starts(schedule.weighted(None), 0, 9) == starts(make_schedule("random", TASKS, num_envs=1), 0, 9)
+
+
+def test_weighted_draws_depend_on_seed_group_and_episode_only() -> None:
+    weight_P = np.arange(12)
+    schedule = make_schedule("random", TASKS, num_envs=4, group_size=2, seed=7).weighted(weight_P)
+    second = make_schedule("random", TASKS, num_envs=2, group_size=2, group_offset=1, seed=7).weighted(weight_P)
+    assert starts(schedule, 0, 20) == starts(schedule, 1, 20) != starts(schedule, 2, 20)
+    assert starts(second, 0, 20) == starts(schedule, 2, 20)
+    assert starts(schedule.reseeded(8).reseeded(7), 0, 20) == starts(schedule, 0, 20), "a seed leaves weights alone"
+
+
+@pytest.mark.parametrize(
+    "weight_P", [np.ones(11), np.ones((12, 1)), np.zeros(12), -np.ones(12), np.full(12, np.nan), np.full(12, np.inf)]
+)
+def test_weights_must_be_weights(weight_P: np.ndarray) -> None:
+    with pytest.raises(BadValue, match="weights of start states must"):
+        make_schedule("random", TASKS, num_envs=1).weighted(weight_P)
+
+
+def test_a_grid_takes_no_weights() -> None:
+    with pytest.raises(BadValue, match="schedule='random'"):
+        make_schedule("grid", TASKS, num_envs=1).weighted(np.ones(12))
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 12, 16])

@@ -218,6 +218,26 @@ def test_groups_share_start_states_after_a_reset_in_the_middle(make: Make) -> No
     assert starts[2] == starts[3]
 
 
+def test_weights_hold_for_the_episodes_that_begin_after_them(make: Make) -> None:
+    envs = make(scripted_benchmark((0, 0), num_trials=3, horizon=6), 4, group_size=2, seed=5)
+    envs.set_start_weights(np.array([0, 1, 0, 0, 0, 0]))
+    _, infos = envs.reset()
+    assert (infos["task_id"].tolist(), infos["trial_id"].tolist()) == ([0] * 4, [1] * 4)
+    envs.set_start_weights(np.array([0, 0, 0, 0, 0, 1]))
+    *_, infos = envs.step(np.zeros((4, 2)))
+    assert infos["task_id"].tolist() == [0] * 4, "the present episodes go on"
+    _, infos = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+    assert (infos["task_id"].tolist(), infos["trial_id"].tolist()) == ([0, 0, 1, 1], [1, 1, 2, 2])
+    _, infos = envs.reset(seed=6)
+    assert infos["trial_id"].tolist() == [2] * 4
+    envs.set_start_weights(None)
+    assert envs.reset(seed=5)[1]["start_state"].tolist() == (
+        make(scripted_benchmark((0, 0), num_trials=3, horizon=6), 4, group_size=2, seed=5)
+        .reset()[1]["start_state"]
+        .tolist()
+    )
+
+
 def test_seeds(make: Make) -> None:
     envs = make(scripted_benchmark((1,), num_trials=1000), 2, seed=3)
 

@@ -95,6 +95,7 @@ def state(numbers: list[int], **env: Any) -> TrainState:
         rng={},
         env={"seed": 3, "episodes": [f"episode {number}" for number in numbers], "slots": numbers, **env},
         arrays=observation_arrays({"image": np.array(numbers)}, np.array(numbers) > 0),
+        starts={"episodes": [2.0], "successes": [1.0]},
     )
 
 
@@ -127,6 +128,7 @@ def test_ranks_states_join_and_part_again():
     assert part.env == {"seed": 3, "episodes": ["episode 1", "episode 2"], "slots": [1, 2]}
     assert part.last_obs["image"].tolist() == [1, 2]
     assert (part.counters, part.episodes, part.successes) == (first.counters, ({"r": 1.0},), (1.0,))
+    assert part.starts == joined.starts == first.starts, "counts are of all ranks already"
 
 
 def test_one_process_has_nothing_to_gather():

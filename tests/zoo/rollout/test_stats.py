@@ -64,7 +64,8 @@ def made_step(env: int, executed: int, *, task: int, lost: bool = False, total: 
         truncated=[lost],
     )
     ended = {"return": total, "length": 5, "success_once": True, "success_at_end": False}
-    info = {"episode": {"r": total, "l": 5, "t": 0.5, **ended}, "is_success": True} if done else {}
+    episode = {"r": total, "l": 5, "t": 0.5, **ended}
+    info = {"episode": episode, "is_success": True, "trial_id": 7} if done else {}
     return dataclasses.replace(made, infos=[info], lost_n=np.array([lost]), task_id_n=np.array([task]))
 
 
@@ -95,7 +96,7 @@ def test_records_of_ranks_join_in_the_order_of_one_process():
         (8.0, 112),
     ]
     assert [episode.success for episode in stats.episodes] == [True] * 3
-    record = EpisodeRecord(task_id=0, total_reward=1.0, length=5, success_once=True, success_at_end=False)
+    record = EpisodeRecord(task_id=0, trial_id=7, total_reward=1.0, length=5, success_once=True, success_at_end=False)
     assert stats.episodes[1].record == record
     assert stats.episodes[2].record is None
 

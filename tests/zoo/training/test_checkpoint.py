@@ -119,6 +119,23 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, w
     assert same(before + after, expected)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_resumed_run_draws_start_states_by_the_counts_it_had(algo: str, tmp_path: Path):
+    weighed = {"start_sampling": "learnability", "start_sampling_uniform": 0.1, "start_sampling_memory": 3}
+    total = {"ppo": 420, "grpo": 950}[algo]
+    expected = learn(build(algo, **weighed), total)
+    stopped = build(algo, **weighed)
+    before = learn(stopped, total, StopIn(4, 3))
+    checkpoint = save_checkpoint(stopped, tmp_path)
+    resumed, forgetful = build(algo, **weighed), build(algo, **weighed)
+    load_checkpoint(resumed, checkpoint)
+    assert same(before + learn(resumed, total, resumed=True), expected)
+    load_checkpoint(forgetful, checkpoint)
+    nothing = dict.fromkeys(("episodes", "successes"), [0.0] * 150)
+    forgetful.start_sampler.restore(nothing)
+    assert not same(before + learn(forgetful, total, resumed=True), expected)
+
+
 def _spoil_generators() -> None:
     torch.manual_seed(77)
     np.random.seed(77)

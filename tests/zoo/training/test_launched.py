@@ -30,8 +30,9 @@ PPO = (
     "batch_size:16",
     "n_epochs:2",
     "micro_batch_size:5",
+    "start_sampling:learnability",
 )
-GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2")
+GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2", "start_sampling:learnability")
 RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "5")
 
 
@@ -66,7 +67,7 @@ def test_the_number_of_processes_changes_nothing(
     for file in ("model.safetensors", "optimizer.safetensors", "rollout.safetensors"):
         same_tensors(*checkpoints, file, 1e-5)
     states = [json.loads((folder / "training_state.json").read_text()) for folder in checkpoints]
-    for key in ("counters", "env", "rng", "successes", "param_groups"):
+    for key in ("counters", "env", "rng", "successes", "param_groups", "starts"):
         assert states[0][key] == states[1][key]
     assert (alone / "monitor.csv").read_text().count("\n") == (run / "monitor.csv").read_text().count("\n")
     with np.load(alone / "evaluations.npz") as expected, np.load(run / "evaluations.npz") as got:

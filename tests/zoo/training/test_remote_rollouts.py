@@ -74,21 +74,21 @@ def absent(benchmark: Benchmark, config: EnvConfig) -> Pool:
     return AbsentPool(sub_env_setup(benchmark, config).memory)
 
 
-def ppo(envs: VLAVectorEnv) -> PPO:
+def ppo(envs: VLAVectorEnv, **settings: Any) -> PPO:
     policy: dict[str, Any] = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
-    return PPO("VLAPolicy", envs, n_steps=4, batch_size=16, n_epochs=1, seed=3, policy_kwargs=policy)
+    return PPO("VLAPolicy", envs, n_steps=4, batch_size=16, n_epochs=1, seed=3, policy_kwargs=policy, **settings)
 
 
 class Pair:
     """A learner and the collector that works for it in a thread."""
 
-    def __init__(self, max_staleness: int) -> None:
+    def __init__(self, max_staleness: int, **settings: Any) -> None:
         queues: Queues = defaultdict(queue.Queue)
         self.updates = 0
         self.channel = QueueChannel(ACTOR, queues)
         self.failures: list[Exception] = []
-        self.learner = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1, pool=absent))
-        self.model = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1))
+        self.learner = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1, pool=absent), **settings)
+        self.model = ppo(make_vec("Toy-Reach", 4, chunk=4, seed=1), **settings)
         line: queue.Queue[dict[str, Tensor]] = queue.Queue()
         worker_channel: Any = QueueChannel(ROLLOUT, queues)
         weights: list[Any] = [QueueWeights(model.policy, line) for model in (self.learner, self.model)]
@@ -130,8 +130,8 @@ class Pair:
 def pairs() -> Iterator[Any]:
     made: list[Pair] = []
 
-    def make(max_staleness: int = 0) -> Pair:
-        made.append(Pair(max_staleness))
+    def make(max_staleness: int = 0, **settings: Any) -> Pair:
+        made.append(Pair(max_staleness, **settings))
         return made[-1]
 
     yield make
@@ -163,6 +163,16 @@ def test_new_weights_travel_before_the_next_rollout(pairs: Any):
     assert all(torch.equal(tensor, received[name]) for name, tensor in sent.items())
 
 
+def test_the_learner_says_which_start_states_are_drawn(pairs: Any):
+    pair = pairs(start_sampling="learnability", start_sampling_uniform=0.0)
+    # All but the last start state seem hopeless.
+    pair.learner.start_sampler.restore({"episodes": [1e12] * 150, "successes": [0.0] * 149 + [5e11]})
+    pair.collect()
+    present = pair.model.env.unwrapped.envs.state_dict()["slots"]
+    assert {(episode["task_id"], episode["trial_id"]) for episode in present} == {(2, 49)}
+    assert pair.channel.sent[0]["start_weights"][-1] == pytest.approx(1)
+
+
 def test_rollouts_are_requested_as_far_ahead_as_staleness_allows(pairs: Any):
     pair = pairs(max_staleness=2)
     seen = []
@@ -186,6 +196,7 @@ def test_weights_that_cannot_be_shared_end_the_worker(pairs: Any):
     pair = pairs()
     pair.collect()
     request = {"stop": False, "rollouts": [1], "version": 1, "layout": "of another policy", "digest": None}
+    request["start_weights"] = None
     pair.channel.send(ROLLOUT, request)
     pair.thread.join(timeout=60)
     assert [type(error) for error in pair.failures] == [BadValue]
