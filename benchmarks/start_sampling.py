@@ -143,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("|---" * (4 + args.evaluations) + "|")
     for algo in args.algo:
         for sampling in ("uniform", "learnability"):
-            runs = [
-                run(algo, args.env, sampling, seed, args.steps, args.evaluations) for seed in range(args.seeds)
-            ]
+            runs = [run(algo, args.env, sampling, seed, args.steps, args.evaluations) for seed in range(args.seeds)]
             print(line(algo, sampling, runs), flush=True)
 
 

@@ -23,8 +23,8 @@ ScheduleKind = Literal["random", "grid"]
 class Schedule:
     """Assigns the start states (task, trial) of a benchmark to groups of environments.
 
-    `random`: every episode's is drawn over all, uniformly or by `weighted`. `grid`: every one exactly once over all groups,
-    task-major, in contiguous blocks (few task switches); then a group is idle.
+    `random`: every episode's is drawn over all, uniformly or by `weighted`. `grid`: every one exactly once over all
+    groups, task-major, in contiguous blocks (few task switches); then a group is idle.
     """
 
     kind: ScheduleKind
@@ -70,7 +70,9 @@ class Schedule:
         if weight_P.shape != (total,):
             raise BadValue(f"weights of start states must have shape [{total}], got {list(weight_P.shape)}")
         if not (np.isfinite(weight_P).all() and (weight_P >= 0).all() and weight_P.any()):
-            raise BadValue(f"weights of start states must be finite, >= 0 and not all 0, got {shown(weight_P.tolist())}")
+            raise BadValue(
+                f"weights of start states must be finite, >= 0 and not all 0, got {shown(weight_P.tolist())}"
+            )
         cumulative_P = np.cumsum(weight_P)
         return dataclasses.replace(self, cumulative_P=cumulative_P / cumulative_P[-1])
 

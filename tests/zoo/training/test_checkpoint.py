@@ -122,10 +122,10 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, w
 @pytest.mark.parametrize("algo", ["ppo", "grpo"])
 def test_a_resumed_run_draws_start_states_by_the_counts_it_had(algo: str, tmp_path: Path):
     weighed = {"start_sampling": "learnability", "start_sampling_uniform": 0.1, "start_sampling_memory": 3}
-    total = {"ppo": 420, "grpo": 950}[algo]
+    total = {"ppo": 300, "grpo": 650}[algo]
     expected = learn(build(algo, **weighed), total)
     stopped = build(algo, **weighed)
-    before = learn(stopped, total, StopIn(4, 3))
+    before = learn(stopped, total, StopIn(3, 3))
     checkpoint = save_checkpoint(stopped, tmp_path)
     resumed, forgetful = build(algo, **weighed), build(algo, **weighed)
     load_checkpoint(resumed, checkpoint)

@@ -32,7 +32,16 @@ PPO = (
     "micro_batch_size:5",
     "start_sampling:learnability",
 )
-GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2", "start_sampling:learnability")
+GRPO = (
+    "--algo",
+    "grpo",
+    "-params",
+    "num_envs:16",
+    "group_size:4",
+    "batch_size:16",
+    "n_epochs:2",
+    "start_sampling:learnability",
+)
 RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "5")
 
 
