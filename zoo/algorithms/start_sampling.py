@@ -1,7 +1,7 @@
 """Start states drawn by learnability: p (1 - p), p being the present policy's success rate from a start state.
 
 A start state that is always or never solved teaches nothing: its groups have no variance (GRPO), and its returns no
-surprise (PPO). p (1 - p) is the score of Sampling for Learnability (arXiv:2408.15099, eq. 1). There p comes from extra
+surprise (PPO). p (1 - p) is the score of Sampling for Learnability (arXiv:2408.15099). There p comes from extra
 rollouts on start states drawn at random; here from the training episodes themselves, older ones counting less.
 
 Shape letters: P start states, task-major.

@@ -99,7 +99,7 @@ class OnPolicyConfig:
     normalize_advantage_per_task: bool = False
     """Whether the advantages of each task are normalised by themselves."""
     start_sampling: StartSampling = "uniform"
-    """How start states, and with them tasks, are drawn. "learnability": arXiv:2408.15099, eq. 1."""
+    """How start states, and with them tasks, are drawn. "learnability": arXiv:2408.15099."""
     start_sampling_uniform: Fraction = 0.25
     """Share of the draws that stay uniform with "learnability"."""
     start_sampling_memory: Count = 20
