@@ -31,7 +31,7 @@ from zoo.algorithms.bc_anchor import BCAnchor, read_frames
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
-from zoo.algorithms.start_sampling import StartSampler
+from zoo.algorithms.start_sampling import StartSampler, check_start_sampling
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
 from zoo.config.algorithm_configs import (
@@ -458,12 +458,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
                 raise unknown_name(name, str(level), get_args(LogprobLevel))
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
-        if self.start_sampling not in get_args(StartSampling):
-            raise unknown_name("start_sampling", str(self.start_sampling), get_args(StartSampling))
-        if not 0 <= self.start_sampling_uniform <= 1:
-            raise BadValue(f"start_sampling_uniform must be a share in 0 .. 1, got {self.start_sampling_uniform}")
-        if self.start_sampling_memory < 1:
-            raise BadValue(f"start_sampling_memory must be at least 1 update, got {self.start_sampling_memory}")
+        check_start_sampling(self.start_sampling, self.start_sampling_uniform, self.start_sampling_memory)
         if self.batch_size < 1 or self.n_epochs < 1:
             raise BadValue(f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}")
         if self.kl_coef < 0:
