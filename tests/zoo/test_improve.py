@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.zoo.imitation.test_families import collect_demos
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import BadValue
 from zoo import improve
@@ -21,11 +20,6 @@ TOY = ("--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threa
 SIZE = ("-n", "3", "--batch-size", "4", "--episodes", "3", "--eval-episodes", "2", "--num-envs", "1")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
 RUN = Path("logs/improve/Toy-Reach_1")
-
-
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collect_demos(tmp_path_factory.mktemp("demos") / "toy")
 
 
 @pytest.fixture(autouse=True)
