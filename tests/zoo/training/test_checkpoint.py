@@ -169,7 +169,7 @@ out.write_text(json.dumps(rows, default=float))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("grpo", marks=pytest.mark.thorough)])
 def test_a_run_killed_at_once_goes_on_in_another_process(algo: str, whole: Any, tmp_path: Path):
     total, expected = whole[algo]
     command = [sys.executable, "-c", SCRIPT, algo, str(total), str(tmp_path), str(tmp_path / "rows.json")]
