@@ -19,6 +19,18 @@ class Body:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Command:
+    """Where a hand should be."""
+
+    point_3: np.ndarray
+    """Of the point between the fingertips."""
+    quat_4: np.ndarray
+    """(w, x, y, z)."""
+    closed: bool
+    """Whether the fingers close."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Aim:
     """Target of a hand."""
 

@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 
 from vla_gym.adapters.libero.osc import ArmIndex
-from vla_gym.adapters.libero.scene import Scene, Solid
+from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid
 from vla_gym.rotations import axes_of
 
 ON_DISTANCE = 0.03
@@ -24,6 +24,12 @@ UNDER_HEIGHT = 0.10
 """Metres above a region's top that still count as on it (SiteObject.under)."""
 PLACING = ("on_object", "on_region", "in_region")
 """Kinds of `Condition` that want one object to be somewhere."""
+OPEN_ENOUGH = 0.75
+"""Share of its way by which a drawer is out when something can be put in."""
+ELONGATED, FITS = 1.5, 0.035
+"""An object has a handle that is that many times as long as broad, and half as broad, in metres, as fingers open."""
+WELL_INSIDE = 0.5
+"""Where an expert leaves a joint, between the threshold (0) and the end of its range (1)."""
 CORNERS_83 = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
 """Corners of a box, in half extents."""
 COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -72,27 +78,113 @@ def goal_satisfied(goal: Sequence[Condition], model: mujoco.MjModel, data: mujoc
     return all(CHECKS[condition.kind](condition, model, data) for condition in goal)
 
 
-def read_scene(model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: tuple[Condition, ...]) -> Scene:
-    """Return the scene of a goal that is one placing, copied from `data`; raise `ValueError` for any other goal."""
-    if len(goal) != 1 or goal[0].kind not in PLACING:
-        raise ValueError(f"a goal of {[condition.kind for condition in goal]} is no single placing")
-    (condition,) = goal
+def read_scene(model: mujoco.MjModel, data: mujoco.MjData, arm: ArmIndex, goal: Sequence[Condition]) -> Scene:
+    """Return the scene of a goal, copied from `data`."""
+    hand = Hand(point_3=data.site_xpos[arm.site].copy(), quat_4=data.xquat[arm.hand_body].copy())
+    parts = (
+        _placing(condition, model, data) if condition.kind in PLACING else _moving(condition, model, data)
+        for condition in in_order(goal, model)
+    )
+    return Scene(hand=hand, parts=tuple(parts))
+
+
+def in_order(goal: Sequence[Condition], model: mujoco.MjModel) -> list[Condition]:
+    """Return the goal's conditions in the order in which they can be done.
+
+    A drawer that something goes into is opened first and closed last.
+    """
+    placings = placed_in_order([one for one in goal if one.kind in PLACING])
+    drawers = [drawer for one in placings if (drawer := _drawer(one, model)) is not None]
+    opened = {condition.qpos for condition in drawers}
+    last = [one for one in goal if one.kind == "joint" and one.qpos in opened and one.every]
+    first = [one for one in goal if one.kind == "joint" and one not in last]
+    first.sort(key=lambda one: not one.every)
+    opening = {one.qpos for one in first}
+    return [*first, *(drawer for drawer in drawers if drawer.qpos not in opening), *placings, *last]
+
+
+def placed_in_order(placings: Sequence[Condition]) -> list[Condition]:
+    """Return placings with what carries another thing before that thing."""
+    return sorted(
+        placings, key=lambda one: one.kind == "on_object" and any(one.target == other.body for other in placings)
+    )
+
+
+def _drawer(placing: Condition, model: mujoco.MjModel) -> Condition | None:
+    """The condition that the drawer of a placing is open enough; None where it goes elsewhere."""
+    if placing.kind != "in_region":
+        return None
+    body = model.site_bodyid[placing.target]
+    joint = model.body_jntadr[body]
+    if joint < 0 or model.jnt_type[joint] != mujoco.mjtJoint.mjJNT_SLIDE:
+        return None
+    open_end = min(model.jnt_range[joint], key=lambda end: -abs(end))
+    compare = "<" if open_end < 0 else ">"
+    qpos = (int(model.jnt_qposadr[joint]),)
+    return Condition(kind="joint", qpos=qpos, compare=compare, threshold=float(OPEN_ENOUGH * open_end))
+
+
+def _moving(condition: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> Moving:
+    joint = int(np.flatnonzero(model.jnt_qposadr == condition.qpos[0])[0])
+    end = model.jnt_range[joint][int(condition.compare in (">", ">="))]
+    wanted = condition.threshold + WELL_INSIDE * (end - condition.threshold)
+    turns = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_HINGE
+    axis_3 = data.xaxis[joint].copy()
+    # A knob is held by what stands out along its axis, a drawer by what stands out on the side to which it opens.
+    open_end = min(model.jnt_range[joint], key=lambda one: -abs(one))
+    outward_3 = axis_3 if turns else axis_3 * np.sign(open_end)
+    return Moving(
+        met=_joint(condition, model, data),
+        handle=_handle(model, data, int(model.jnt_bodyid[joint]), outward_3),
+        turns=bool(turns),
+        axis_3=axis_3,
+        anchor_3=data.xanchor[joint].copy(),
+        way=float(wanted - data.qpos[condition.qpos[0]]),
+    )
+
+
+def _handle(model: mujoco.MjModel, data: mujoco.MjData, body: int, outward_3: np.ndarray) -> Solid:
+    """The colliding geometry of a body that reaches farthest outward; without any, the body's origin."""
+    geoms = _colliding(model, body)
+    if not len(geoms):
+        nothing_3 = np.zeros(3)
+        return Solid(
+            origin_3=data.xpos[body].copy(), quat_4=data.xquat[body].copy(), middle_3=nothing_3, half_3=nothing_3
+        )
+    axes_G33 = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
+    centre_G3 = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", axes_G33, middle_G3)
+    reach_G = centre_G3 @ outward_3 + np.einsum("gij,i,gj->g", np.abs(axes_G33), np.abs(outward_3), half_G3)
+    best = int(np.argmax(reach_G))
+    quat_4 = np.zeros(4)
+    mujoco.mju_mat2Quat(quat_4, data.geom_xmat[geoms[best]])
+    return Solid(
+        origin_3=data.geom_xpos[geoms[best]].copy(), quat_4=quat_4, middle_3=middle_G3[best], half_3=half_G3[best]
+    )
+
+
+def _placing(condition: Condition, model: mujoco.MjModel, data: mujoco.MjData) -> Placing:
     onto_body = condition.kind == "on_object"
-    return Scene(
-        hand_3=data.site_xpos[arm.site].copy(),
-        hand_quat_4=data.xquat[arm.hand_body].copy(),
-        thing=_body(model, data, condition.body),
+    thing = _body(model, data, condition.body)
+    short, long = sorted(thing.half_3[np.argsort(np.abs(axes_of(thing.quat_4)[2]))[:2]])
+    elongated = long > ELONGATED * short and short > FITS
+    away_3 = thing.centre_3 - thing.origin_3
+    return Placing(
+        met=CHECKS[condition.kind](condition, model, data),
+        thing=thing,
+        grip=_handle(model, data, condition.body, away_3 * [1.0, 1.0, 0.0]) if elongated else thing,
         target=_body(model, data, condition.target) if onto_body else _region(data, condition),
     )
 
 
 def _body(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Solid:
     """A body, with the box around its colliding geometries."""
-    geoms = np.flatnonzero((model.geom_bodyid == body) & (model.geom_contype != 0))
+    geoms = _colliding(model, body)
     middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
     own_G83 = middle_G3[:, None] + half_G3[:, None] * CORNERS_83
-    axes_G33 = np.array([axes_of(quat) for quat in model.geom_quat[geoms]])
-    corners_G83 = model.geom_pos[geoms][:, None] + own_G83 @ axes_G33.swapaxes(1, 2)
+    geom_axes_G33 = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    world_G83 = data.geom_xpos[geoms][:, None] + own_G83 @ geom_axes_G33.swapaxes(1, 2)
+    corners_G83 = (world_G83 - data.xpos[body]) @ data.xmat[body].reshape(3, 3)
     low_3, high_3 = corners_G83.min(axis=(0, 1)), corners_G83.max(axis=(0, 1))
     return Solid(
         origin_3=data.xpos[body].copy(),
@@ -100,6 +192,15 @@ def _body(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Solid:
         middle_3=(low_3 + high_3) / 2,
         half_3=(high_3 - low_3) / 2,
     )
+
+
+def _colliding(model: mujoco.MjModel, body: int) -> np.ndarray:
+    """Ids of the geometries of a body, and of what is fixed to it, that others collide with."""
+    bodies = [body]
+    for child in range(body + 1, model.nbody):  # a parent comes before its children
+        if model.body_parentid[child] in bodies and not model.body_jntnum[child]:
+            bodies.append(child)
+    return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & (model.geom_contype != 0))
 
 
 def _region(data: mujoco.MjData, condition: Condition) -> Solid:

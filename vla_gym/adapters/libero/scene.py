@@ -1,4 +1,4 @@
-"""The part of a LIBERO scene that scripted experts read, as one vector: hand, object to be moved, its target.
+"""The part of a LIBERO scene that scripted experts read, as one vector: hand, objects to be moved, their targets.
 
 World frame, metres, quaternions (w, x, y, z). `goals.read_scene` fills it; nothing here loads a simulator.
 """
@@ -53,36 +53,122 @@ class Solid:
         return float(self.centre_3[2] + self._half_height)
 
     @property
+    def extents_3(self) -> np.ndarray:
+        """Half extents along the world's axes."""
+        extents_3: np.ndarray = np.abs(axes_of(self.quat_4)) @ self.half_3
+        return extents_3
+
+    @property
     def _half_height(self) -> float:
-        return float(np.abs(axes_of(self.quat_4)[2]) @ self.half_3)
+        return float(self.extents_3[2])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """The part of a scene that picking and placing is about; a goal that is one placing is described whole."""
+class Hand:
+    """The robot's hand."""
 
-    SIZE = 3 + 4 + 2 * Solid.SIZE
+    SIZE = 7
 
-    hand_3: np.ndarray
+    point_3: np.ndarray
     """Grip site: the point between the fingers that actions move."""
-    hand_quat_4: np.ndarray
+    quat_4: np.ndarray
     """Its third axis points out of the hand; the fingers close along the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placing:
+    """One condition of a goal: an object somewhere."""
+
+    SIZE = 1 + 3 * Solid.SIZE
+
+    met: bool
+    """Whether it holds now."""
     thing: Solid
     """The object to be moved."""
+    grip: Solid
+    """The handle that an elongated object is taken by; else the object."""
     target: Solid
     """Another object or a region, where the goal wants it."""
 
     def to_vector(self) -> np.ndarray:
-        """Float64 `[33]`; `from_vector` reverses it."""
-        return np.concatenate([self.hand_3, self.hand_quat_4, self.thing.to_vector(), self.target.to_vector()])
+        """Float64 `[40]`; `from_vector` reverses it."""
+        return np.concatenate([[self.met], *(solid.to_vector() for solid in (self.thing, self.grip, self.target))])
+
+    @classmethod
+    def from_vector(cls, vector: np.ndarray) -> Placing:
+        """Rebuild from `to_vector`."""
+        thing, grip, target = (Solid.from_vector(part) for part in np.split(vector[1:], 3))
+        return cls(met=bool(vector[0]), thing=thing, grip=grip, target=target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving:
+    """One condition of a goal: a joint's position, or a drawer that must be open before something goes in."""
+
+    SIZE = 1 + Solid.SIZE + 1 + 3 + 3 + 1
+
+    met: bool
+    """Whether it holds now."""
+    handle: Solid
+    """The part that a hand takes hold of: a drawer's bar, a knob's ridge."""
+    turns: bool
+    """Whether the joint turns about its axis; else it slides along it."""
+    axis_3: np.ndarray
+    anchor_3: np.ndarray
+    """A point of a turning joint's axis."""
+    way: float
+    """From the joint's position to one well inside the condition, metres or radians."""
+
+    def to_vector(self) -> np.ndarray:
+        """Float64 `[22]`; `from_vector` reverses it."""
+        handle = self.handle.to_vector()
+        return np.concatenate([[self.met], handle, [self.turns], self.axis_3, self.anchor_3, [self.way]])
+
+    @classmethod
+    def from_vector(cls, vector: np.ndarray) -> Moving:
+        """Rebuild from `to_vector`."""
+        met, handle, turns, axis_3, anchor_3, way = np.split(vector, np.cumsum([1, Solid.SIZE, 1, 3, 3]))
+        return cls(
+            met=bool(met[0]),
+            handle=Solid.from_vector(handle),
+            turns=bool(turns[0]),
+            axis_3=axis_3,
+            anchor_3=anchor_3,
+            way=float(way[0]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Hand, and the parts that a goal consists of, in the order in which they can be done."""
+
+    MOST = 4
+    """Parts of one goal."""
+    PART_SIZE = 1 + max(Placing.SIZE, Moving.SIZE)
+    SIZE = Hand.SIZE + MOST * PART_SIZE
+
+    hand: Hand
+    parts: tuple[Placing | Moving, ...]
+
+    def to_vector(self) -> np.ndarray:
+        """Float64 `[171]`: the hand, then for each part its kind (1 + index in `_KINDS`) and numbers, then zeros."""
+        vector = np.zeros(self.SIZE)
+        vector[: Hand.SIZE] = np.concatenate([self.hand.point_3, self.hand.quat_4])
+        for row, part in zip(vector[Hand.SIZE :].reshape(self.MOST, -1), self.parts, strict=False):
+            numbers = part.to_vector()
+            row[0], row[1 : 1 + len(numbers)] = 1 + _KINDS.index(type(part)), numbers
+        return vector
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> Scene:
         """Rebuild from `to_vector`."""
-        hand_3, hand_quat_4, thing, target = np.split(vector, [3, 7, 7 + Solid.SIZE])
-        return cls(
-            hand_3=hand_3,
-            hand_quat_4=hand_quat_4,
-            thing=Solid.from_vector(thing),
-            target=Solid.from_vector(target),
-        )
+        point_3, quat_4, rest = np.split(vector, [3, Hand.SIZE])
+        parts = []
+        for row in rest.reshape(cls.MOST, -1):
+            if row[0]:
+                kind = _KINDS[int(row[0]) - 1]
+                parts.append(kind.from_vector(row[1 : 1 + kind.SIZE]))
+        return cls(hand=Hand(point_3=point_3, quat_4=quat_4), parts=tuple(parts))
+
+
+_KINDS: tuple[type[Placing] | type[Moving], ...] = (Placing, Moving)

@@ -39,8 +39,6 @@ MOST_STARTS = 1_000_000
 """Start states per task that may be asked for."""
 LAYOUT_SEED = 0
 """NumPy seed before the one reset that samples fixture poses; openvla-oft's `env.seed(0)`."""
-SINGLE_PLACING = ("libero_spatial", "libero_object")
-"""Suites whose every goal is one object in one place, which a `Scene` describes whole."""
 ACTION_SCALE = (0.05, 0.05, 0.05, 0.5, 0.5, 0.5)
 """Metres and radians per unit of action, robosuite controllers/config/osc_pose.json output_max."""
 SPLITS = ("train", "test", "validation")
@@ -161,7 +159,7 @@ def libero_benchmark(
         action_dim=7,
         action_spec=ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"),
         state_dim=8,
-        privileged_dim=Scene.SIZE if all(task.suite in SINGLE_PLACING for task in tasks) else 0,
+        privileged_dim=Scene.SIZE,
         cameras=("image", "wrist_image"),
         default_image_size=256,
         control_hz=20.0,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vla_gym.adapters.libero.scene import Scene, Solid
+from vla_gym.adapters.libero.scene import Hand, Moving, Placing, Scene, Solid
 
 QUARTER_ABOUT_X = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)
 
@@ -18,12 +18,21 @@ def solid(seed: int) -> Solid:
 
 
 def test_a_scene_survives_the_way_through_a_vector() -> None:
-    scene = Scene(hand_3=np.arange(3.0), hand_quat_4=np.arange(4.0), thing=solid(0), target=solid(1))
-    vector = scene.to_vector()
-    assert vector.shape == (Scene.SIZE,) == (33,)
+    placing = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
+    moving = Moving(
+        met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5
+    )
+    hand = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
+    vector = Scene(hand=hand, parts=(moving, placing)).to_vector()
+    assert vector.shape == (Scene.SIZE,) == (7 + 4 * 41,)
     again = Scene.from_vector(vector)
+    assert [type(part) for part in again.parts] == [Moving, Placing]
     np.testing.assert_array_equal(again.to_vector(), vector)
-    np.testing.assert_array_equal(again.target.half_3, scene.target.half_3)
+    found, put = again.parts
+    assert isinstance(found, Moving)
+    assert (found.met, found.turns, found.way) == (False, True, -0.5)
+    assert isinstance(put, Placing)
+    np.testing.assert_array_equal(put.target.half_3, placing.target.half_3)
 
 
 def test_top_and_bottom_of_a_box_that_lies_on_its_side() -> None:
@@ -77,15 +86,77 @@ def test_it_reads_boxes_around_what_collides() -> None:
         kind="in_region", body=model.body("can").id, target=model.site("region").id, size=(0.1, 0.1, 0.05)
     )
     scene = read_scene(model, data, arm, (inside,))
-    np.testing.assert_allclose(scene.hand_3, [0, 0, 1])
+    np.testing.assert_allclose(scene.hand.point_3, [0, 0, 1])
+    (part,) = scene.parts
+    assert isinstance(part, Placing)
+    assert not part.met
     # In its own frame: the first box reaches 0.1 in x and 0.2 in y; the second, turned, from -0.1 to 0.3 and 0.1.
-    np.testing.assert_allclose(scene.thing.middle_3, [0.1, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(scene.thing.half_3, [0.2, 0.2, 0.3])
-    assert scene.thing.top == pytest.approx(3.2)  # its y axis points up
-    np.testing.assert_allclose(scene.target.origin_3, [5, 0, 0.06])
-    assert scene.target.top == pytest.approx(0.11)
-
-    with pytest.raises(ValueError, match="no single placing"):
-        read_scene(model, data, arm, (inside, inside))
+    np.testing.assert_allclose(part.thing.middle_3, [0.1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(part.thing.half_3, [0.2, 0.2, 0.3])
+    assert part.thing.top == pytest.approx(3.2)  # its y axis points up
+    np.testing.assert_allclose(part.thing.extents_3, [0.2, 0.3, 0.2], atol=1e-12)
+    np.testing.assert_allclose(part.target.origin_3, [5, 0, 0.06])
+    assert part.target.top == pytest.approx(0.11)
     onto = Condition(kind="on_object", body=model.body("can").id, target=model.body("tray").id)
-    assert read_scene(model, data, arm, (onto,)).target.top == pytest.approx(0.01)
+    (part,) = read_scene(model, data, arm, (onto,)).parts
+    assert isinstance(part, Placing)
+    assert part.target.top == pytest.approx(0.01)
+
+
+DRAWER = """
+<mujoco>
+  <compiler angle="radian"/>
+  <worldbody>
+    <site name="grip"/><body name="hand"><geom size=".01"/></body>
+    <body name="bowl" pos="3 0 0"><freejoint/><geom size=".04"/></body>
+    <body name="drawer" pos="0 1 2"><joint type="slide" axis="0 1 0" range="-0.2 0.01"/>
+      <geom type="box" size=".1 .1 .05"/><geom type="box" size=".04 .008 .008" pos="0 -.13 0"/>
+      <site name="inside" type="box" size=".1 .1 .05"/></body>
+    <body name="knob" pos="1 0 0"><joint type="hinge" axis="0 0 1" range="0 2"/>
+      <geom type="box" size=".03 .03 .01"/><geom type="box" size=".03 .01 .02" pos=".01 0 .03"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.mark.sim
+def test_a_drawer_is_opened_before_and_closed_after_something_goes_in() -> None:
+    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
+    from vla_gym.adapters.libero.goals import Condition, in_order, read_scene
+    from vla_gym.adapters.libero.osc import ArmIndex
+
+    model = mujoco.MjModel.from_xml_string(DRAWER)
+    data = mujoco.MjData(model)
+    drawer, knob = (int(model.jnt_qposadr[joint]) for joint in (1, 2))
+    data.qpos[drawer] = -0.1
+    mujoco.mj_forward(model, data)
+    put = Condition(kind="in_region", body=model.body("bowl").id, target=model.site("inside").id, size=(0.1, 0.1, 0.05))
+    shut = Condition(kind="joint", qpos=(drawer,), compare=">", threshold=-0.005, every=True)
+    on = Condition(kind="joint", qpos=(knob,), compare=">=", threshold=0.5)
+    opened = Condition(kind="joint", qpos=(drawer,), compare="<", threshold=0.75 * -0.2)
+    assert in_order((shut, put), model) == [opened, put, shut]  # out by three quarters of its 0.2
+    assert in_order((put, on), model) == [on, opened, put]
+    assert in_order((shut, on), model) == [shut, on]  # nothing goes in
+
+    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
+    pulled, turned = read_scene(model, data, arm, (opened, on)).parts
+    assert isinstance(pulled, Moving)
+    assert isinstance(turned, Moving)
+    # The bar, which stands out to the side where it opens; halfway from -0.15 to the end, -0.2, from -0.1.
+    np.testing.assert_allclose(pulled.handle.centre_3, [0, 0.77, 2])
+    assert pulled.way == pytest.approx(-0.075)
+    assert (pulled.turns, pulled.met) == (False, False)
+    # The ridge on top; halfway from 0.5 to 2.
+    np.testing.assert_allclose(turned.handle.centre_3, [1.01, 0, 0.03])
+    assert turned.way == pytest.approx(1.25)
+    assert turned.turns
+
+
+def test_what_carries_a_thing_is_placed_before_it() -> None:
+    pytest.importorskip("mujoco", reason="needs the libero extra")
+    from vla_gym.adapters.libero.goals import Condition, placed_in_order
+
+    upper = Condition(kind="on_object", body=1, target=2)
+    lower = Condition(kind="on_object", body=2, target=9)
+    assert placed_in_order((upper, lower)) == [lower, upper]
+    assert placed_in_order((lower, upper)) == [lower, upper]

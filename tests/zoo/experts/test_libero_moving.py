@@ -1,0 +1,86 @@
+"""Drawers and knobs: where the hand goes, by hand, and the stages on a stub of a world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.zoo.experts.test_libero_placing import DOWN, block
+from vla_gym.adapters.libero.scene import Hand, Moving
+from vla_gym.rotations import axes_of
+from zoo.experts.libero_moving import DrawerSkill, KnobSkill, Stage, facing, narrowest_yaw, pulls
+
+START = Hand(point_3=np.array([-0.2, 0.0, 1.2]), quat_4=DOWN)
+
+
+def drawer(way: float, y: float = -0.1) -> Moving:
+    """A drawer whose bar lies along x at y, standing out to -y; its joint's axis is +y."""
+    return Moving(
+        met=False,
+        handle=block(0.0, y, 1.0, (0.04, 0.008, 0.008)),
+        turns=False,
+        axis_3=np.array([0.0, 1.0, 0.0]),
+        anchor_3=np.array([0.0, 0.1, 1.0]),
+        way=way,
+    )
+
+
+def test_a_way_to_the_handles_side_is_a_pull() -> None:
+    assert pulls(drawer(-0.15))
+    assert not pulls(drawer(0.15))
+
+
+def test_a_hand_faces_where_it_should_by_the_smaller_turn() -> None:
+    pointing_3, closing_3 = np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0])
+    for now in (DOWN, np.array([0.0, 0.0, 1.0, 0.0])):
+        axes_33 = axes_of(facing(now, pointing_3, closing_3))
+        np.testing.assert_allclose(axes_33[:, 2], pointing_3, atol=1e-9)
+        assert abs(axes_33[:, 1] @ closing_3) == pytest.approx(1.0)
+        np.testing.assert_allclose(np.linalg.det(axes_33), 1.0)
+
+
+def played(skill: DrawerSkill | KnobSkill, part: Moving) -> tuple[list[Stage], Moving]:
+    """The stages in a world in which the hand goes a third of what is asked and a drawer follows a hand at it."""
+    hand, seen = START, []
+    for _ in range(300):
+        command = skill.command(hand, part)
+        if command is None:
+            return seen, part
+        if skill.stage not in seen:
+            seen.append(skill.stage)
+        step_3 = np.clip(command.point_3 - hand.point_3, -0.05, 0.05) / 3
+        near = np.linalg.norm(hand.point_3 - part.handle.centre_3) < 0.03
+        if skill.stage is Stage.MOVE and command.closed and near:
+            along = float(step_3 @ part.axis_3)
+            moved = replace(part.handle, origin_3=part.handle.origin_3 + along * part.axis_3)
+            part = replace(part, handle=moved, way=part.way - along)
+        hand = Hand(point_3=hand.point_3 + step_3, quat_4=command.quat_4)
+    raise AssertionError(seen)
+
+
+@pytest.mark.parametrize("way", [-0.15, 0.12])
+def test_a_drawer_is_moved_all_the_way_and_the_hand_goes_back(way: float) -> None:
+    seen, part = played(DrawerSkill(), drawer(way))
+    # Closed fingers have nothing to take or to let go.
+    assert seen == [one for one in Stage if way < 0 or one not in (Stage.HOLD, Stage.LET_GO)]
+    assert part.way * math.copysign(1.0, way) <= 0.0
+
+
+def test_the_narrowest_level_axis() -> None:
+    assert narrowest_yaw(block(0.0, 0.0, 0.0, (0.035, 0.012, 0.005))) == pytest.approx(math.pi / 2)
+
+
+def test_a_knob_is_turned_on_the_circle_about_its_axis() -> None:
+    ridge = block(0.02, 0.0, 0.9, (0.03, 0.01, 0.02))
+    part = Moving(met=False, handle=ridge, turns=True, axis_3=np.array([0.0, 0.0, 1.0]), anchor_3=np.zeros(3), way=1.0)
+    skill = KnobSkill()
+    at_it = Hand(point_3=np.array([0.02, 0.0, 0.902]), quat_4=DOWN)
+    skill.stage = Stage.MOVE
+    command = skill.command(at_it, part)
+    assert command is not None
+    # Led by 0.35 rad, 1.8 cm below the ridge's top at 92 cm.
+    np.testing.assert_allclose(command.point_3, [0.02 * math.cos(0.35), 0.02 * math.sin(0.35), 0.902])
+    assert command.closed

@@ -1,0 +1,173 @@
+"""Placing: grasps and waypoints by hand, the stages on a stub of a world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_gym.adapters.libero.scene import Hand, Placing, Solid
+from zoo.experts.libero_placing import (
+    RIM_AZIMUTH,
+    WAYPOINT,
+    Job,
+    PlacingSkill,
+    Plan,
+    Stage,
+    fitting_yaws,
+    from_under,
+    handle_grasp,
+    has_slipped,
+    is_over,
+    make_plan,
+    plan_grasp,
+)
+
+DOWN = np.array([0.0, 1.0, 0.0, 0.0])  # fingers close along the world's -y
+
+
+def block(x: float, y: float, z: float, half: tuple[float, float, float]) -> Solid:
+    return Solid(
+        origin_3=np.array([x, y, z]),
+        quat_4=np.array([1.0, 0.0, 0.0, 0.0]),
+        middle_3=np.zeros(3),
+        half_3=np.array(half),
+    )
+
+
+def job(hand: tuple[float, float, float] = (0.0, 0.0, 0.3), thing_height: float = 0.03) -> Job:
+    """A 4 x 4 x 6 cm block at x = 10 cm; a basket at y = 20 cm, from the floor to 14 cm."""
+    thing = block(0.1, 0.0, thing_height, (0.02, 0.02, 0.03))
+    return Job(
+        hand_3=np.array(hand),
+        hand_quat_4=DOWN,
+        thing=thing,
+        grip=thing,
+        target=block(0.0, 0.2, 0.07, (0.06, 0.06, 0.07)),
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make_plan(job(), RIM_AZIMUTH)
+
+
+def test_the_plan(plan: Plan) -> None:
+    np.testing.assert_allclose(plan.grasp.point_3, [0.1, 0.0, 0.042])  # 1.8 cm below the top
+    assert plan.hold == pytest.approx(0.012)
+    assert plan.carry_height == pytest.approx(0.14 + 0.06)
+
+
+def test_a_thing_in_a_drawer_is_lifted_out_before_it_goes_down() -> None:
+    high = job(thing_height=0.63)
+    assert make_plan(high, RIM_AZIMUTH).carry_height == pytest.approx(0.6 + 0.08)
+
+
+def test_where_the_hand_goes(plan: Plan) -> None:
+    near = job((0.1, 0.01, 0.2))
+    np.testing.assert_allclose(WAYPOINT[Stage.APPROACH](near, plan), [0.1, 0.0, 0.112])
+    far = job((0.1, 0.09, 0.2))  # 6 cm outside the funnel's mouth: 9 cm higher
+    np.testing.assert_allclose(WAYPOINT[Stage.APPROACH](far, plan), [0.1, 0.0, 0.202])
+    np.testing.assert_allclose(WAYPOINT[Stage.DESCEND](near, plan), [0.1, 0.0, 0.042])
+    held = job((0.1, 0.0, 0.042))
+    np.testing.assert_allclose(WAYPOINT[Stage.RAISE](held, plan), [0.1, 0.0, 0.242])  # by 20 cm
+    np.testing.assert_allclose(WAYPOINT[Stage.CARRY](held, plan), [0.0, 0.2, 0.242])
+    # The block would stand in the basket with the hand at 4.2 cm; the basket's top keeps it above 14 cm.
+    np.testing.assert_allclose(WAYPOINT[Stage.LOWER](held, plan), [0.0, 0.2, 0.14])
+
+
+def test_a_block_left_behind_has_slipped(plan: Plan) -> None:
+    lifted = job((0.1, 0.0, 0.1))  # 7 cm over a block that stands on the floor, held 1.2 cm from its centre
+    assert has_slipped(Stage.RAISE, lifted, plan)
+    assert not has_slipped(Stage.DESCEND, lifted, plan)
+    assert not has_slipped(Stage.RAISE, job((0.1, 0.0, 0.242), thing_height=0.23), plan)
+
+
+def test_stages_end_by_arriving_by_time_or_by_patience(plan: Plan) -> None:
+    assert is_over(Stage.DESCEND, 1, job((0.1, 0.0, 0.047)), plan)
+    assert not is_over(Stage.DESCEND, 1, job((0.1, 0.0, 0.049)), plan)
+    turned = replace(job((0.1, 0.0, 0.042)), hand_quat_4=np.array([0.0, np.cos(0.1), np.sin(0.1), 0.0]))
+    assert not is_over(Stage.DESCEND, 1, turned, plan)  # by 0.2 rad
+    assert not is_over(Stage.GRASP, 8, job(), plan)
+    assert is_over(Stage.GRASP, 9, job(), plan)
+    assert is_over(Stage.DESCEND, 40, job(), plan)
+
+
+def test_a_perfect_world_sees_every_stage_in_order() -> None:
+    """The hand goes a third of what is asked; a closed hand that is at the block takes it along."""
+    skill, now, seen, met = PlacingSkill(RIM_AZIMUTH), job(), [], False
+    for _ in range(150):
+        part = Placing(met=met, thing=now.thing, grip=now.grip, target=now.target)
+        command = skill.command(Hand(point_3=now.hand_3, quat_4=now.hand_quat_4), part)
+        if command is None:
+            break
+        if skill.stage not in seen:
+            seen.append(skill.stage)
+        step_3 = np.clip(command.point_3 - now.hand_3, -0.05, 0.05) / 3
+        grip = command.closed and np.linalg.norm(now.hand_3 - now.thing.centre_3) < 0.02
+        lifted = replace(now.thing, origin_3=now.thing.origin_3 + step_3) if grip else now.thing
+        now = replace(now, hand_3=now.hand_3 + step_3, thing=lifted, grip=lifted)
+    assert seen == list(Stage)
+    assert command is None
+    np.testing.assert_allclose(now.thing.origin_3[:2], [0.0, 0.2], atol=0.012)
+
+
+def test_a_thing_under_a_drawer_goes_aside_by_the_shortest_way() -> None:
+    # The drawer reaches 12 cm in x and 10 in y, at 50 cm; the block 2 and 2: with 3 cm to spare, 17 and 15.
+    drawer = block(0.0, 0.0, 0.5, (0.12, 0.1, 0.05))
+    assert from_under(block(-0.12, 0.02, 0.03, (0.02, 0.02, 0.03)), drawer) == pytest.approx([-0.05, 0.0])
+    assert from_under(block(-0.02, -0.12, 0.03, (0.02, 0.02, 0.03)), drawer) == pytest.approx([0.0, -0.03])
+    assert not from_under(block(-0.18, 0.0, 0.03, (0.02, 0.02, 0.03)), drawer).any()
+    assert not from_under(block(0.0, 0.0, 0.6, (0.02, 0.02, 0.03)), drawer).any()  # above it
+
+
+def test_a_handle_is_taken_across() -> None:
+    handle = block(0.3, 0.2, 0.05, (0.05, 0.01, 0.01))
+    grasp = handle_grasp(handle, np.array([0.1, 0.2, 0.0]), hand_yaw=1.2)
+    np.testing.assert_allclose(grasp.point_3, [0.3, 0.2, 0.06 - 0.018])
+    assert grasp.finger_yaw == pytest.approx(math.pi / 2)  # it stands out along x
+
+
+UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
+ON_ITS_SIDE = np.array([1.0, 1.0, 0.0, 0.0]) / math.sqrt(2)  # a quarter turn about x: its y axis points up
+QUARTER_ABOUT_Z = np.array([1.0, 0.0, 0.0, 1.0]) / math.sqrt(2)
+
+
+def solid(half: tuple[float, float, float], quat: np.ndarray = UPRIGHT, height: float = 0.0) -> Solid:
+    return Solid(origin_3=np.array([0.1, -0.2, height]), quat_4=quat, middle_3=np.zeros(3), half_3=np.array(half))
+
+
+def test_a_flat_box_is_taken_across_its_narrow_side_just_above_the_floor() -> None:
+    box = solid((0.041, 0.021, 0.009), height=0.009)
+    grasp = plan_grasp(box, hand_yaw=0.3)
+    assert fitting_yaws(box) == [pytest.approx(math.pi / 2)]  # 8.2 cm along x are too wide
+    assert grasp.finger_yaw == pytest.approx(math.pi / 2)
+    # Its top is at 1.8 cm; 1.8 cm below that is the floor, so the least height of a grip decides.
+    np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.008])
+
+
+def test_it_turns_with_the_box() -> None:
+    (yaw,) = fitting_yaws(solid((0.041, 0.021, 0.009), QUARTER_ABOUT_Z))
+    assert math.cos(yaw) == pytest.approx(-1.0)
+
+
+def test_a_carton_that_stands_on_its_own_y_axis_is_taken_near_its_top() -> None:
+    carton = solid((0.026, 0.07, 0.03), ON_ITS_SIDE, height=0.07)
+    grasp = plan_grasp(carton, hand_yaw=0.1)
+    np.testing.assert_allclose(grasp.point_3, [0.1, -0.2, 0.14 - 0.018])
+    assert grasp.finger_yaw == pytest.approx(0.0)  # x and z lie, both fit; x is the nearer to the hand
+
+
+def test_half_a_turn_of_the_fingers_is_none() -> None:
+    box = solid((0.02, 0.05, 0.02))
+    assert plan_grasp(box, hand_yaw=3.0).finger_yaw == pytest.approx(math.pi)
+
+
+def test_what_is_too_wide_is_taken_by_its_rim() -> None:
+    bowl = solid((0.053, 0.053, 0.025), height=0.025)
+    grasp = plan_grasp(bowl, hand_yaw=-math.pi / 2, rim_azimuth=3 * math.pi / 4)
+    away = 0.05 / math.sqrt(2)  # 5.3 cm less the wall, at 135 degrees
+    np.testing.assert_allclose(grasp.point_3, [0.1 - away, -0.2 + away, 0.05 - 0.018])
+    assert grasp.finger_yaw == pytest.approx(-math.pi / 4)  # half a turn from 135 degrees

@@ -1,0 +1,268 @@
+"""The skill of placing, of LIBERO's expert: a state machine that takes a thing from above and puts it in its place.
+
+Grasps are pure geometry. World frame, metres and radians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from vla_gym.adapters.libero.scene import Hand, Placing, Solid
+from vla_gym.rotations import axes_of, turn_between
+from zoo.experts.motion import Command, downward, funnel, nearest_yaw, yaw_of
+
+WIDEST = 0.035
+"""Half the width that fits between the open fingers with some play; they open by 0.038 each."""
+BELOW_TOP = 0.018
+"""Distance of a grip below the top of a thing: the palm is 0.026 from the grip site."""
+ABOVE_BOTTOM = 0.008
+"""Least height of a grip over the thing's bottom: the finger pads reach 0.004 below the grip site."""
+WALL = 0.003
+"""From the outside of a rim to the middle of its wall."""
+RIM_AZIMUTH = math.radians(150.0)
+"""Side on which a rim is taken, from the world's x axis: towards the robot, and away from the cabinet on its right."""
+RIM_SIDES = tuple(math.radians(angle) for angle in (0.0, -60.0, 60.0, -120.0, 120.0))
+"""From that side to the ones that are tried after it."""
+POINTING, CLOSING = 2, 1
+"""Axes of the hand: out of it, and the one that the fingers close along."""
+ABOVE = np.array([0.0, 0.0, 0.07])
+"""From a grasp to the point that the hand comes straight down from, metres."""
+FUNNEL = {"mouth": 0.03, "slope": 1.5, "height": 0.12}
+"""Approach of that point, over the neighbours; see `funnel`."""
+SLOPE = 1.0
+"""Steepness of a thing's way down from high up."""
+CLEARANCE = 0.06
+"""Metres between a carried thing and the top of the place it goes to."""
+LIFT = 0.08
+"""Least height by which a thing is lifted, metres: the drawer's walls are lower."""
+MARGIN, ASIDE, SKIM = 0.03, 0.02, 0.015
+"""Metres: round a drawer that a thing passes, within which it is aside, and by which it is lifted to go there."""
+ARRIVED, TURNED = 0.006, 0.08
+"""Metres and radians within which the hand has arrived."""
+CENTRED, LEVEL = 0.012, 0.02
+"""Metres from its way, sideways and in height, at which a carried thing may go on."""
+SLIPPED = 0.04
+"""Change of the distance between hand and thing, metres, that means it is no longer held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The hand, and the placing it is about."""
+
+    hand_3: np.ndarray
+    """Grip site."""
+    hand_quat_4: np.ndarray
+    thing: Solid
+    """The object to be moved."""
+    grip: Solid
+    """The part of it that is held."""
+    target: Solid
+    """Where it goes."""
+
+
+class Stage(IntEnum):
+    """Stages in their order; when the thing slips away the first begins again."""
+
+    APPROACH = 0
+    DESCEND = 1
+    GRASP = 2
+    RAISE = 3
+    CARRY = 4
+    LOWER = 5
+    RELEASE = 6
+    RETREAT = 7
+
+
+CARRYING = (Stage.RAISE, Stage.CARRY, Stage.LOWER)
+CLOSED = (Stage.GRASP, *CARRYING)
+DURATION = {Stage.GRASP: 9, Stage.RELEASE: 9, Stage.RETREAT: 6}
+"""Steps of the stages that go by time: fingers take 8 from one end to the other (25 substeps of 0.01 each)."""
+PATIENCE = 40
+"""Steps after which any other stage is left although something keeps the hand from arriving."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grasp:
+    """A pose of the hand, pointing down, in which closing the fingers holds a thing."""
+
+    point_3: np.ndarray
+    """Grip site."""
+    finger_yaw: float
+    """Direction of the line through both fingertips, seen from above; a half turn makes no difference."""
+
+
+def plan_grasp(thing: Solid, hand_yaw: float, rim_azimuth: float = RIM_AZIMUTH) -> Grasp:
+    """Return a grasp across a thing that fits between the fingers, with the least turn of the hand; else by its rim.
+
+    Args:
+        thing: the object to hold.
+        hand_yaw: direction of the line through the fingertips now.
+        rim_azimuth: side on which a rim is taken, from its middle, seen from above.
+    """
+    point_3 = thing.centre_3
+    point_3[2] = max(thing.top - BELOW_TOP, thing.bottom + ABOVE_BOTTOM)
+    yaws = [nearest_yaw(hand_yaw, yaw, math.pi) for yaw in fitting_yaws(thing)]
+    if yaws:
+        return Grasp(point_3=point_3, finger_yaw=min(yaws, key=lambda yaw: abs(yaw - hand_yaw)))
+    radius = float(np.mean(thing.half_3[:2])) - WALL
+    point_3[:2] += radius * np.array([math.cos(rim_azimuth), math.sin(rim_azimuth)])
+    return Grasp(point_3=point_3, finger_yaw=nearest_yaw(hand_yaw, rim_azimuth, math.pi))
+
+
+def handle_grasp(grip: Solid, origin_3: np.ndarray, hand_yaw: float) -> Grasp:
+    """Return a grasp of a handle that stands out from the thing's origin: across it, not along."""
+    point_3 = grip.centre_3
+    out_x, out_y = (point_3 - origin_3)[:2]
+    point_3[2] = grip.top - BELOW_TOP
+    across = math.atan2(out_x, -out_y)
+    return Grasp(point_3=point_3, finger_yaw=nearest_yaw(hand_yaw, across, math.pi))
+
+
+def fitting_yaws(thing: Solid) -> list[float]:
+    """Return the level axes of a thing that the fingers fit around, as directions seen from above."""
+    axes_33 = axes_of(thing.quat_4)
+    upright = int(np.argmax(np.abs(axes_33[2])))
+    return [
+        math.atan2(axes_33[1, axis], axes_33[0, axis])
+        for axis in range(3)
+        if axis != upright and thing.half_3[axis] <= WIDEST
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Numbers that stay while the stages pass."""
+
+    grasp: Grasp
+    hold: float
+    """Distance between the held thing's centre and the hand, metres."""
+    carry_height: float
+    """Of the bottom of the carried thing."""
+    aside_2: np.ndarray
+    """Way in the plane that the thing goes before it rises, out from under the target."""
+
+
+def make_plan(job: Job, rim_azimuth: float) -> Plan:
+    """Return the plan for the present job."""
+    hand_yaw = yaw_of(job.hand_quat_4, CLOSING)
+    if np.array_equal(job.grip.centre_3, job.thing.centre_3):
+        grasp = plan_grasp(job.thing, hand_yaw, rim_azimuth)
+    else:
+        grasp = handle_grasp(job.grip, job.thing.origin_3, hand_yaw)
+    return Plan(
+        grasp=grasp,
+        hold=float(np.linalg.norm(job.thing.centre_3 - grasp.point_3)),
+        carry_height=max(job.target.top + CLEARANCE, job.thing.bottom + LIFT),
+        aside_2=from_under(job.thing, job.target),
+    )
+
+
+def raising(job: Job, plan: Plan) -> np.ndarray:
+    """Aside as far as need be, then straight up until the thing is high enough."""
+    point_2 = plan.grasp.point_3[:2] + plan.aside_2
+    if np.linalg.norm(point_2 - job.hand_3[:2]) > ASIDE and plan.aside_2.any():
+        return np.array([*point_2, plan.grasp.point_3[2] + SKIM])
+    return np.array([*point_2, job.hand_3[2] + plan.carry_height - job.thing.bottom])
+
+
+def from_under(thing: Solid, target: Solid) -> np.ndarray:
+    """Return the shortest way along x or y that brings a thing out from under a target above it, `[2]`."""
+    if thing.top > target.bottom:
+        return np.zeros(2)
+    reach_2 = target.extents_3[:2] + thing.extents_3[:2] + MARGIN
+    apart_2 = (thing.centre_3 - target.centre_3)[:2]
+    lacking_2 = reach_2 - np.abs(apart_2)
+    if lacking_2.min() <= 0:
+        return np.zeros(2)
+    axis = int(np.argmin(lacking_2))
+    way_2 = np.zeros(2)
+    way_2[axis] = math.copysign(float(lacking_2[axis]), float(apart_2[axis]))
+    return way_2
+
+
+def carrying(job: Job, plan: Plan) -> np.ndarray:
+    """Sideways, and down when near, until the thing's origin is over the target's."""
+    bottom_3 = np.array([*job.thing.origin_3[:2], job.thing.bottom])
+    over_3 = np.array([*job.target.origin_3[:2], job.target.top + CLEARANCE])
+    height = plan.carry_height - over_3[2]
+    return job.hand_3 + funnel(bottom_3, over_3, mouth=CENTRED, slope=SLOPE, height=height) - bottom_3
+
+
+def lowering(job: Job, plan: Plan) -> np.ndarray:
+    """Down, until the thing stands on the target's bottom, or the hand would touch its top."""
+    above_3 = carrying(job, plan)
+    above_3[2] = max(job.hand_3[2] - (job.thing.bottom - job.target.bottom), job.target.top)
+    return above_3
+
+
+WAYPOINT: dict[Stage, Callable[[Job, Plan], np.ndarray]] = {
+    Stage.APPROACH: lambda job, plan: funnel(job.hand_3, plan.grasp.point_3 + ABOVE, **FUNNEL),
+    Stage.DESCEND: lambda job, plan: plan.grasp.point_3,
+    Stage.GRASP: lambda job, plan: plan.grasp.point_3,
+    Stage.RAISE: raising,
+    Stage.CARRY: carrying,
+    Stage.LOWER: lowering,
+    Stage.RELEASE: lambda job, plan: job.hand_3,
+    Stage.RETREAT: lambda job, plan: job.hand_3 + ABOVE,
+}
+"""Stage -> target of the grip site, `[3]`, metres."""
+
+
+def turn_to(job: Job, plan: Plan) -> np.ndarray:
+    """Return the rotation vector `[3]` from the hand's orientation to the grasp's."""
+    return turn_between(job.hand_quat_4, downward(plan.grasp.finger_yaw, POINTING))
+
+
+def has_slipped(stage: Stage, job: Job, plan: Plan) -> bool:
+    """Whether the thing should be in the hand but is not."""
+    distance = float(np.linalg.norm(job.thing.centre_3 - job.hand_3))
+    return stage in CARRYING and abs(distance - plan.hold) > SLIPPED
+
+
+def is_over(stage: Stage, steps: int, job: Job, plan: Plan) -> bool:
+    """Whether the stage is done, or out of patience, after so many steps."""
+    if stage in DURATION:
+        return steps >= DURATION[stage]
+    if steps >= PATIENCE:
+        return True
+    x, y, height = WAYPOINT[stage](job, plan) - job.hand_3
+    if stage in (Stage.RAISE, Stage.CARRY):
+        return bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
+    turned = stage is Stage.LOWER or float(np.linalg.norm(turn_to(job, plan))) < TURNED
+    return turned and float(np.linalg.norm([x, y, height])) < ARRIVED
+
+
+class PlacingSkill:
+    """Goes through `Stage` once; see `zoo.experts.libero.Skill`. A thing that slips away is taken again."""
+
+    def __init__(self, rim_azimuth: float) -> None:
+        self._rim_azimuth = rim_azimuth
+        self._plan: Plan | None = None
+        self._attempts = 0
+        self.stage, self._steps = Stage.APPROACH, 0
+
+    def command(self, hand: Hand, part: Placing) -> Command | None:
+        """Return where the hand should be; None when the last stage is over."""
+        job = Job(hand_3=hand.point_3, hand_quat_4=hand.quat_4, thing=part.thing, grip=part.grip, target=part.target)
+        plan = self._plan
+        if plan is not None and is_over(self.stage, self._steps, job, plan):
+            if self.stage is Stage.RETREAT:
+                return None
+            self.stage, self._steps = Stage(self.stage + 1), 0
+        if plan is None or has_slipped(self.stage, job, plan):
+            # What is in the way on one side of a rim, a mug's ear for instance, is not on another.
+            other_side = RIM_SIDES[self._attempts % len(RIM_SIDES)]
+            self._plan = plan = make_plan(job, self._rim_azimuth + other_side)
+            self._attempts += 1
+            self.stage, self._steps = Stage.APPROACH, 0
+        self._steps += 1
+        return Command(
+            point_3=WAYPOINT[self.stage](job, plan),
+            quat_4=downward(plan.grasp.finger_yaw, POINTING),
+            closed=self.stage in CLOSED,
+        )
