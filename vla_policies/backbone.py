@@ -84,6 +84,8 @@ class BackboneOutput:
     """State value, any float dtype."""
     value_BK: Tensor | None = None
     """Value of each step of the chunk, float32, where the critic has an output for each."""
+    privileged_BP: Tensor | None = None
+    """Prediction of `backbone.privileged`, where there is that head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,6 +350,7 @@ class TokenBackbone(Backbone):
             entropy_BKA=distribution.token_entropy(),
             value_B=output.value_B.float(),
             value_BK=output.value_BK,
+            privileged_BP=output.privileged_BP,
         )
 
     def value(self, inputs: PolicyInputs) -> Tensor:

@@ -53,3 +53,5 @@ class Evaluation:
     """State value, float32."""
     value_BK: Tensor | None = None
     """Value of each step of the chunk, float32, where the critic has an output for each; `value_B` is the first."""
+    privileged_BP: Tensor | None = None
+    """Prediction of the simulator's privileged vector, where the policy has a head for it."""

@@ -81,6 +81,13 @@ def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> No
         help="YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew",
     )
     p.add_argument(
+        "--privileged-coef",
+        type=number(lambda coef: 0.0 <= coef <= 1000.0, "a number in 0 .. 1000"),
+        metavar="X",
+        help="learn beside the actions to tell what the expert saw (places of hand, things and goal), with this weight "
+        f"(default: {sft['privileged_coef']:g})",
+    )
+    p.add_argument(
         "--weight",
         choices=get_args(FrameWeight),
         help="learn every frame alike (none), solved episodes alone (success), or each frame by its advantage "

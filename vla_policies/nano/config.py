@@ -26,12 +26,16 @@ MOST = {
     "mlp_ratio": 64,
     "bin_features": 4096,
 }
+MOST_PRIVILEGED = 4096
+"""Numbers of a simulator's privileged vector."""
 """Largest values of the sizes, far beyond what anybody trains: a checkpoint's `config.json` may come from anywhere."""
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
 Critic = Literal["shared", "own"]
 """Source of the critic's features."""
+Eye = Literal["shallow", "deep"]
+"""Layers of the vision stem."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +66,18 @@ class NanoConfig:
     """"shared": the value query goes through the action queries' blocks, so values shape the trunk, which helps from
     fresh weights. "own": it has a block of its own and its gradient stops at the trunk, so that learning values
     cannot spoil a policy trained on demonstrations."""
+    eye: Eye = "shallow"
+    """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
+    residual block; twice the work."""
+    privileged_dim: int = 0
+    """Numbers of the privileged vector that a head predicts from the points while fine-tuning; 0 = no such head."""
 
     def __post_init__(self) -> None:
         if self.critic not in get_args(Critic):
             raise unknown_name("critic of nano", str(self.critic), get_args(Critic))
+        if self.eye not in get_args(Eye):
+            raise unknown_name("eye of nano", str(self.eye), get_args(Eye))
+        check_integer("nano's privileged_dim", self.privileged_dim, 0, MOST_PRIVILEGED)
         for name, most in MOST.items():
             check_integer(f"nano's {name}", getattr(self, name), 1, most)
         blocks = (self.depth + self.readers) * self.width**2 * (4 + 2 * self.mlp_ratio)

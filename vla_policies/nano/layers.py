@@ -11,6 +11,9 @@ from torch.nn import functional
 from vla_policies.actions.codec import UniformBins
 from vla_policies.processing.word_hash import HALF_BITS, MAX_TOKENS
 
+SMALLEST_STD = 1e-3
+"""Of a privileged number, metres or radians, that varies."""
+
 
 class Block(nn.Module):
     """Pre-norm transformer block over `[B, L, width]`."""
@@ -101,9 +104,79 @@ class VisionStem(nn.Module):
         """Pixels in [-1, 1] and the pooled sentence to tokens `[B, grid * grid, width]`, points `[B, 2 * points]`."""
         x = functional.gelu(self.norm1(self.conv1(pixels_BCHW)), approximate="tanh")
         x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
+        return self.tokens(x, sentence_BD), spatial_softmax(self.points(x))
+
+    def tokens(self, x_BCHW: Tensor, sentence_BD: Tensor) -> Tensor:
+        """The map of 2 * grid cells a side to tokens `[B, grid * grid, width]`."""
+        x = functional.gelu(_film(self.norm3(self.conv3(x_BCHW)), self.film3(sentence_BD)), approximate="tanh")
+        return self.proj(x.flatten(2).transpose(1, 2)) + self.place
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a skip, the second one's input scaled and shifted by the sentence.
+
+    ReLU: on a CPU, GELU takes a third as long as a convolution of so few channels.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(1, channels), nn.GroupNorm(1, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.film = nn.Linear(width, 2 * channels)
+
+    def forward(self, x_BCHW: Tensor, sentence_BD: Tensor) -> Tensor:
+        """`[B, C, H, W]` to the same shape."""
+        y = self.conv1(functional.relu(self.norm1(x_BCHW)))
+        return x_BCHW + self.conv2(functional.relu(_film(self.norm2(y), self.film(sentence_BD))))
+
+
+class DeepVisionStem(VisionStem):
+    """As `VisionStem`, but points come from the finest map, after a residual block.
+
+    A cell is then half as wide, and what a point belongs to is told from as wide a view.
+    """
+
+    def __init__(self, width: int, grid: int, points: int, image_size: int) -> None:
+        super().__init__(width, grid, points, image_size)
+        self.block = ResidualBlock(width // 4, width)
+        self.points = nn.Conv2d(width // 4, points, 1)
+
+    def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> tuple[Tensor, Tensor]:
+        x = functional.relu(self.norm1(self.block(self.conv1(pixels_BCHW), sentence_BD)))
         points_BP = spatial_softmax(self.points(x))
-        x = functional.gelu(_film(self.norm3(self.conv3(x)), self.film3(sentence_BD)), approximate="tanh")
-        return self.proj(x.flatten(2).transpose(1, 2)) + self.place, points_BP
+        x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
+        return self.tokens(x, sentence_BD), points_BP
+
+
+class PrivilegedHead(nn.Module):
+    """Features of an observation to the simulator's privileged vector, in standard deviations of the demonstrations."""
+
+    mean_P: Tensor
+    std_P: Tensor
+
+    def __init__(self, width: int, dims: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = mlp(width, 2 * width, dims)
+        self.register_buffer("mean_P", torch.zeros(dims))
+        self.register_buffer("std_P", torch.ones(dims))
+
+    def fit(self, privileged_FP: Tensor) -> None:
+        """Take mean and standard deviation from all F frames."""
+        self.mean_P.copy_(privileged_FP.mean(dim=0))
+        self.std_P.copy_(privileged_FP.std(dim=0, correction=0))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """`[B, width]` to predicted deviations from the mean `[B, P]`, in standard deviations."""
+        return self.mlp(self.norm(x_BD))
+
+    def error(self, predicted_BP: Tensor, privileged_BP: Tensor) -> Tensor:
+        """Huber's error with delta 1 of each row, `[B]`: the mean over the numbers that vary in the demonstrations."""
+        varies_P = (self.std_P > SMALLEST_STD).to(predicted_BP.dtype)
+        target_BP = (privileged_BP - self.mean_P) / self.std_P.clamp(min=SMALLEST_STD)
+        error_BP = functional.smooth_l1_loss(predicted_BP, target_BP, reduction="none")
+        return (error_BP * varies_P).sum(dim=1) / varies_P.sum().clamp(min=1.0)
 
 
 class ActionHead(nn.Module):

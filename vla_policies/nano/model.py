@@ -18,6 +18,8 @@ from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
+    DeepVisionStem,
+    PrivilegedHead,
     QueryBlock,
     ValueHead,
     VisionStem,
@@ -64,7 +66,8 @@ class NanoTrunk(nn.Module):
         width, cameras = config.width, len(conventions.cameras)
         self.words = WordEmbedding(width)
         self.sentence_norm = nn.LayerNorm(width)
-        self.vision = VisionStem(width, config.grid, config.points, conventions.image_size)
+        stem = DeepVisionStem if config.eye == "deep" else VisionStem
+        self.vision = stem(width, config.grid, config.points, conventions.image_size)
         self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
         self.points = nn.Linear(2 * config.points * cameras, width)
         codes = state_codes(torch.zeros(1, conventions.state_dim)).shape[1]
@@ -136,6 +139,7 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
         )
         self.value_reader = QueryBlock(*shape) if config.critic == "own" else None
         self.value_head = ValueHead(width)
+        self.privileged = PrivilegedHead(width, config.privileged_dim) if config.privileged_dim else None
 
     @classmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:
@@ -164,12 +168,14 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         encoding = self.encode_observation(inputs)
+        privileged_BP = None if self.privileged is None else self.privileged(encoding.places_BD)
         if self.value_reader is not None:
             hidden_BKD = _attend(self.action_queries, encoding, self.readers)
-            value_BQD = _attend(self.value_head.query, encoding.detached(), [self.value_reader])
-            return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BQD[:, 0]))
-        x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
-        return BackboneOutput(self.action_head(x_BQD[:, :-1]), self.value_head(x_BQD[:, -1]))
+            value_BD = _attend(self.value_head.query, encoding.detached(), [self.value_reader])[:, 0]
+        else:
+            x_BQD = _attend(torch.cat([self.action_queries, self.value_head.query]), encoding, self.readers)
+            hidden_BKD, value_BD = x_BQD[:, :-1], x_BQD[:, -1]
+        return BackboneOutput(self.action_head(hidden_BKD), self.value_head(value_BD), privileged_BP=privileged_BP)
 
 
 def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]) -> Tensor:

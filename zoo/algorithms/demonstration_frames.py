@@ -18,7 +18,7 @@ from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
-from zoo.demonstrations.recorder import Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,29 @@ class Frames:
     """True where the episode still ran."""
     weight_B: Tensor | None = None
     """Weight in the loss, float32; None = all alike."""
+    privileged_BP: Tensor | None = None
+    """What the expert saw, float32; None = not read."""
 
     def __len__(self) -> int:
         return len(self.action_BKA)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all actions and weights, in hexadecimal: one set of demonstrations has one."""
+        """Return the SHA-256 of all that is learned, in hexadecimal: one set of demonstrations has one."""
         found = hashlib.sha256(self.action_BKA.contiguous().numpy().data)
-        if self.weight_B is not None:
-            found.update(self.weight_B.numpy().data)
+        for more in (self.weight_B, self.privileged_BP):
+            if more is not None:
+                found.update(more.numpy().data)
         return found.hexdigest()
 
     def pick(self, index_B: Tensor, device: torch.device) -> Frames:
         """The frames of `index_B`, on `device`."""
         obs = {key: value[index_B].to(device) for key, value in self.obs.items()}
-        weight_B = None if self.weight_B is None else self.weight_B[index_B].to(device)
-        return Frames(obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device), weight_B)
+        weight_B, privileged_BP = (
+            None if more is None else more[index_B].to(device) for more in (self.weight_B, self.privileged_BP)
+        )
+        return Frames(
+            obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device), weight_B, privileged_BP
+        )
 
 
 def frames_of(
@@ -74,6 +81,9 @@ def frames_of(
         torch.from_numpy(np.concatenate(actions)),
         torch.from_numpy(np.concatenate(masks)),
         None if weights is None else torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+        torch.from_numpy(np.concatenate([one.extra[PRIVILEGED] for one in demonstrations]))
+        if PRIVILEGED in demonstrations[0].extra
+        else None,
     )
 
 

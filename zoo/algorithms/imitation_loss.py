@@ -10,13 +10,15 @@ from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import Sampling
 from vla_policies.flow_backbone import FlowBackbone
+from vla_policies.types import Evaluation
 from zoo.algorithms.demonstration_frames import Frames
 
 
-def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Tensor:
+def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE, *, privileged_coef: float = 0.0) -> Tensor:
     """Mean over the actions that were executed, and their dims, each times its frame's weight.
 
-    `noise` is what flow matching draws from.
+    `noise` is what flow matching draws from. `privileged_coef` times the error of the policy's prediction of the
+    frames' privileged vectors is added, see `PrivilegedHead.error`.
     """
     backbone = policy.backbone
     inputs = backbone.prepare(batch.obs)
@@ -29,7 +31,16 @@ def imitation_loss(policy: Any, batch: Frames, noise: Noise = TORCH_NOISE) -> Te
         return _mean(error_BHD[:, :chunk, :dims], batch)
     # Whatever temperature a policy acts with, imitation is of the plain probabilities.
     scored = backbone.evaluate(inputs, backbone.record_of(batch.action_BKA), Sampling())
-    return _mean(-scored.logprob_BKA, batch)
+    loss = _mean(-scored.logprob_BKA, batch)
+    if not privileged_coef:
+        return loss
+    return loss + privileged_coef * _mean(_privileged_error(policy, scored, batch), batch)
+
+
+def _privileged_error(policy: Any, scored: Evaluation, batch: Frames) -> Tensor:
+    """Each frame's error as that of each of its actions, `[B, K, 1]`: then parts of a batch add up to it."""
+    error_B: Tensor = policy.backbone.privileged.error(scored.privileged_BP, batch.privileged_BP)
+    return error_B[:, None, None].expand(-1, batch.mask_BK.shape[1], 1)
 
 
 def _mean(value_BKA: Tensor, batch: Frames) -> Tensor:

@@ -22,9 +22,13 @@ from zoo.distributed.process_group import ProcessGroup, own_block
 class ImitationScorer(Scorer):
     """Loss of a batch of `Frames`, what a `Learner` differentiates that learns from nothing else."""
 
+    def __init__(self, policy: Any, privileged_coef: float = 0.0) -> None:
+        super().__init__(policy)
+        self._privileged_coef = privileged_coef
+
     def forward(self, batch: Frames, noise: Noise) -> Tensor:
-        """Cross-entropy of the expert's tokens, or flow matching's squared error: a scalar."""
-        return imitation_loss(self.policy, batch, noise)
+        """See `imitation_loss`: a scalar."""
+        return imitation_loss(self.policy, batch, noise, privileged_coef=self._privileged_coef)
 
 
 @dataclass(frozen=True, kw_only=True)

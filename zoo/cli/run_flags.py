@@ -69,7 +69,7 @@ _SFT_ANYTIME = ("eval_freq", "save_freq", "device", "num_threads")
 """Fields of `RunConfig` that may change when fine-tuning goes on."""
 _SFT_PLACE = ("dataset", "paraphrases", "micro_batch_size")
 """Fields of `SFTConfig` that may change likewise."""
-_SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment", "weight", "beta", "gamma")
+_SFT_FIXED = ("episodes", "batch_size", "learning_rate", "augment", "weight", "beta", "gamma", "privileged_coef")
 """Fields of `SFTConfig` that may not."""
 
 

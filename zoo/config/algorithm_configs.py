@@ -236,6 +236,8 @@ class SFTConfig:
     """Temperature of `weight` "advantage", in standard deviations of the advantage. arXiv:1910.00177."""
     gamma: Fraction = 0.99
     """Discount per simulator step of the returns behind that advantage."""
+    privileged_coef: NonNegative = 0.0
+    """Weight of the error of a head that predicts what the expert saw: places of hand, things and goal."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -189,7 +189,7 @@ PER_PROCESS = "num_envs_per_process"
 """Setting in the place of `num_envs`: environments of each process that collects."""
 
 
-_SFT_SINCE_FIRST_VERSION = frozenset({"paraphrases", "weight", "beta", "gamma"})
+_SFT_SINCE_FIRST_VERSION = frozenset({"paraphrases", "weight", "beta", "gamma", "privileged_coef"})
 """Fields of `SFTConfig` that runs of 0.1 do not have; their defaults are what those runs did."""
 
 

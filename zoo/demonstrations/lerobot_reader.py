@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
 from zoo.demonstrations.lerobot_writer import column_TD
-from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
 from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
 """Start state of episodes whose dataset names none."""
 
 
-def read_dataset(root: Path, episodes: int | None = None, *, outcomes: bool = False) -> list[Demonstration]:
-    """The dataset's first `episodes` episodes, all by default; with `outcomes` their rewards and successes, too.
+def read_dataset(
+    root: Path, episodes: int | None = None, *, outcomes: bool = False, privileged: bool = False
+) -> list[Demonstration]:
+    """The dataset's first `episodes` episodes, all by default.
+
+    With `outcomes` their rewards and successes, too, and with `privileged` what the expert saw.
 
     One camera, whatever it is called, becomes `image`; ours keep their names. Raises `BadValue` for a folder that
     is no such dataset, or is incomplete.
@@ -31,6 +36,11 @@ def read_dataset(root: Path, episodes: int | None = None, *, outcomes: bool = Fa
     wanted = info.total_episodes if episodes is None else episodes
     if not 1 <= wanted <= info.total_episodes:
         raise BadValue(f"'{root}' holds {info.total_episodes} episodes, asked for {wanted}")
+    if privileged and PRIVILEGED not in info.features:
+        raise BadValue(
+            f"'{root}' does not say what an expert saw ('{PRIVILEGED}'), which --privileged-coef learns; zoo.collect "
+            "--expert records it"
+        )
     cameras = cameras_of(info, root)
     out: list[Demonstration] = []
     with lr.opening(root):
@@ -38,7 +48,8 @@ def read_dataset(root: Path, episodes: int | None = None, *, outcomes: bool = Fa
         for rows in _episode_files(root):
             tables: dict[Path, Any] = {}
             for row in rows:
-                out.append(_episode(root, info, row, cameras, sentences, tables, videos, outcomes=outcomes))
+                extra = functools.partial(_extra, outcomes=outcomes, privileged=privileged)
+                out.append(_episode(root, info, row, cameras, sentences, tables, videos, extra))
                 if len(out) == wanted:
                     # An interrupted collection may have written more than `info.json` counts.
                     return out
@@ -97,8 +108,7 @@ def _episode(
     sentences: Mapping[int, str],
     tables: dict[Path, Any],
     videos: Videos,
-    *,
-    outcomes: bool,
+    extra: Callable[[Any, str], dict[str, np.ndarray]],
 ) -> Demonstration:
     place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
     path = lr.file_of(root, info.data_path, root / lr.INFO_PATH, **place)
@@ -126,15 +136,21 @@ def _episode(
         images=images,
         state_TS=_finite_column_TD(steps, lr.STATE, where) if has_state else np.zeros((len(steps), 0), np.float32),
         action_TA=_finite_column_TD(steps, lr.ACTION, where),
-        extra=_outcomes(steps, where) if outcomes else {},
+        extra=extra(steps, where),
     )
 
 
-def _outcomes(steps: Any, where: str) -> dict[str, np.ndarray]:
-    """Reward (float32) and success (bool) of each step `[T]`, as far as the dataset has them."""
-    kinds = {REWARD: np.float32, SUCCESS: np.bool_}
+def _extra(steps: Any, where: str, *, outcomes: bool, privileged: bool) -> dict[str, np.ndarray]:
+    """What was asked for beside the actions, as far as the dataset has it.
+
+    Reward (float32) and success (bool) of each step `[T]`, and what the expert saw, float32 `[T, P]`.
+    """
+    kinds = {REWARD: np.float32, SUCCESS: np.bool_} if outcomes else {}
     present = [name for name in kinds if name in steps.column_names]
-    return {name: _finite_column_TD(steps, name, where)[:, 0].astype(kinds[name]) for name in present}
+    found: dict[str, np.ndarray] = {
+        name: _finite_column_TD(steps, name, where)[:, 0].astype(kinds[name]) for name in present
+    }
+    return {**found, PRIVILEGED: _finite_column_TD(steps, PRIVILEGED, where)} if privileged else found
 
 
 def _finite_column_TD(steps: Any, name: str, where: str) -> np.ndarray:

@@ -15,6 +15,8 @@ from zoo.experts.base import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 """LeRobot's names for the outcome of a step."""
+PRIVILEGED = "vla_zoo.privileged"
+"""Column of what an expert saw: poses in metres, the goal. Not named "observation.*", which policies take as input."""
 _KEPT = "kept"
 Attempt = tuple[StartState, int]
 """A start state and the round it is tried in."""
@@ -116,6 +118,17 @@ def demonstrate(
     return record(envs, _ExpertActor(experts, generators, noise), attempts)
 
 
+def expert_choice(expert: Expert, privileged_P: np.ndarray, generator: np.random.Generator, noise: float) -> Choice:
+    """What an expert does, and what is executed: with normal deviates of standard deviation `noise` added."""
+    wanted_A = expert.action(privileged_P)
+    noise_A = noise * generator.standard_normal(len(wanted_A))
+    return Choice(
+        action_A=wanted_A,
+        executed_A=(wanted_A + noise_A).astype(np.float32),
+        extra={PRIVILEGED: privileged_P.astype(np.float32)},
+    )
+
+
 class _ExpertActor:
     """An expert for each environment, and the generator of its noise; see `Actor`."""
 
@@ -123,12 +136,10 @@ class _ExpertActor:
         self._experts, self._generators, self._noise = experts, generators, noise
 
     def act(self, obs: Mapping[str, Any], live: Sequence[int]) -> dict[int, Choice]:
-        choices = {}
-        for env in live:
-            wanted_A = self._experts[env].action(obs["privileged"][env])
-            noise_A = self._noise * self._generators[env].standard_normal(len(wanted_A))
-            choices[env] = Choice(action_A=wanted_A, executed_A=(wanted_A + noise_A).astype(np.float32))
-        return choices
+        return {
+            env: expert_choice(self._experts[env], obs["privileged"][env], self._generators[env], self._noise)
+            for env in live
+        }
 
     def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
         pass

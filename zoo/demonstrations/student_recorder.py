@@ -17,7 +17,7 @@ import numpy as np
 from vla_gym.specs import Task
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.demonstrations.policy_recorder import ActingPolicy, PolicyActor, RolloutRules
-from zoo.demonstrations.recorder import Attempt, Choice, Demonstration, record
+from zoo.demonstrations.recorder import PRIVILEGED, Attempt, Choice, Demonstration, expert_choice, record
 from zoo.experts.base import Expert
 
 
@@ -77,15 +77,19 @@ class _Turns:
         shown = {key: value for key, value in obs.items() if key != "privileged"}
         chosen = self._student.act(shown, learning) if learning else {}
         choices = {
-            env: Choice(action_A=one.action_A, executed_A=one.executed_A, kept=False) for env, one in chosen.items()
+            env: Choice(
+                action_A=one.action_A,
+                executed_A=one.executed_A,
+                extra={PRIVILEGED: obs["privileged"][env].astype(np.float32)},
+                kept=False,
+            )
+            for env, one in chosen.items()
         }
         self._step += 1
         for env in live:
-            if env in choices:
-                continue
-            wanted_A = self._experts[env].action(obs["privileged"][env])
-            noise_A = self._noise * self._generators[env].standard_normal(len(wanted_A))
-            choices[env] = Choice(action_A=wanted_A, executed_A=(wanted_A + noise_A).astype(np.float32))
+            if env not in choices:
+                privileged_P = obs["privileged"][env]
+                choices[env] = expert_choice(self._experts[env], privileged_P, self._generators[env], self._noise)
         return choices
 
     def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:

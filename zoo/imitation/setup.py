@@ -27,6 +27,7 @@ from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
 from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
+from zoo.imitation.privileged_head import config_with_head, prepare_head
 from zoo.imitation.sft import SFT
 from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
@@ -58,9 +59,15 @@ def finetune(job: TrainJob) -> RunFolder | None:
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     job = replace(job, config=config)
     others = read_paraphrases(user_path(settings.paraphrases)) if settings.paraphrases is not None else {}
-    outcomes = settings.weight != "none"
-    groups = {folder: read_dataset(folder, settings.episodes, outcomes=outcomes) for folder in settings.folders}
+    outcomes, privileged = settings.weight != "none", settings.privileged_coef > 0
+    groups = {
+        folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
+        for folder in settings.folders
+    }
     check_alike(groups)
+    if privileged:
+        job = replace(job, config=config_with_head(config, groups))
+        config = job.config
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=not process_group.is_first))
@@ -89,6 +96,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
         groups.clear()
         recorded.clear()
         learned.clear()
+        if privileged:
+            prepare_head(policy, frames)
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None
         model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
         if job.checkpoint is not None:

@@ -98,7 +98,9 @@ class SFT:
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
         total = self.num_timesteps + total_timesteps
         settings = self._settings
-        self._learner = Learner(ImitationScorer(self.policy), self.policy.optimizer, settings.max_grad_norm)
+        self._learner = Learner(
+            ImitationScorer(self.policy, settings.privileged_coef), self.policy.optimizer, settings.max_grad_norm
+        )
         order = batches(len(self._frames), settings.batch_size, torch.Generator().manual_seed(self._seed))
         began = time.perf_counter()
         callback.init_callback(self)  # type: ignore[arg-type]

@@ -7,7 +7,10 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
+    DeepVisionStem,
+    PrivilegedHead,
     QueryBlock,
+    ResidualBlock,
     ValueHead,
     VisionStem,
     WordEmbedding,
@@ -26,11 +29,42 @@ def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> Non
     assert points.shape == (2, 6)
 
 
-def test_the_sentence_changes_what_is_seen() -> None:
-    stem = VisionStem(width=16, grid=4, points=3, image_size=16)
+@pytest.mark.parametrize("kind", [VisionStem, DeepVisionStem])
+def test_the_sentence_changes_what_is_seen(kind: type[VisionStem]) -> None:
+    stem = kind(width=16, grid=4, points=3, image_size=16)
     pixels = torch.randn(1, 3, 16, 16)
     for output, other in zip(stem(pixels, torch.zeros(1, 16)), stem(pixels, torch.ones(1, 16)), strict=True):
         assert not torch.allclose(output, other)
+
+
+def test_points_of_a_deep_eye_come_from_the_finest_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = []
+
+    def noted(score_BCHW: torch.Tensor) -> torch.Tensor:
+        sides.append(score_BCHW.shape[2:])
+        return spatial_softmax(score_BCHW)
+
+    monkeypatch.setattr("vla_policies.nano.layers.spatial_softmax", noted)
+    for kind in (VisionStem, DeepVisionStem):
+        tokens, points = kind(width=16, grid=4, points=3, image_size=64)(torch.randn(2, 3, 64, 64), torch.randn(2, 16))
+        assert tokens.shape == (2, 16, 16)
+        assert points.shape == (2, 6)
+    assert sides == [(8, 8), (16, 16)]
+
+
+def test_a_residual_block_adds_to_what_it_gets() -> None:
+    block, x_BCHW = ResidualBlock(4, 16), torch.randn(2, 4, 8, 8)
+    torch.nn.init.zeros_(block.conv2.weight)
+    bias_C11 = block.conv2.bias[:, None, None]  # type: ignore[index]
+    torch.testing.assert_close(block(x_BCHW, torch.randn(2, 16)), x_BCHW + bias_C11)
+
+
+def test_what_the_expert_saw_is_told_in_standard_deviations() -> None:
+    head = PrivilegedHead(width=8, dims=2)
+    head.fit(torch.tensor([[1.0, 3.0], [3.0, 3.0]]))  # mean 2 and 3, deviations 1 and 0
+    assert head(torch.randn(5, 8)).shape == (5, 2)
+    # 2 deviations away, 1.5 beyond Huber's delta of 1 less a half; the number that never varies does not count.
+    assert head.error(torch.tensor([[0.0, 7.0]]), torch.tensor([[4.0, 3.5]])).tolist() == [1.5]
 
 
 def test_points_by_hand() -> None:

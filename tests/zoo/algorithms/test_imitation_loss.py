@@ -16,7 +16,7 @@ from vla_policies.actions.flow import matching_times
 from vla_policies.actions.noise import SlotNoise
 from zoo.algorithms.demonstration_frames import frames_of
 from zoo.algorithms.imitation_loss import imitation_loss
-from zoo.demonstrations.recorder import Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
 TINY = {"size": "tiny", "width": 32, "heads": 2, "points": 4, "bin_features": 8}
 
@@ -102,6 +102,24 @@ def test_a_frames_loss_counts_as_often_as_it_weighs(family: str) -> None:
     expected = (3.0 * 2 * loss(0, weighted=False) + 0.5 * loss(1, weighted=False)) / 3
     assert loss(0, 1, weighted=True) == pytest.approx(expected, rel=1e-5)
     assert loss(1, 0, weighted=True) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_an_expert_saw_is_learned_in_standard_deviations() -> None:
+    # Three numbers: 0 and 2 (deviations -1 and 1 of the mean 1), always 5, and 0 and 20 (-1 and 1 of 10).
+    seen_TP = np.array([[0.0, 5.0, 0.0], [2.0, 5.0, 20.0]], dtype=np.float32)
+    frames = frames_of([replace(shown(2), extra={PRIVILEGED: seen_TP})], 2)
+    assert frames.privileged_BP is not None
+    learner = policy(privileged_dim=3)
+    head: Any = learner.backbone.privileged
+    head.fit(frames.privileged_BP)
+    head.mlp[-1].weight.data.zero_()
+    head.mlp[-1].bias.data.copy_(torch.tensor([0.5, 9.0, 2.0]))
+    # Huber's error of 0.5 against -1 and 2 against -1 in frame 0; of 0.5 and 2 against 1 in frame 1.
+    errors = [(1.0 + 2.5) / 2, (0.125 + 0.5) / 2]
+    # Frame 0 has two steps to learn, frame 1, the last, has one; every frame counts like its actions.
+    expected = (2 * errors[0] + errors[1]) / 3
+    alone = imitation_loss(learner, frames).item()
+    assert imitation_loss(learner, frames, privileged_coef=0.5).item() == pytest.approx(alone + 0.5 * expected)
 
 
 def test_what_a_frame_draws_does_not_depend_on_its_company() -> None:

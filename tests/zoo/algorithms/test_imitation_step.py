@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from zoo.algorithms.demonstration_frames import Frames, frames_of
 from zoo.algorithms.imitation_loss import imitation_loss
 from zoo.algorithms.imitation_step import FrameBatch, ImitationScorer, add_gradients
 from zoo.algorithms.learner import ChunkScorer, Learner
+from zoo.demonstrations.recorder import PRIVILEGED
 from zoo.distributed.process_group import ProcessGroup
 
 # Frames 4 and 2 are the last of their episodes: of their two steps one is executed.
@@ -53,6 +55,21 @@ def test_parts_and_ranks_give_the_mean_over_the_batch(size: int, micro_batch_siz
     for of_ranks, gradient in zip(zip(*found, strict=True), expected, strict=True):
         # Data parallelism leaves the mean over ranks; half the gradient was asked for.
         torch.testing.assert_close(sum(of_ranks) / size, 0.5 * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_parts_add_up_to_what_the_head_learns_too() -> None:
+    seen = [replace(shown(n), extra={PRIVILEGED: np.arange(2.0 * n, dtype=np.float32).reshape(n, 2)}) for n in (5, 3)]
+    losses = []
+    for micro_batch_size in (None, 3):
+        model = policy(privileged_dim=2)
+        learner = Learner(ImitationScorer(model, 2.0), model.optimizer, 1.0)
+        frames = FrameBatch(frames=frames_of(seen, 2), index_B=INDEX, seed=3, step=(5, 2))
+        losses.append(add_gradients(learner, frames, ProcessGroup(0, 1), micro_batch_size))
+        head = model.backbone.privileged
+        assert head is not None
+        assert head.mlp[0].weight.grad is not None
+        assert float(head.mlp[0].weight.grad.abs().sum()) > 0.0
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_the_learner_of_rollouts_has_the_same_loss_of_frames() -> None:

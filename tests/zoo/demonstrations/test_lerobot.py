@@ -21,7 +21,7 @@ from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
 from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
-from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
+from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
 
 pytest.importorskip("pyarrow")
 SETTINGS = {"env": "Toy", "noise": 0.0}
@@ -82,6 +82,18 @@ def test_outcomes_are_read_when_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second.extra[SUCCESS], ~solved_T[:2])
     assert read_dataset(tmp_path / "d")[0].extra == {}
     assert solved_episodes(tmp_path / "d") == 1
+
+
+def test_what_the_expert_saw_is_read_when_asked_for(tmp_path: Path) -> None:
+    seen_TP = np.arange(6, dtype=np.float32).reshape(3, 2)
+    write = LeRobotWriter(tmp_path / "d", {}, fps=10)
+    write.add([replace(shown(3), extra={PRIVILEGED: seen_TP})], tried=1)
+    (plain,), (seen,) = read_dataset(tmp_path / "d"), read_dataset(tmp_path / "d", privileged=True)
+    assert plain.extra == {}
+    np.testing.assert_array_equal(seen.extra[PRIVILEGED], seen_TP)
+    LeRobotWriter(tmp_path / "bare", {}, fps=10).add([shown(3)], tried=1)
+    with pytest.raises(BadValue, match="does not say what an expert saw"):
+        read_dataset(tmp_path / "bare", privileged=True)
 
 
 def test_a_reward_that_is_no_number_stops_only_what_reads_it(tmp_path: Path) -> None:

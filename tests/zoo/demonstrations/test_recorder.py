@@ -10,7 +10,7 @@ import pytest
 
 from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.specs import StartState, Task
-from zoo.demonstrations.recorder import all_attempts, demonstrate
+from zoo.demonstrations.recorder import PRIVILEGED, all_attempts, demonstrate
 
 TOY = find_benchmark("Toy-Reach")
 
@@ -68,6 +68,8 @@ def test_an_episode_holds_a_frame_for_every_step(envs: VLAVectorEnv) -> None:
     assert first.images["image"].shape == (length, *envs.layout.arrays()["image"][0])
     assert first.state_TS.shape == (length, TOY.state_dim)
     np.testing.assert_array_equal(first.action_TA[:, 0], np.full(length, 0.75, np.float32))
+    # What the expert saw is kept beside it.
+    np.testing.assert_array_equal(first.extra[PRIVILEGED], np.full((length, 1), 0.5, np.float32))
     # The first frame is what the reset showed.
     obs, _ = envs.reset(options={"task_id": 0, "trial_id": 0})
     np.testing.assert_array_equal(first.images["image"][0], obs["image"][0])

@@ -14,7 +14,7 @@ from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from zoo.collect import kept_episodes
-from zoo.demonstrations.recorder import Attempt, Demonstration, demonstrate
+from zoo.demonstrations.recorder import PRIVILEGED, Attempt, Demonstration, demonstrate
 from zoo.demonstrations.student_recorder import student_steps, take_over
 
 TOY = find_benchmark("Toy-Reach")
@@ -89,6 +89,7 @@ def test_the_dataset_holds_what_the_expert_did_from_where_it_took_over(envs: VLA
         assert expert.start_state == own.start_state
         np.testing.assert_array_equal(expert.action_TA[:, 0], np.full(expert.length, 0.75, np.float32))
         assert expert.length == expert.images["image"].shape[0] == expert.state_TS.shape[0]
+        assert expert.extra[PRIVILEGED].shape == (expert.length, 1)
         if played == 0:
             np.testing.assert_array_equal(expert.state_TS, own.state_TS)
         else:

@@ -269,7 +269,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
     demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     actual = imitation_step.imitation_loss
-    monkeypatch.setattr(imitation_step, "imitation_loss", lambda *args: actual(*args) * float("nan"))
+    monkeypatch.setattr(imitation_step, "imitation_loss", lambda *args, **how: actual(*args) * float("nan"))
     assert fine_tune(demos, tmp_path) == 2
     assert "the gradient of update 1 is not finite" in capsys.readouterr().err
     assert not list(tmp_path.glob("sft/*"))

@@ -1,0 +1,87 @@
+"""What `--privileged-coef` asks of datasets and policies, and that the head learns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.zoo.algorithms.test_imitation_loss import policy, shown
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from zoo import sft
+from zoo.algorithms.demonstration_frames import frames_of
+from zoo.config.run_config import RunConfig
+from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.imitation.privileged_head import config_with_head, prepare_head
+
+
+def seen(length: int, dims: int) -> Demonstration:
+    """An episode whose expert saw `dims` numbers."""
+    seen_TP = np.arange(length * dims, dtype=np.float32).reshape(length, dims)
+    return replace(shown(length), extra={PRIVILEGED: seen_TP})
+
+
+def config(policy: str) -> RunConfig:
+    own = {"backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
+    size = {"n_timesteps": 1, "num_envs": 1, "seed": 0}
+    return RunConfig(algo="sft", env="Toy-Reach", policy=policy, policy_kwargs=own, **size)
+
+
+def test_fresh_weights_get_a_head_of_the_datasets_length() -> None:
+    groups = {Path("a"): [seen(3, 4)], Path("b"): [seen(2, 4)]}
+    asked = config_with_head(config("nano"), groups).policy_kwargs
+    assert asked == {"backbone_kwargs": {"size": "tiny", "privileged_dim": 4}, "temperature": 0.5}
+    # A checkpoint has what it has.
+    assert config_with_head(config("runs/best"), groups) == config("runs/best")
+
+
+def test_vectors_of_two_lengths_are_refused() -> None:
+    with pytest.raises(BadValue, match="vectors of one length; got 'a' 4, 'b' 3"):
+        config_with_head(config("nano"), {Path("a"): [seen(3, 4)], Path("b"): [seen(3, 3)]})
+
+
+def test_a_policy_without_the_head_or_with_another_is_refused() -> None:
+    frames = frames_of([seen(3, 2)], 2)
+    with pytest.raises(BadValue, match="has no head that tells what the expert saw"):
+        prepare_head(policy(), frames)
+    with pytest.raises(BadValue, match="tells 5 numbers of what the expert saw, the demonstrations have 2"):
+        prepare_head(policy(privileged_dim=5), frames)
+
+
+def test_a_head_that_has_learned_keeps_its_own_scale(tmp_path: Path) -> None:
+    begun = policy(privileged_dim=2)
+    prepare_head(begun, frames_of([seen(3, 2)], 2))  # 0, 2, 4 and 1, 3, 5
+    begun.save_pretrained(tmp_path / "p")
+    opened = VLAPolicy.from_pretrained(tmp_path / "p", device="cpu")
+    prepare_head(opened, frames_of([seen(30, 2)], 2))
+    assert opened.backbone.privileged.mean_P.tolist() == [2.0, 3.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.processes
+def test_a_run_learns_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    episode = replace(
+        seen(8, 3),
+        images={"image": rng.integers(0, 255, (8, 32, 32, 3), dtype=np.uint8)},
+        state_TS=np.zeros((8, 2), np.float32),
+        action_TA=rng.uniform(-1, 1, (8, 2)).astype(np.float32),
+    )
+    LeRobotWriter(tmp_path / "d", {}, fps=10).add([episode], tried=1)
+    flags = ["--env", "Toy-Reach", "--dataset", "d", "-n", "40", "--batch-size", "8", "--seed", "0", "--device", "cpu"]
+    tiny = ["-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}"]
+    losses = []
+    for coef in ("0", "10"):
+        assert sft.run([*flags, "--eval-episodes", "0", "--privileged-coef", coef, *tiny]) == 0
+        run = Path(f"logs/sft/Toy-Reach_{len(losses) + 1}")
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["train/loss"] for row in rows])
+    assert losses[1][0] > losses[0][0] + 1.0
+    assert losses[1][-1] < losses[0][0] + 1.0
+    opened = VLAPolicy.from_pretrained(run / "best", device="cpu")
+    assert opened.backbone.privileged is not None

@@ -1,0 +1,54 @@
+"""The head that tells what the expert saw, in fine-tuning: fresh policies get one, fitted to the demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
+from zoo.algorithms.demonstration_frames import Frames
+from zoo.config.hyperparams import deep_merge
+from zoo.config.run_config import RunConfig
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+
+FAMILY = "nano"
+"""The family whose fresh weights can have the head."""
+
+
+def config_with_head(config: RunConfig, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
+    """Return the configuration with a head of the datasets' size, where fresh weights are learned.
+
+    Raises `BadValue` for datasets whose privileged vectors differ in length: they are of other robots or scenes.
+    """
+    sizes = {folder: group[0].extra[PRIVILEGED].shape[1] for folder, group in groups.items()}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"'{folder}' {size}" for folder, size in sizes.items())
+        raise BadValue(f"--privileged-coef learns vectors of one length; got {listed}: learn the datasets separately")
+    if config.policy != FAMILY:
+        return config
+    head = {"backbone_kwargs": {"privileged_dim": next(iter(sizes.values()))}}
+    return replace(config, policy_kwargs=deep_merge(config.policy_kwargs, head))
+
+
+def prepare_head(policy: VLAPolicy, frames: Frames) -> None:
+    """Give a fresh head the frames' mean and standard deviation; one that has learned keeps its own.
+
+    Raises `BadValue` for a policy without such a head, or with one of another length.
+    """
+    head, privileged_FP = getattr(policy.backbone, "privileged", None), frames.privileged_BP
+    assert privileged_FP is not None
+    dims = privileged_FP.shape[1]
+    if head is None:
+        raise BadValue(
+            f"--privileged-coef is for policies that were begun with it, from fresh weights of family '{FAMILY}'; this "
+            "one has no head that tells what the expert saw. Leave the flag out"
+        )
+    if len(head.mean_P) != dims:
+        raise BadValue(
+            f"the policy tells {len(head.mean_P)} numbers of what the expert saw, the demonstrations have {dims}: "
+            "leave --privileged-coef out"
+        )
+    if policy.backbone.source is None:
+        head.fit(privileged_FP)
