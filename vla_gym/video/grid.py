@@ -6,7 +6,9 @@ Imports Pillow and ffmpeg, so nothing that `import vla_gym` loads imports it.
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import imageio_ffmpeg
 import numpy as np
@@ -66,13 +68,15 @@ class VideoGrid:
         check_destination(path, suffix=".mp4")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._encode(path, fps)
-            # The index comes last, and ffmpeg does not report that the disk was full.
-            if not path.is_file() or b"moov" not in path.read_bytes():
-                raise OSError("ffmpeg did not finish it")
+            # Aside until it is whole: two that write the same name never mix, and an earlier video outlives a failure.
+            with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as aside:
+                draft = Path(aside) / path.name
+                self._encode(draft, fps)
+                # The index comes last, and ffmpeg does not report that the disk was full.
+                if not draft.is_file() or b"moov" not in draft.read_bytes():
+                    raise OSError("ffmpeg did not finish it")
+                os.replace(draft, path)
         except OSError as error:
-            if path.is_file():
-                path.unlink()  # half a video
             raise BadValue(f"cannot write the video '{path}': {error.strerror or error}") from error
         return path
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from errno import ENOSPC
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -74,13 +76,6 @@ def test_a_film_goes_into_an_mp4(name: str, says: str, tmp_path: Path) -> None:
         one_frame().write(tmp_path / name, fps=1)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_leaves_no_film(tmp_path: Path) -> None:
-    (tmp_path / "film.mp4").symlink_to("/dev/full")
-    with pytest.raises(BadValue, match="cannot write the video"):
-        one_frame().write(tmp_path / "film.mp4", fps=1)
-
-
 def test_a_machine_without_ffmpeg_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> str:
         raise RuntimeError("No ffmpeg exe could be found.")
@@ -90,11 +85,41 @@ def test_a_machine_without_ffmpeg_is_told_what_is_missing(tmp_path: Path, monkey
         one_frame().write(tmp_path / "film.mp4", fps=1)
 
 
-def test_a_film_without_its_end_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VideoGrid, "_encode", lambda self, path, fps: path.write_bytes(b"half"))
-    with pytest.raises(BadValue, match="ffmpeg did not finish it"):
-        one_frame().write(tmp_path / "film.mp4", fps=1)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(("error", "says"), [(None, "ffmpeg did not finish it"), (ENOSPC, "No space left on device")])
+def test_a_film_that_fails_leaves_the_earlier_one_alone(
+    error: int | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(_: VideoGrid, path: Path, fps: float) -> None:
+        path.write_bytes(b"half")
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    film = one_frame().write(tmp_path / "film.mp4", fps=1)
+    earlier = film.read_bytes()
+    monkeypatch.setattr(VideoGrid, "_encode", half)
+    for name in ("film.mp4", "new.mp4"):
+        with pytest.raises(BadValue, match=f"cannot write the video '.*{name}': {says}"):
+            one_frame().write(tmp_path / name, fps=1)
+    assert list(tmp_path.iterdir()) == [film]
+    assert film.read_bytes() == earlier
+
+
+def test_two_films_written_at_once_to_one_name_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = VideoGrid._encode
+
+    def begun_by_another(grid: VideoGrid, path: Path, fps: float) -> None:
+        monkeypatch.setattr(VideoGrid, "_encode", encode)
+        with path.open("wb") as stream:
+            stream.write(b"half")
+            other = one_frame().write(film, fps=1)
+            assert b"moov" in other.read_bytes()
+            stream.write(b"the rest, moov")
+
+    film = tmp_path / "film.mp4"
+    monkeypatch.setattr(VideoGrid, "_encode", begun_by_another)
+    one_frame().write(film, fps=1)
+    assert film.read_bytes() == b"halfthe rest, moov"
+    assert list(tmp_path.iterdir()) == [film]
 
 
 def test_the_bar_tells_solved_from_failed_from_under_way() -> None:
