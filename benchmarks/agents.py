@@ -49,8 +49,12 @@ class AgentRecipe:
     """Updates of supervised fine-tuning."""
     noise: float = 0.0
     """Deviation of what disturbs the expert's actions."""
+    params: Sequence[str] = ()
+    """`-params` of `zoo.collect` and `zoo.sft` over the PPO recipe's environment and policy, e.g. larger images."""
     sft_params: Sequence[str] = ()
-    """`-params` of `zoo.sft` over the PPO recipe's environment and policy."""
+    """More of `zoo.sft` alone."""
+    privileged_coef: float = 0.0
+    """`--privileged-coef` of `zoo.sft`."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -89,8 +93,8 @@ class Workshop:
         recipe, demos = self.recipe, self.folder / "demonstrations"
         env = ("--env", recipe.env)
         noise = ("--noise", recipe.noise) if recipe.noise else ()
-        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *noise, "-o", demos)
-        params = ("-params", *recipe.sft_params) if recipe.sft_params else ()
+        shown = params_of(recipe.params)
+        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *noise, "-o", demos, *shown)
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
             "sft",
@@ -102,8 +106,9 @@ class Workshop:
             recipe.sft_updates,
             "--eval-episodes",
             0,
+            *privileged_of(recipe),
             *common,
-            *params,
+            *params_of([*recipe.params, *recipe.sft_params]),
         )
         self.evaluate("sft")
         for algo in recipe.algorithms:
@@ -122,7 +127,7 @@ class Workshop:
             target = ("--split", split, "-o", self.result(stage, split))
             how = ("--num-envs", self.recipe.num_envs, "--num-threads", 1)
             some = ("--eval-episodes", self.recipe.episodes) if self.recipe.episodes else ()
-            params = ("-params", *self.recipe.evaluation_params) if self.recipe.evaluation_params else ()
+            params = params_of(self.recipe.evaluation_params)
             policy = ("--env", self.recipe.env, "-i", self.policy(stage))
             self.step(f"evaluate {stage} {split}", "evaluate", *policy, *target, *some, *how, *params)
 
@@ -198,6 +203,16 @@ class Workshop:
     def _summary(self, stage: str, split: str) -> Any:
         record = json.loads(self.result(stage, split).read_text())
         return {key: record[key] for key in ("summary", "success", "tasks")}
+
+
+def params_of(values: Sequence[str]) -> tuple[str, ...]:
+    """The command line's `-params`, nothing for none."""
+    return ("-params", *values) if values else ()
+
+
+def privileged_of(recipe: AgentRecipe) -> tuple[object, ...]:
+    """The command line's `--privileged-coef`, nothing for 0."""
+    return ("--privileged-coef", recipe.privileged_coef) if recipe.privileged_coef else ()
 
 
 def table(shops: Sequence[Workshop]) -> str:

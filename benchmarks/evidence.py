@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.agents import AgentRecipe, Workshop, read_recipes
+from benchmarks.agents import AgentRecipe, Workshop, params_of, privileged_of, read_recipes
 from vla_gym.registry import num_tasks
 from zoo.config.hyperparams import load_hyperparams
 from zoo.evaluation.statistics import holm, sign_flip_exact
@@ -112,15 +112,15 @@ class Trial(Workshop):
         recipe, further = self.recipe, name == "further"
         noise = max(recipe.noise, LEAST_NOISE) if further else recipe.noise
         arguments = ("--env", recipe.env, "--expert", "-n", episodes, "--seed", 2 * recipe.seed + further)
-        self.step(name, "collect", *arguments, *(("--noise", noise) if noise else ()), "-o", self.folder / name)
+        rest = (*(("--noise", noise) if noise else ()), "-o", self.folder / name, *params_of(recipe.params))
+        self.step(name, "collect", *arguments, *rest)
 
     def _finetune(self, name: str, updates: int, *datasets: str) -> None:
-        folders = [self.folder / one for one in datasets]
-        params = ("-params", *self.recipe.sft_params) if self.recipe.sft_params else ()
-        arguments = ("--env", self.recipe.env, "--dataset", *folders, "-n", updates)
+        recipe, folders = self.recipe, [self.folder / one for one in datasets]
+        arguments = ("--env", recipe.env, "--dataset", *folders, "-n", updates, *privileged_of(recipe))
         often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
         where = self._common(self.folder if name == "sft" else self.folder / name)
-        self.step(name, "sft", *arguments, *often, *where, *params)
+        self.step(name, "sft", *arguments, *often, *where, *params_of([*recipe.params, *recipe.sft_params]))
 
     def _common(self, folder: Path) -> tuple[object, ...]:
         return ("--seed", self.recipe.seed, "-f", folder, "--num-threads", 1)

@@ -174,13 +174,24 @@ class FlowBackbone(Backbone):
 
     def integrate(self, inputs: PolicyInputs, noise_BHD: Tensor, num_steps: int) -> Tensor:
         """The ODE's chain x_0 ... x_J from `noise_BHD`, `[B, J + 1, H, D]`: the published inference."""
-        context = self.encode(inputs)
+        return self.denoise_chain(self.encode(inputs), noise_BHD, num_steps)
+
+    def denoise_chain(self, context: Any, noise_BHD: Tensor, num_steps: int) -> Tensor:
+        """`integrate` of an observation that is encoded already."""
         chain = [noise_BHD]
         for time in flow_times(num_steps)[:-1].tolist():
             time_B = torch.full((len(noise_BHD),), time, device=noise_BHD.device)
             velocity_BHD = self.denoise(context, chain[-1], time_B).velocity_BHD
             chain.append(step_mean(chain[-1], velocity_BHD, time_B, 1.0 / num_steps))
         return torch.stack(chain, dim=1)
+
+    def expert_feature(self, context: Any, num: int, device: torch.device) -> Tensor:
+        """The mean over the predicted actions' hidden states at t = 1 and x = 0, float32 `[B, E]`, B = `num`.
+
+        A function of the observation alone.
+        """
+        zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
+        return self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
 
     def matching_loss(self, inputs: PolicyInputs, action_BHD: Tensor, noise_BHD: Tensor, time_B: Tensor) -> Tensor:
         """Squared error of the velocity, `[B, H, D]`: the loss of imitation. Actions in the network's units."""

@@ -156,7 +156,7 @@ class VLAPolicy(ActorCriticPolicy):
 
         Everything of the decision is on the CPU, where environments and buffers are: a GPU is waited for once.
         """
-        sample = self.backbone.act(self._inputs(obs), self.sampling, deterministic=deterministic, noise=noise)
+        sample = self.backbone.act(self.prepare(obs), self.sampling, deterministic=deterministic, noise=noise)
         return _on_host(sample)
 
     def predict_with_noise(self, observation: Observation, noise: Noise, *, deterministic: bool = False) -> np.ndarray:
@@ -170,9 +170,10 @@ class VLAPolicy(ActorCriticPolicy):
     def evaluate(self, obs: Observation, record: Mapping[str, Tensor]) -> Evaluation:
         """Score the decisions in `record` (of an `ActionSample`) by the present weights, with gradients."""
         record = {name: upload(tensor, self.device) for name, tensor in record.items()}
-        return self.backbone.evaluate(self._inputs(obs), record, self.sampling)
+        return self.backbone.evaluate(self.prepare(obs), record, self.sampling)
 
-    def _inputs(self, obs: Observation) -> PolicyInputs:
+    def prepare(self, obs: Observation) -> PolicyInputs:
+        """What the backbone reads of B observations (the dict of `as_sb3()`), on the policy's device."""
         batch, _ = batch_observation(obs, self.conventions)
         inputs = self.backbone.prepare(on_device(batch, self.device))
         return replace(inputs, keys=observation_keys(batch)) if self.backbone.keeps_features else inputs
@@ -198,11 +199,11 @@ class VLAPolicy(ActorCriticPolicy):
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """State values `[B, 1]`."""
-        return self.backbone.value(self._inputs(obs))[:, None]
+        return self.backbone.value(self.prepare(obs))[:, None]
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """The distribution over action chunks."""
-        return self.backbone.distribution(self._inputs(obs), self.sampling)
+        return self.backbone.distribution(self.prepare(obs), self.sampling)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         return self._as_actions(self.act(observation, deterministic).action_BKA)

@@ -202,9 +202,8 @@ class VLMFlowBackbone(FlowBackbone):
         detached, feature_BW = self.learning.detach_value, context.feature_BW
         if feature_BW is None:
             num, device = len(context.memory.mask_BL), context.memory.mask_BL.device
-            zero_BHD = torch.zeros(num, self.horizon, self.flow_width, device=device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
-                feature_BW = self.denoise(context, zero_BHD, torch.ones(num, device=device)).hidden_BHE.mean(dim=1)
+                feature_BW = self.expert_feature(context, num, device)
         value_B: Tensor = self.value_head(feature_BW.detach() if detached else feature_BW)
         return value_B
 

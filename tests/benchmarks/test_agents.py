@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -149,3 +150,28 @@ def test_an_unknown_field_is_named(tmp_path: Path) -> None:
     file.write_text("Toy-Reach: {demonstrations: 1, sft_updates: 1, colour: red}\n")
     with pytest.raises(SystemExit, match="colour"):
         read_recipes(file)
+
+
+def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, str] = {}
+    monkeypatch.setattr(
+        Workshop, "step", lambda _, name, *arguments: said.update({name: shlex.join(map(str, arguments))})
+    )
+    Workshop(
+        replace(
+            RECIPE,
+            noise=0.1,
+            params=["image_size:128"],
+            sft_params=["learning_rate:1e-4"],
+            evaluation_params=["chunk:4"],
+            privileged_coef=1.0,
+            algorithms=(),
+        ),
+        tmp_path,
+    ).train()
+    assert set(said) == {"collect", "sft", "evaluate sft train"}
+    assert said["collect"].startswith("collect --env Toy-Reach --expert -n 3 --noise 0.1 -o")
+    assert said["collect"].endswith("-params image_size:128")
+    assert "-n 2 --eval-episodes 0 --privileged-coef 1.0 --seed 1" in said["sft"]
+    assert said["sft"].endswith("-params image_size:128 learning_rate:1e-4")
+    assert said["evaluate sft train"].endswith("--num-envs 16 --num-threads 1 -params chunk:4")

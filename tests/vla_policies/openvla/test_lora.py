@@ -126,7 +126,7 @@ def test_plain_peft_loads_the_adapter(trained: VLAPolicy, folder: Path, observe:
     trained.save_adapter(tmp_path)
     request = Request(family=trained.backbone.family, unnorm_key="bridge_orig")
     network = load_checkpoint(folder, request).backbone.network
-    pixels = trained._inputs(observe(0)).pixels_BMCHW
+    pixels = trained.prepare(observe(0)).pixels_BMCHW
     before = network.encode_images(pixels)
     peft.PeftModel.from_pretrained(network, str(tmp_path))
     with torch.no_grad():

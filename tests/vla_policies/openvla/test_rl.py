@@ -149,7 +149,7 @@ def test_images_are_encoded_once_per_decision(family: str, monkeypatch: Any) -> 
     monkeypatch.setattr(network, "encode_images", lambda pixels: calls.append(1) or original(pixels))
     policy.act(obs)
     assert calls == [1]
-    assert network.encode_images(policy._inputs(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
+    assert network.encode_images(policy.prepare(obs).pixels_BMCHW).shape[1] == (56 // PATCH) ** 2
 
 
 @pytest.mark.processes

@@ -1,0 +1,143 @@
+"""`NoiseActionVecEnv`: the noise a frozen flow policy begins at becomes the action, for any algorithm of SB3 (DSRL).
+
+Source: Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement Learning"
+(arXiv:2506.15799), DSRL-SAC, and the authors' code for pi0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
+from torch import Tensor
+
+from vla_gym.errors import BadValue
+from vla_gym.observation import encode_instruction
+from vla_policies.flow_backbone import FlowBackbone
+from vla_policies.policy import VLAPolicy
+from vla_policies.types import PolicyInputs
+
+Reward = Literal["step_cost", "environment"]
+REWARDS: tuple[Reward, ...] = ("step_cost", "environment")
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """N observations, and what the policy made of them."""
+
+    inputs: PolicyInputs
+    context: Any
+    observation_NF: np.ndarray
+
+
+class NoiseActionVecEnv(VecEnvWrapper):
+    """A `VecEnv` of `VLAVectorEnv.as_sb3()` in which an action is noise, and the policy turns it into a chunk.
+
+    Action: float32 `[D]` in [-bound, bound], D the numbers per action of the flow network, the same noise for each of
+    the H actions it predicts; with `repeat=False` float32 `[H * D]`. Observation: float32 `[E + S]`, the flow head's
+    mean hidden state at t = 1 and x = 0, and the proprioception. The policy's weights do not change.
+
+    :param policy: of a flow family: pi0, pi05, smolvla, nano-flow. Observes and acts as the environment does.
+    :param bound: largest size of each number of noise, b_W: 1 for pi0 in the authors' code. Beyond about 2 the policy
+        has hardly been trained.
+    :param repeat: one noise for all H actions, as the authors do for pi0.
+    :param reward: "step_cost" is -1 for each decision and 0 for the one that solves the task, the authors' choice;
+        "environment" leaves the environment's.
+    """
+
+    def __init__(
+        self,
+        venv: VecEnv,
+        policy: VLAPolicy,
+        *,
+        bound: float = 1.0,
+        repeat: bool = True,
+        reward: Reward = "step_cost",
+    ) -> None:
+        if not isinstance(policy.backbone, FlowBackbone):
+            raise BadValue(
+                f"only a flow policy begins at noise (pi0, pi05, smolvla, nano-flow), got family "
+                f"'{policy.backbone.family}', which draws tokens"
+            )
+        if not bound > 0:
+            raise BadValue(f"bound must be above 0, got {bound}; 1 is usual")
+        if reward not in REWARDS:
+            raise BadValue(f"reward must be one of {', '.join(REWARDS)}, got '{reward}'")
+        self.policy = policy
+        self.backbone = policy.backbone
+        self.repeat = repeat
+        self.reward = reward
+        policy.set_training_mode(False)
+        width = self.backbone.flow_width * (1 if repeat else self.backbone.horizon)
+        state_space = venv.observation_space.spaces.get("state")  # type: ignore[attr-defined]
+        num_state = 0 if state_space is None else int(np.prod(state_space.shape))
+        self._latest: _Encoded | None = None
+        super().__init__(
+            venv,
+            observation_space=spaces.Box(-np.inf, np.inf, (self._num_features() + num_state,), np.float32),
+            action_space=spaces.Box(-bound, bound, (width,), np.float32),
+        )
+
+    def reset(self) -> np.ndarray:
+        """Begin an episode in every environment; observations `[N, E + S]`."""
+        return self._remember(self.venv.reset())
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Denoise `[N, D]` (or `[N, H * D]`) from the latest observation, and start the chunks."""
+        self.venv.step_async(self.chunks(actions))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Observations, rewards, dones and infos; a `terminal_observation` is of this space, too."""
+        obs, reward_N, done_N, infos = self.venv.step_wait()
+        for env in np.flatnonzero(done_N):
+            last = {key: value[None] for key, value in infos[env]["terminal_observation"].items()}
+            infos[env]["terminal_observation"] = self._encode(last).observation_NF[0]
+        if self.reward == "step_cost":
+            solved_N = np.array([bool(info.get("is_success", False)) for info in infos])
+            reward_N = np.where(solved_N & done_N, 0.0, -1.0).astype(np.float32)
+        return self._remember(obs), reward_N, done_N, infos
+
+    @torch.no_grad()
+    def chunks(self, noise_ND: np.ndarray) -> np.ndarray:
+        """Environment actions `[N, K, A]` that the policy denoises from the noise at the latest observation."""
+        assert self._latest is not None, "reset() comes first"
+        backbone, latest = self.backbone, self._latest
+        noise_NLD = torch.as_tensor(noise_ND, dtype=torch.float32, device=self.policy.device).reshape(
+            len(noise_ND), -1, backbone.flow_width
+        )
+        noise_NHD = noise_NLD.expand(-1, backbone.horizon, -1)
+        last_NHD = backbone.denoise_chain(latest.context, noise_NHD, backbone.flow.num_steps)[:, -1]
+        action_NKA = backbone.to_env(last_NHD, latest.inputs).float().cpu().numpy()
+        space = self.venv.action_space
+        assert isinstance(space, spaces.Box)
+        return np.clip(action_NKA.reshape(-1, *space.shape), space.low, space.high)
+
+    def _remember(self, obs: Any) -> np.ndarray:
+        self._latest = self._encode(obs)
+        return self._latest.observation_NF
+
+    @torch.no_grad()
+    def _encode(self, obs: Any) -> _Encoded:
+        inputs = self.policy.prepare(obs)
+        context = self.backbone.encode(inputs)
+        num = len(inputs.pixels_BMCHW)
+        feature_NE: Tensor = self.backbone.expert_feature(context, num, inputs.pixels_BMCHW.device)
+        columns = [feature_NE.float().cpu().numpy()]
+        if "state" in obs:
+            columns.append(np.asarray(obs["state"], dtype=np.float32).reshape(num, -1))
+        return _Encoded(inputs, context, np.concatenate(columns, axis=1))
+
+    def _num_features(self) -> int:
+        """E, from a made-up observation."""
+        spaces_of = self.policy.observation_space.spaces  # type: ignore[attr-defined]
+        obs = {key: np.zeros((1, *space.shape), space.dtype) for key, space in spaces_of.items()}
+        obs["instruction"][0] = encode_instruction("go")
+        inputs = self.policy.prepare(obs)
+        with torch.no_grad():
+            context = self.backbone.encode(inputs)
+            return self.backbone.expert_feature(context, 1, inputs.pixels_BMCHW.device).shape[1]
