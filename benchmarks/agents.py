@@ -49,8 +49,12 @@ class AgentRecipe:
     """Updates of supervised fine-tuning."""
     noise: float = 0.0
     """Deviation of what disturbs the expert's actions."""
+    demonstrations_seed: int = 0
+    """Of that noise."""
     params: Sequence[str] = ()
     """`-params` of `zoo.collect` and `zoo.sft` over the PPO recipe's environment and policy, e.g. larger images."""
+    collect_params: Sequence[str] = ()
+    """More of `zoo.collect` alone, e.g. start states."""
     sft_params: Sequence[str] = ()
     """More of `zoo.sft` alone."""
     privileged_coef: float = 0.0
@@ -93,8 +97,9 @@ class Workshop:
         recipe, demos = self.recipe, self.folder / "demonstrations"
         env = ("--env", recipe.env)
         noise = ("--noise", recipe.noise) if recipe.noise else ()
-        shown = params_of(recipe.params)
-        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *noise, "-o", demos, *shown)
+        seed = ("--seed", recipe.demonstrations_seed) if recipe.demonstrations_seed else ()
+        shown = (*noise, *seed, "-o", demos, *params_of([*recipe.params, *recipe.collect_params]))
+        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *shown)
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
             "sft",

@@ -112,7 +112,8 @@ class Trial(Workshop):
         recipe, further = self.recipe, name == "further"
         noise = max(recipe.noise, LEAST_NOISE) if further else recipe.noise
         arguments = ("--env", recipe.env, "--expert", "-n", episodes, "--seed", 2 * recipe.seed + further)
-        rest = (*(("--noise", noise) if noise else ()), "-o", self.folder / name, *params_of(recipe.params))
+        params = params_of([*recipe.params, *recipe.collect_params])
+        rest = (*(("--noise", noise) if noise else ()), "-o", self.folder / name, *params)
         self.step(name, "collect", *arguments, *rest)
 
     def _finetune(self, name: str, updates: int, *datasets: str) -> None:
