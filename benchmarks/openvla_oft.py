@@ -119,7 +119,7 @@ def one_by_one(obs: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
 def plain_pass(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
     """Scores of all words `[S, W]` and hidden states `[S, D]` at the action slots, by way of all positions."""
     backbone: Any = policy.backbone
-    segment, last_B, first_slot = backbone.sequence(policy._inputs(obs))
+    segment, last_B, first_slot = backbone.sequence(policy.prepare(obs))
     network = backbone.network
     hidden_LD = network.final_norm(run_layers(network.language_model.model, segment, store_activations))[0]
     logits_LW = network.language_model.lm_head(hidden_LD).float()

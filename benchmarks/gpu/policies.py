@@ -157,7 +157,7 @@ def captured(family: str, settings: Settings) -> Figures:
     """Deciding from prepared inputs as one CUDA graph, beside the same launched operation by operation."""
     policy = build(family, backbone_options(family, settings.size), settings.device)
     batch = min(settings.batches)
-    inputs = policy._inputs(observations(policy, batch))
+    inputs = policy.prepare(observations(policy, batch))
 
     @torch.no_grad()
     def decide() -> ActionSample:
