@@ -27,13 +27,27 @@ ADAM_BYTES, HALF = 16, 2
 ALLOWANCE, ALLOWANCE_BYTES = "allowance: CUDA context, cuBLAS workspaces, gaps between blocks", 2 * GIB
 DRAWING_BYTES = GIB // 4
 """Of one process that draws on the GPU (EGL context, its buffers, textures): an allowance, not a count."""
-WORKER_BYTES: Mapping[str, tuple[float, float]] = {
-    "libero": (2.2e9, 0.4e9),
-    "metaworld": (0.55e9, 0.12e9),
-    "maniskill": (0.9e9, 0.01e9),
+
+
+@dataclass(frozen=True)
+class WorkerBytes:
+    """What a simulator worker holds, resident bytes."""
+
+    first: float
+    """With one slot."""
+    task: float
+    """For each further task: a scene is shared by the slots that play it."""
+    slot: float
+    """For each further slot of the same task."""
+
+
+WORKER_BYTES: Mapping[str, WorkerBytes] = {
+    "libero": WorkerBytes(2.2e9, 0.4e9, 0.01e9),
+    "metaworld": WorkerBytes(0.55e9, 0.12e9, 0.04e9),
+    "maniskill": WorkerBytes(0.9e9, 0.01e9, 0.01e9),
 }
-"""Extra -> resident bytes of a simulator worker with one slot, and of each further slot, as measured: see
-docs/libero.md; a worker of eight slots held 1.12 GB for MetaWorld-MT10 and 0.91 GB for ManiSkill/PickCube."""
+"""Extra -> bounds from measurements: see docs/libero.md; a worker of eight slots held 1.12 GB for MetaWorld-MT10 and
+0.91 GB for ManiSkill/PickCube, one of 32 slots 1.42 GB for MetaWorld/reach and 2.73 GB for LIBERO-Goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +115,12 @@ def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> 
     if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
         return []
     workers = max(1, num_workers)
-    first, further = WORKER_BYTES[benchmark.extra]
-    size = workers * first + (plan.envs_per_rank - workers) * further
+    held = WORKER_BYTES[benchmark.extra]
+    size = 0.0
+    for number in range(workers):
+        slots = (number + 1) * plan.envs_per_rank // workers - number * plan.envs_per_rank // workers
+        tasks = min(slots, len(benchmark.tasks))
+        size += held.first + (tasks - 1) * held.task + (slots - tasks) * held.slot
     return [Need("host", f"{plan.envs_per_rank} simulators in {workers} workers", int(size))]
 
 

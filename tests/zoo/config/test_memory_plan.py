@@ -81,6 +81,20 @@ def test_simulators_are_counted_by_worker():
     assert simulator_needs(solve(TOY), benchmark_of(TOY), 0) == []
 
 
+@pytest.mark.parametrize(
+    ("env", "held"),
+    [
+        ("LIBERO-Spatial", 2.2e9 + 9 * 0.4e9 + 22 * 0.01e9),  # ten tasks: 32 slots share their scenes
+        ("MetaWorld/reach", 0.55e9 + 31 * 0.04e9),  # one task
+    ],
+)
+def test_slots_that_play_the_same_task_share_its_scene(env: str, held: float) -> None:
+    options = {"chunk": 8}
+    config = RunConfig(algo="ppo", env=env, policy="nano", n_timesteps=1, num_envs=32, seed=0, env_options=options)
+    (need,) = simulator_needs(solve(config), benchmark_of(config), 1)
+    assert need.size == round(held)
+
+
 def oft(**options: object) -> RunConfig:
     return RunConfig(
         algo="ppo",
