@@ -30,8 +30,8 @@ ARRIVED, TURNED = 0.012, 0.12
 """Metres and radians within which the hand has arrived."""
 HOLD, LET_GO, BACK = 10, 8, 8
 """Steps: until the fingers hold, have let go, and for the way back."""
-PATIENCE = 60
-"""Steps after which a way is given up."""
+PATIENCE, TURNING_PATIENCE = 60, 120
+"""Steps after which a way is given up, and a knob's turn."""
 LEAN = math.radians(25.0)
 """By which a hand at a knob points back to the robot, whose arm would be folded too far to point straight down."""
 TURN_STEP = 0.35
@@ -119,7 +119,9 @@ class KnobSkill:
         grip_3 = part.handle.centre_3
         grip_3[2] = part.handle.top - BELOW_TOP
         if self._yaw is None or self.stage < Stage.MOVE:
-            self._yaw = nearest_yaw(now, narrowest_yaw(part.handle), math.pi)
+            # The turn is spread to both sides of where the hand is now: its last joint has an end.
+            half_way = part.way * part.axis_3[2] / 2
+            self._yaw = nearest_yaw(now, narrowest_yaw(part.handle) + half_way, math.pi) - half_way
         yaw = self._yaw
         if self.stage is Stage.MOVE:
             turn = float(np.clip(part.way * part.axis_3[2], -TURN_STEP, TURN_STEP))
@@ -144,7 +146,7 @@ class KnobSkill:
             Stage.LET_GO: self._steps >= LET_GO,
             Stage.BACK: self._steps >= BACK,
         }[self.stage]
-        if over or self._steps >= PATIENCE:
+        if over or self._steps >= (TURNING_PATIENCE if self.stage is Stage.MOVE else PATIENCE):
             if self.stage is Stage.BACK:
                 return None
             self._yaw = yaw

@@ -22,6 +22,8 @@ BELOW_TOP = 0.018
 """Distance of a grip below the top of a thing: the palm is 0.026 from the grip site."""
 ABOVE_BOTTOM = 0.008
 """Least height of a grip over the thing's bottom: the finger pads reach 0.004 below the grip site."""
+INWARD = 0.04
+"""Metres from a handle's middle to where it is held, towards the thing: there it lies the least beside its hand."""
 WALL = 0.003
 """From the outside of a rim to the middle of its wall."""
 RIM_AZIMUTH = math.radians(150.0)
@@ -38,8 +40,10 @@ SLOPE = 1.0
 """Steepness of a thing's way down from high up."""
 CLEARANCE = 0.06
 """Metres between a carried thing and the top of the place it goes to."""
-LIFT = 0.08
-"""Least height by which a thing is lifted, metres: the drawer's walls are lower."""
+SNUG = 0.9
+"""Share of a target's narrow half width that a thing's half diagonal may have without being turned to fit."""
+LIFT = 0.2
+"""Least height by which a thing is lifted, metres: a drawer's walls and the things on its way are lower."""
 MARGIN, ASIDE, SKIM = 0.03, 0.02, 0.015
 """Metres: round a drawer that a thing passes, within which it is aside, and by which it is lifted to go there."""
 ARRIVED, TURNED = 0.006, 0.08
@@ -118,6 +122,7 @@ def handle_grasp(grip: Solid, origin_3: np.ndarray, hand_yaw: float) -> Grasp:
     """Return a grasp of a handle that stands out from the thing's origin: across it, not along."""
     point_3 = grip.centre_3
     out_x, out_y = (point_3 - origin_3)[:2]
+    point_3 -= INWARD * np.array([out_x, out_y, 0.0]) / math.hypot(out_x, out_y)
     point_3[2] = grip.top - BELOW_TOP
     across = math.atan2(out_x, -out_y)
     return Grasp(point_3=point_3, finger_yaw=nearest_yaw(hand_yaw, across, math.pi))
@@ -125,13 +130,28 @@ def handle_grasp(grip: Solid, origin_3: np.ndarray, hand_yaw: float) -> Grasp:
 
 def fitting_yaws(thing: Solid) -> list[float]:
     """Return the level axes of a thing that the fingers fit around, as directions seen from above."""
+    return [yaw for half, yaw in level_axes(thing) if half <= WIDEST]
+
+
+def level_axes(thing: Solid) -> list[tuple[float, float]]:
+    """Return (half extent in metres, direction seen from above) of a thing's two level axes, the shorter first."""
     axes_33 = axes_of(thing.quat_4)
     upright = int(np.argmax(np.abs(axes_33[2])))
-    return [
-        math.atan2(axes_33[1, axis], axes_33[0, axis])
+    return sorted(
+        (float(thing.half_3[axis]), math.atan2(axes_33[1, axis], axes_33[0, axis]))
         for axis in range(3)
-        if axis != upright and thing.half_3[axis] <= WIDEST
-    ]
+        if axis != upright
+    )
+
+
+def turn_to_fit(thing: Solid, target: Solid) -> float | None:
+    """Return the turn, seen from above, that brings a thing between the sides of a target that it fits in narrowly;
+    None where no turn is needed, or none helps."""
+    (short, _), (long, yaw) = level_axes(thing)
+    (narrow, _), (wide, target_yaw) = level_axes(target)
+    if math.hypot(short, long) <= SNUG * narrow or short > narrow or long > wide:
+        return None
+    return nearest_yaw(yaw, target_yaw, math.pi) - yaw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +165,8 @@ class Plan:
     """Of the bottom of the carried thing."""
     aside_2: np.ndarray
     """Way in the plane that the thing goes before it rises, out from under the target."""
+    turn: float | None
+    """By which the hand turns with the thing on the way, seen from above, so that it fits."""
 
 
 def make_plan(job: Job, rim_azimuth: float) -> Plan:
@@ -159,6 +181,7 @@ def make_plan(job: Job, rim_azimuth: float) -> Plan:
         hold=float(np.linalg.norm(job.thing.centre_3 - grasp.point_3)),
         carry_height=max(job.target.top + CLEARANCE, job.thing.bottom + LIFT),
         aside_2=from_under(job.thing, job.target),
+        turn=turn_to_fit(job.thing, job.target),
     )
 
 
@@ -187,7 +210,8 @@ def from_under(thing: Solid, target: Solid) -> np.ndarray:
 
 def carrying(job: Job, plan: Plan) -> np.ndarray:
     """Sideways, and down when near, until the thing's origin is over the target's."""
-    bottom_3 = np.array([*job.thing.origin_3[:2], job.thing.bottom])
+    middle_3 = job.thing.origin_3 if plan.turn is None else job.thing.centre_3
+    bottom_3 = np.array([*middle_3[:2], job.thing.bottom])
     over_3 = np.array([*job.target.origin_3[:2], job.target.top + CLEARANCE])
     height = plan.carry_height - over_3[2]
     return job.hand_3 + funnel(bottom_3, over_3, mouth=CENTRED, slope=SLOPE, height=height) - bottom_3
@@ -213,9 +237,10 @@ WAYPOINT: dict[Stage, Callable[[Job, Plan], np.ndarray]] = {
 """Stage -> target of the grip site, `[3]`, metres."""
 
 
-def turn_to(job: Job, plan: Plan) -> np.ndarray:
-    """Return the rotation vector `[3]` from the hand's orientation to the grasp's."""
-    return turn_between(job.hand_quat_4, downward(plan.grasp.finger_yaw, POINTING))
+def orientation(stage: Stage, plan: Plan) -> np.ndarray:
+    """Return the hand's quaternion (w, x, y, z) in a stage."""
+    turn = plan.turn if stage >= Stage.CARRY else None
+    return downward(plan.grasp.finger_yaw + (turn or 0.0), POINTING)
 
 
 def has_slipped(stage: Stage, job: Job, plan: Plan) -> bool:
@@ -231,9 +256,11 @@ def is_over(stage: Stage, steps: int, job: Job, plan: Plan) -> bool:
     if steps >= PATIENCE:
         return True
     x, y, height = WAYPOINT[stage](job, plan) - job.hand_3
+    turned = float(np.linalg.norm(turn_between(job.hand_quat_4, orientation(stage, plan)))) < TURNED
     if stage in (Stage.RAISE, Stage.CARRY):
-        return bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
-    turned = stage is Stage.LOWER or float(np.linalg.norm(turn_to(job, plan))) < TURNED
+        turned = turned or stage is Stage.RAISE or plan.turn is None
+        return turned and bool(np.hypot(x, y) < CENTRED and abs(height) < LEVEL)
+    turned = turned or stage is Stage.LOWER
     return turned and float(np.linalg.norm([x, y, height])) < ARRIVED
 
 
@@ -263,6 +290,6 @@ class PlacingSkill:
         self._steps += 1
         return Command(
             point_3=WAYPOINT[self.stage](job, plan),
-            quat_4=downward(plan.grasp.finger_yaw, POINTING),
+            quat_4=orientation(self.stage, plan),
             closed=self.stage in CLOSED,
         )

@@ -11,7 +11,8 @@ import pytest
 from tests.zoo.experts.test_libero_placing import DOWN, block
 from vla_gym.adapters.libero.scene import Hand, Moving
 from vla_gym.rotations import axes_of
-from zoo.experts.libero_moving import DrawerSkill, KnobSkill, Stage, facing, narrowest_yaw, pulls
+from zoo.experts.libero_moving import CLOSING, DrawerSkill, KnobSkill, Stage, facing, narrowest_yaw, pulls
+from zoo.experts.motion import yaw_of
 
 START = Hand(point_3=np.array([-0.2, 0.0, 1.2]), quat_4=DOWN)
 
@@ -84,3 +85,26 @@ def test_a_knob_is_turned_on_the_circle_about_its_axis() -> None:
     # Led by 0.35 rad, 1.8 cm below the ridge's top at 92 cm.
     np.testing.assert_allclose(command.point_3, [0.02 * math.cos(0.35), 0.02 * math.sin(0.35), 0.902])
     assert command.closed
+
+
+def knob(way: float) -> Moving:
+    """A knob whose ridge lies along x, 6 cm long; the fingers close along y."""
+    ridge = block(0.0, 0.0, 0.9, (0.03, 0.01, 0.02))
+    return Moving(met=False, handle=ridge, turns=True, axis_3=np.array([0.0, 0.0, 1.0]), anchor_3=np.zeros(3), way=way)
+
+
+@pytest.mark.parametrize(("way", "yaw"), [(1.0, -math.pi / 2), (4.0, math.pi / 2), (-1.0, -math.pi / 2)])
+def test_a_hand_is_put_on_a_knob_so_that_half_the_turn_is_near_to_where_it_is(way: float, yaw: float) -> None:
+    # The hand stands at -90 degrees. A way of 4 rad from there ends 4 from it; from half a turn back, 0.9 from it.
+    command = KnobSkill().command(START, knob(way))
+    assert command is not None
+    assert math.remainder(yaw_of(command.quat_4, CLOSING) - yaw, 2 * math.pi) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_knob_is_given_longer_than_a_way() -> None:
+    skill, steps = KnobSkill(), 0
+    skill.stage = Stage.MOVE
+    while skill.stage is Stage.MOVE:
+        skill.command(START, knob(2.0))
+        steps += skill.stage is Stage.MOVE
+    assert steps == 120

@@ -10,6 +10,7 @@ import pytest
 
 from vla_gym.adapters.libero.scene import Hand, Placing, Solid
 from zoo.experts.libero_placing import (
+    CLOSING,
     RIM_AZIMUTH,
     WAYPOINT,
     Job,
@@ -22,8 +23,11 @@ from zoo.experts.libero_placing import (
     has_slipped,
     is_over,
     make_plan,
+    orientation,
     plan_grasp,
+    turn_to_fit,
 )
+from zoo.experts.motion import yaw_of
 
 DOWN = np.array([0.0, 1.0, 0.0, 0.0])  # fingers close along the world's -y
 
@@ -57,12 +61,13 @@ def plan() -> Plan:
 def test_the_plan(plan: Plan) -> None:
     np.testing.assert_allclose(plan.grasp.point_3, [0.1, 0.0, 0.042])  # 1.8 cm below the top
     assert plan.hold == pytest.approx(0.012)
-    assert plan.carry_height == pytest.approx(0.14 + 0.06)
+    assert plan.carry_height == pytest.approx(0.2)  # 6 cm over the basket, 20 over the floor
+    assert plan.turn is None
 
 
 def test_a_thing_in_a_drawer_is_lifted_out_before_it_goes_down() -> None:
     high = job(thing_height=0.63)
-    assert make_plan(high, RIM_AZIMUTH).carry_height == pytest.approx(0.6 + 0.08)
+    assert make_plan(high, RIM_AZIMUTH).carry_height == pytest.approx(0.6 + 0.2)
 
 
 def test_where_the_hand_goes(plan: Plan) -> None:
@@ -126,7 +131,7 @@ def test_a_thing_under_a_drawer_goes_aside_by_the_shortest_way() -> None:
 def test_a_handle_is_taken_across() -> None:
     handle = block(0.3, 0.2, 0.05, (0.05, 0.01, 0.01))
     grasp = handle_grasp(handle, np.array([0.1, 0.2, 0.0]), hand_yaw=1.2)
-    np.testing.assert_allclose(grasp.point_3, [0.3, 0.2, 0.06 - 0.018])
+    np.testing.assert_allclose(grasp.point_3, [0.26, 0.2, 0.06 - 0.018])  # 4 cm nearer to the thing than its middle
     assert grasp.finger_yaw == pytest.approx(math.pi / 2)  # it stands out along x
 
 
@@ -171,3 +176,48 @@ def test_what_is_too_wide_is_taken_by_its_rim() -> None:
     away = 0.05 / math.sqrt(2)  # 5.3 cm less the wall, at 135 degrees
     np.testing.assert_allclose(grasp.point_3, [0.1 - away, -0.2 + away, 0.05 - 0.018])
     assert grasp.finger_yaw == pytest.approx(-math.pi / 4)  # half a turn from 135 degrees
+
+
+def turned_about_z(angle: float) -> np.ndarray:
+    return np.array([math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2)])
+
+
+BOOK = (0.06, 0.015, 0.1)
+COMPARTMENT = solid((0.03, 0.07, 0.05))  # narrow along x, wide along y
+
+
+def test_a_book_is_turned_into_a_narrow_compartment() -> None:
+    book = solid(BOOK, turned_about_z(0.3))  # its length lies at 0.3 rad from x
+    assert turn_to_fit(book, COMPARTMENT) == pytest.approx(math.pi / 2 - 0.3)
+    back = solid(BOOK, turned_about_z(-0.3))
+    assert turn_to_fit(back, COMPARTMENT) == pytest.approx(-math.pi / 2 + 0.3)
+
+
+def test_what_fits_anyhow_or_nohow_is_not_turned() -> None:
+    assert turn_to_fit(solid(BOOK), solid((0.07, 0.07, 0.05))) is None  # its half diagonal, 6.2 cm, is below 6.3
+    assert turn_to_fit(solid((0.06, 0.035, 0.1)), COMPARTMENT) is None  # too thick
+    assert turn_to_fit(solid((0.08, 0.015, 0.1)), COMPARTMENT) is None  # too long
+
+
+def test_the_hand_turns_with_the_book_once_it_is_lifted() -> None:
+    book = solid(BOOK, turned_about_z(0.3), height=0.1)
+    shelved = replace(job((0.1, -0.2, 0.3)), thing=book, grip=book, target=COMPARTMENT)
+    plan = make_plan(shelved, RIM_AZIMUTH)
+    before, after = (yaw_of(orientation(stage, plan), CLOSING) for stage in (Stage.RAISE, Stage.CARRY))
+    assert math.remainder(after - before, 2 * math.pi) == pytest.approx(math.pi / 2 - 0.3)
+    # Its bottom 6 cm over the compartment's top, which is at 5: it goes down only when it is turned.
+    high = replace(book, origin_3=np.array([0.1, -0.2, 0.21]))
+    there = replace(shelved, thing=high, grip=high, hand_3=np.array([0.1, -0.2, 0.3]))
+    for stage, over in ((Stage.RAISE, False), (Stage.CARRY, True)):
+        assert is_over(Stage.CARRY, 1, replace(there, hand_quat_4=orientation(stage, plan)), plan) is over
+
+
+def test_a_book_goes_to_a_narrow_compartment_by_its_middle_not_by_its_origin() -> None:
+    book = replace(solid(BOOK, turned_about_z(0.3)), middle_3=np.array([0.0, 0.0, 0.02]))
+    beside = replace(book, middle_3=np.array([0.02, 0.0, 0.0]))
+    at = {}
+    for name, thing in (("middle", book), ("beside", beside)):
+        shelved = replace(job((0.1, -0.2, 0.3)), thing=thing, grip=thing, target=COMPARTMENT)
+        at[name] = WAYPOINT[Stage.CARRY](shelved, make_plan(shelved, RIM_AZIMUTH))[:2]
+    away_2 = 0.02 * np.array([math.cos(0.3), math.sin(0.3)])
+    np.testing.assert_allclose(at["middle"] - at["beside"], away_2, atol=1e-9)
