@@ -15,8 +15,8 @@ from vla_gym.adapters.libero.tasks import ACTION_SCALE
 from vla_gym.rotations import turn_between
 from vla_gym.specs import Task
 from zoo.experts.libero_dragging import DraggingSkill, is_dragged
-from zoo.experts.libero_moving import DrawerSkill, KnobSkill
-from zoo.experts.libero_placing import RIM_AZIMUTH, PlacingSkill
+from zoo.experts.libero_moving import DrawerSkill, TurningSkill
+from zoo.experts.libero_placing import RIM_AZIMUTH, PlacingSkill, own_place
 from zoo.experts.motion import Command
 
 DRAWER_AZIMUTH = math.radians(117.0)
@@ -46,17 +46,21 @@ class LiberoExpert:
         command = self._skill.command(scene.hand, scene.parts[self._part]) if self._skill else None
         if command is None:
             self._part = next_part(scene)
-            self._skill = self._skill_for(scene.parts[self._part])
+            self._skill = self._skill_for(scene, self._part)
             command = self._skill.command(scene.hand, scene.parts[self._part])
             assert command is not None
         way_3 = command.point_3 - scene.hand.point_3
         twist_6 = np.concatenate([way_3, turn_between(scene.hand.quat_4, command.quat_4)]) / ACTION_SCALE
         return np.append(np.clip(twist_6, -1.0, 1.0), CLOSE if command.closed else OPEN).astype(np.float32)
 
-    def _skill_for(self, part: Placing | Moving) -> Skill:
-        if isinstance(part, Placing):
-            return DraggingSkill() if is_dragged(part) else PlacingSkill(self._rim_azimuth)
-        return KnobSkill() if part.turns else DrawerSkill()
+    def _skill_for(self, scene: Scene, index: int) -> Skill:
+        part = scene.parts[index]
+        if isinstance(part, Moving):
+            return TurningSkill() if part.turns else DrawerSkill()
+        if is_dragged(part):
+            return DraggingSkill()
+        others = [other for other in scene.parts if isinstance(other, Placing) and other is not part]
+        return PlacingSkill(self._rim_azimuth, own_place(part, others))
 
 
 def next_part(scene: Scene) -> int:

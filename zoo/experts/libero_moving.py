@@ -1,4 +1,4 @@
-"""The skills of joints, of LIBERO's expert: drawers are pulled by their bar and pushed shut, knobs are turned.
+"""The skills of joints, of LIBERO's expert: drawers are pulled by their bar and pushed shut, knobs and doors turned.
 
 World frame, metres and radians.
 """
@@ -33,7 +33,11 @@ HOLD, LET_GO, BACK = 10, 8, 8
 PATIENCE, TURNING_PATIENCE = 60, 120
 """Steps after which a way is given up, and a knob's turn."""
 LEAN = math.radians(25.0)
-"""By which a hand at a knob points back to the robot, whose arm would be folded too far to point straight down."""
+"""By which a hand at a knob points back to the robot, whose arm would be folded too far to point straight down, and
+one at a door away from it, so that the arm reaches the end of the way."""
+DOOR, SHUT = 0.1, 0.1
+"""Metres of a handle from its axis: nearer is a knob, farther a door; radians beyond the wanted position to which a
+door is led, so that it gets there."""
 TURN_STEP = 0.35
 """Radians by which a knob's turn is led."""
 
@@ -106,8 +110,8 @@ def pulls(part: Moving) -> bool:
     return from_anchor * part.way > 0
 
 
-class KnobSkill:
-    """Takes a knob by its ridge from above and turns the hand with it."""
+class TurningSkill:
+    """Takes a knob by its ridge, or a door by its bar, from above and turns the hand with it."""
 
     def __init__(self) -> None:
         self.stage, self._steps = Stage.APPROACH, 0
@@ -115,7 +119,7 @@ class KnobSkill:
 
     def command(self, hand: Hand, part: Moving) -> Command | None:
         """Return where the hand should be; None when the hand is back."""
-        now = yaw_of(hand.quat_4, CLOSING)
+        now, door = yaw_of(hand.quat_4, CLOSING), is_door(part)
         grip_3 = part.handle.centre_3
         grip_3[2] = part.handle.top - BELOW_TOP
         if self._yaw is None or self.stage < Stage.MOVE:
@@ -124,7 +128,8 @@ class KnobSkill:
             self._yaw = nearest_yaw(now, narrowest_yaw(part.handle) + half_way, math.pi) - half_way
         yaw = self._yaw
         if self.stage is Stage.MOVE:
-            turn = float(np.clip(part.way * part.axis_3[2], -TURN_STEP, TURN_STEP))
+            way = part.way + math.copysign(SHUT, part.way) if door else part.way
+            turn = float(np.clip(way * part.axis_3[2], -TURN_STEP, TURN_STEP))
             yaw = nearest_yaw(now, narrowest_yaw(part.handle), math.pi) + turn
             cosine, sine = math.cos(turn), math.sin(turn)
             out_2 = (grip_3 - part.anchor_3)[:2]
@@ -135,7 +140,8 @@ class KnobSkill:
             Stage.LET_GO: hand.point_3,
         }.get(self.stage, grip_3)
 
-        quat_4 = multiply(np.array([math.cos(LEAN / 2), 0.0, math.sin(LEAN / 2), 0.0]), downward(yaw, POINTING))
+        lean = -LEAN if door else LEAN
+        quat_4 = multiply(np.array([math.cos(lean / 2), 0.0, math.sin(lean / 2), 0.0]), downward(yaw, POINTING))
         away = float(np.linalg.norm(point_3 - hand.point_3))
         turned = float(np.linalg.norm(turn_between(hand.quat_4, quat_4))) < TURNED
         over = {
@@ -154,6 +160,11 @@ class KnobSkill:
             return self.command(hand, part)
         self._steps += 1
         return Command(point_3=point_3, quat_4=quat_4, closed=self.stage in (Stage.HOLD, Stage.MOVE))
+
+
+def is_door(part: Moving) -> bool:
+    """Whether a turning part is held far from its axis."""
+    return float(np.linalg.norm((part.handle.centre_3 - part.anchor_3)[:2])) > DOOR
 
 
 def narrowest_yaw(thing: Solid) -> float:

@@ -6,8 +6,8 @@ Grasps are pure geometry. World frame, metres and radians.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -40,6 +40,8 @@ SLOPE = 1.0
 """Steepness of a thing's way down from high up."""
 CLEARANCE = 0.06
 """Metres between a carried thing and the top of the place it goes to."""
+FLAT, GAP = 0.01, 0.02
+"""Half height of a place on which things stand side by side, and the room between them, metres."""
 SNUG = 0.9
 """Share of a target's narrow half width that a thing's half diagonal may have without being turned to fit."""
 LIFT = 0.2
@@ -152,6 +154,22 @@ def turn_to_fit(thing: Solid, target: Solid) -> float | None:
     if math.hypot(short, long) <= SNUG * narrow or short > narrow or long > wide:
         return None
     return nearest_yaw(yaw, target_yaw, math.pi) - yaw
+
+
+def own_place(part: Placing, others: Sequence[Placing]) -> np.ndarray:
+    """Return where a thing goes from the middle of its target, in the plane, `[2]`, metres.
+
+    Things that stand on one flat place stand side by side, along their narrower side and in the order in which they
+    lie along it now; else the middle is the place.
+    """
+    shares = [one for one in others if np.array_equal(one.target.origin_3, part.target.origin_3)]
+    if part.target.half_3[2] > FLAT or not shares:
+        return np.zeros(2)
+    half, yaw = level_axes(part.thing)[0]
+    along_2 = np.array([math.cos(yaw), math.sin(yaw)])
+    before = sum(float((one.thing.origin_3 - part.thing.origin_3)[:2] @ along_2) < 0 for one in shares)
+    place_2: np.ndarray = along_2 * (2 * half + GAP) * (before - len(shares) / 2)
+    return place_2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,15 +285,17 @@ def is_over(stage: Stage, steps: int, job: Job, plan: Plan) -> bool:
 class PlacingSkill:
     """Goes through `Stage` once; see `zoo.experts.libero.Skill`. A thing that slips away is taken again."""
 
-    def __init__(self, rim_azimuth: float) -> None:
+    def __init__(self, rim_azimuth: float, place_2: np.ndarray) -> None:
         self._rim_azimuth = rim_azimuth
+        self._place_3 = np.append(place_2, 0.0)
         self._plan: Plan | None = None
         self._attempts = 0
         self.stage, self._steps = Stage.APPROACH, 0
 
     def command(self, hand: Hand, part: Placing) -> Command | None:
         """Return where the hand should be; None when the last stage is over."""
-        job = Job(hand_3=hand.point_3, hand_quat_4=hand.quat_4, thing=part.thing, grip=part.grip, target=part.target)
+        target = replace(part.target, origin_3=part.target.origin_3 + self._place_3)
+        job = Job(hand_3=hand.point_3, hand_quat_4=hand.quat_4, thing=part.thing, grip=part.grip, target=target)
         plan = self._plan
         if plan is not None and is_over(self.stage, self._steps, job, plan):
             if self.stage is Stage.RETREAT:

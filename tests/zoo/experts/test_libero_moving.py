@@ -11,7 +11,18 @@ import pytest
 from tests.zoo.experts.test_libero_placing import DOWN, block
 from vla_gym.adapters.libero.scene import Hand, Moving
 from vla_gym.rotations import axes_of
-from zoo.experts.libero_moving import CLOSING, DrawerSkill, KnobSkill, Stage, facing, narrowest_yaw, pulls
+from zoo.experts.libero_moving import (
+    CLOSING,
+    LEAN,
+    POINTING,
+    DrawerSkill,
+    Stage,
+    TurningSkill,
+    facing,
+    is_door,
+    narrowest_yaw,
+    pulls,
+)
 from zoo.experts.motion import yaw_of
 
 START = Hand(point_3=np.array([-0.2, 0.0, 1.2]), quat_4=DOWN)
@@ -43,7 +54,7 @@ def test_a_hand_faces_where_it_should_by_the_smaller_turn() -> None:
         np.testing.assert_allclose(np.linalg.det(axes_33), 1.0)
 
 
-def played(skill: DrawerSkill | KnobSkill, part: Moving) -> tuple[list[Stage], Moving]:
+def played(skill: DrawerSkill | TurningSkill, part: Moving) -> tuple[list[Stage], Moving]:
     """The stages in a world in which the hand goes a third of what is asked and a drawer follows a hand at it."""
     hand, seen = START, []
     for _ in range(300):
@@ -77,7 +88,7 @@ def test_the_narrowest_level_axis() -> None:
 def test_a_knob_is_turned_on_the_circle_about_its_axis() -> None:
     ridge = block(0.02, 0.0, 0.9, (0.03, 0.01, 0.02))
     part = Moving(met=False, handle=ridge, turns=True, axis_3=np.array([0.0, 0.0, 1.0]), anchor_3=np.zeros(3), way=1.0)
-    skill = KnobSkill()
+    skill = TurningSkill()
     at_it = Hand(point_3=np.array([0.02, 0.0, 0.902]), quat_4=DOWN)
     skill.stage = Stage.MOVE
     command = skill.command(at_it, part)
@@ -96,15 +107,44 @@ def knob(way: float) -> Moving:
 @pytest.mark.parametrize(("way", "yaw"), [(1.0, -math.pi / 2), (4.0, math.pi / 2), (-1.0, -math.pi / 2)])
 def test_a_hand_is_put_on_a_knob_so_that_half_the_turn_is_near_to_where_it_is(way: float, yaw: float) -> None:
     # The hand stands at -90 degrees. A way of 4 rad from there ends 4 from it; from half a turn back, 0.9 from it.
-    command = KnobSkill().command(START, knob(way))
+    command = TurningSkill().command(START, knob(way))
     assert command is not None
     assert math.remainder(yaw_of(command.quat_4, CLOSING) - yaw, 2 * math.pi) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_knob_is_given_longer_than_a_way() -> None:
-    skill, steps = KnobSkill(), 0
+    skill, steps = TurningSkill(), 0
     skill.stage = Stage.MOVE
     while skill.stage is Stage.MOVE:
         skill.command(START, knob(2.0))
         steps += skill.stage is Stage.MOVE
     assert steps == 120
+
+
+def door(way: float) -> Moving:
+    """A door that turns about the z axis through the origin, held by an upright bar 24 cm away along -x, at 1 m."""
+    bar = block(-0.24, 0.0, 1.0, (0.01, 0.01, 0.07))
+    return Moving(met=False, handle=bar, turns=True, axis_3=np.array([0.0, 0.0, 1.0]), anchor_3=np.zeros(3), way=way)
+
+
+@pytest.mark.parametrize(("part", "is_one"), [(door(-1.0), True), (knob(1.0), False)])
+def test_a_door_is_held_far_from_its_axis(part: Moving, is_one: bool) -> None:
+    assert is_door(part) is is_one
+
+
+@pytest.mark.parametrize(("way", "led"), [(-1.5, -0.35), (0.05, 0.15)])
+def test_a_door_is_led_round_its_hinge_and_beyond_where_it_should_be(way: float, led: float) -> None:
+    skill = TurningSkill()
+    skill.stage = Stage.MOVE
+    command = skill.command(Hand(point_3=np.array([-0.24, 0.0, 1.05]), quat_4=DOWN), door(way))
+    assert command is not None
+    # By 0.35 rad at most, else by the way and 0.1 more; 1.8 cm below the bar's top at 107 cm.
+    np.testing.assert_allclose(command.point_3, [-0.24 * math.cos(led), -0.24 * math.sin(led), 1.052])
+
+
+@pytest.mark.parametrize(("part", "forward"), [(knob(1.0), -1.0), (door(-1.0), 1.0)])
+def test_a_hand_leans_back_at_a_knob_and_forward_at_a_door(part: Moving, forward: float) -> None:
+    command = TurningSkill().command(START, part)
+    assert command is not None
+    x, _, z = axes_of(command.quat_4)[:, POINTING]
+    np.testing.assert_allclose([x, z], [forward * math.sin(LEAN), -math.cos(LEAN)])

@@ -24,6 +24,7 @@ from zoo.experts.libero_placing import (
     is_over,
     make_plan,
     orientation,
+    own_place,
     plan_grasp,
     turn_to_fit,
 )
@@ -102,7 +103,7 @@ def test_stages_end_by_arriving_by_time_or_by_patience(plan: Plan) -> None:
 
 def test_a_perfect_world_sees_every_stage_in_order() -> None:
     """The hand goes a third of what is asked; a closed hand that is at the block takes it along."""
-    skill, now, seen, met = PlacingSkill(RIM_AZIMUTH), job(), [], False
+    skill, now, seen, met = PlacingSkill(RIM_AZIMUTH, np.zeros(2)), job(), [], False
     for _ in range(150):
         part = Placing(met=met, thing=now.thing, grip=now.grip, target=now.target)
         command = skill.command(Hand(point_3=now.hand_3, quat_4=now.hand_quat_4), part)
@@ -221,3 +222,35 @@ def test_a_book_goes_to_a_narrow_compartment_by_its_middle_not_by_its_origin() -
         at[name] = WAYPOINT[Stage.CARRY](shelved, make_plan(shelved, RIM_AZIMUTH))[:2]
     away_2 = 0.02 * np.array([math.cos(0.3), math.sin(0.3)])
     np.testing.assert_allclose(at["middle"] - at["beside"], away_2, atol=1e-9)
+
+
+def pot(x: float, place: Solid, half: tuple[float, float, float] = (0.04, 0.07, 0.08)) -> Placing:
+    thing = block(x, 0.3, 0.08, half)
+    return Placing(met=False, thing=thing, grip=thing, target=place)
+
+
+def test_things_on_one_flat_place_stand_side_by_side() -> None:
+    burner = block(0.0, -0.2, 0.0, (0.075, 0.075, 0.003))
+    left, right = pot(-0.05, burner), pot(0.04, burner)
+    # 8 cm wide and 2 cm apart: 5 cm to each side, and none crosses the other's way.
+    np.testing.assert_allclose(own_place(left, [right]), [-0.05, 0.0], atol=1e-12)
+    np.testing.assert_allclose(own_place(right, [left]), [0.05, 0.0], atol=1e-12)
+    np.testing.assert_allclose(own_place(left, [right, pot(0.2, burner)]), [-0.1, 0.0], atol=1e-12)
+
+
+def test_a_place_of_its_own_or_a_deep_one_is_gone_to_by_its_middle() -> None:
+    burner, basket = block(0.0, -0.2, 0.0, (0.075, 0.075, 0.003)), block(0.0, -0.2, 0.07, (0.06, 0.06, 0.07))
+    assert not own_place(pot(0.0, burner), []).any()
+    assert not own_place(pot(0.0, burner), [pot(0.1, basket)]).any()
+    assert not own_place(pot(0.0, basket), [pot(0.1, basket)]).any()
+
+
+def test_the_skill_goes_to_its_own_place() -> None:
+    skill = PlacingSkill(RIM_AZIMUTH, np.array([-0.05, 0.0]))
+    part = pot(0.0, block(0.0, -0.2, 0.0, (0.075, 0.075, 0.003)), half=(0.02, 0.02, 0.08))
+    hand = Hand(point_3=np.array([0.0, 0.3, 0.142]), quat_4=DOWN)
+    assert skill.command(hand, part) is not None
+    skill.stage = Stage.LOWER
+    command = skill.command(hand, part)
+    assert command is not None
+    np.testing.assert_allclose(command.point_3[:2], [-0.05, -0.2])

@@ -28,6 +28,8 @@ OPEN_ENOUGH = 0.75
 """Share of its way by which a drawer is out when something can be put in."""
 ELONGATED, FITS = 1.5, 0.035
 """An object has a handle that is that many times as long as broad, and half as broad, in metres, as fingers open."""
+DOOR = 0.1
+"""Metres between a joint's axis and the middle of what turns about it: more is a door, less a knob."""
 WELL_INSIDE = 0.5
 """Where an expert leaves a joint, between the threshold (0) and the end of its range (1)."""
 CORNERS_83 = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
@@ -129,18 +131,29 @@ def _moving(condition: Condition, model: mujoco.MjModel, data: mujoco.MjData) ->
     end = model.jnt_range[joint][int(condition.compare in (">", ">="))]
     wanted = condition.threshold + WELL_INSIDE * (end - condition.threshold)
     turns = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_HINGE
-    axis_3 = data.xaxis[joint].copy()
-    # A knob is held by what stands out along its axis, a drawer by what stands out on the side to which it opens.
-    open_end = min(model.jnt_range[joint], key=lambda one: -abs(one))
-    outward_3 = axis_3 if turns else axis_3 * np.sign(open_end)
+    axis_3, anchor_3, body = data.xaxis[joint].copy(), data.xanchor[joint].copy(), int(model.jnt_bodyid[joint])
+    # A drawer or a door is held by what stands out on the side to which it opens, a knob by what does along its axis.
+    outward_3 = axis_3 * np.sign(min(model.jnt_range[joint], key=lambda one: -abs(one)))
+    if turns:
+        opens_3 = np.cross(outward_3, _body(model, data, body).centre_3 - anchor_3)
+        outward_3 = _nearest_axis(data.xquat[body], opens_3) if np.linalg.norm(opens_3) > DOOR else axis_3
     return Moving(
         met=_joint(condition, model, data),
-        handle=_handle(model, data, int(model.jnt_bodyid[joint]), outward_3),
+        handle=_handle(model, data, body, outward_3),
         turns=bool(turns),
         axis_3=axis_3,
-        anchor_3=data.xanchor[joint].copy(),
+        anchor_3=anchor_3,
         way=float(wanted - data.qpos[condition.qpos[0]]),
     )
+
+
+def _nearest_axis(quat_4: np.ndarray, direction_3: np.ndarray) -> np.ndarray:
+    """The axis of a body, or its reverse, that points most nearly in a direction."""
+    axes_33 = axes_of(quat_4)
+    along_3 = direction_3 @ axes_33
+    best = int(np.argmax(np.abs(along_3)))
+    axis_3: np.ndarray = axes_33[:, best] * np.sign(along_3[best])
+    return axis_3
 
 
 def _handle(model: mujoco.MjModel, data: mujoco.MjData, body: int, outward_3: np.ndarray) -> Solid:
@@ -154,7 +167,7 @@ def _handle(model: mujoco.MjModel, data: mujoco.MjData, body: int, outward_3: np
     axes_G33 = data.geom_xmat[geoms].reshape(-1, 3, 3)
     middle_G3, half_G3 = np.split(model.geom_aabb[geoms], 2, axis=1)
     centre_G3 = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", axes_G33, middle_G3)
-    reach_G = centre_G3 @ outward_3 + np.einsum("gij,i,gj->g", np.abs(axes_G33), np.abs(outward_3), half_G3)
+    reach_G = centre_G3 @ outward_3 + (np.abs(outward_3 @ axes_G33) * half_G3).sum(axis=1)
     best = int(np.argmax(reach_G))
     quat_4 = np.zeros(4)
     mujoco.mju_mat2Quat(quat_4, data.geom_xmat[geoms[best]])
@@ -200,7 +213,8 @@ def _colliding(model: mujoco.MjModel, body: int) -> np.ndarray:
     for child in range(body + 1, model.nbody):  # a parent comes before its children
         if model.body_parentid[child] in bodies and not model.body_jntnum[child]:
             bodies.append(child)
-    return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & (model.geom_contype != 0))
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & collides)
 
 
 def _region(data: mujoco.MjData, condition: Condition) -> Solid:

@@ -152,6 +152,41 @@ def test_a_drawer_is_opened_before_and_closed_after_something_goes_in() -> None:
     assert turned.turns
 
 
+DOOR = """
+<mujoco>
+  <compiler angle="radian"/>
+  <worldbody>
+    <site name="grip"/><body name="hand"><geom size=".01"/></body>
+    <body name="door" pos="0 1 2"><joint type="hinge" axis="0 0 1" range="-2 0"/>
+      <geom type="box" size=".13 .01 .09" pos="-.13 0 0"/>
+      <geom type="capsule" size=".01 .06" pos="-.24 .04 0" contype="0"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("opened", [0.0, -0.4, -1.5])
+def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened: float) -> None:
+    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
+    from vla_gym.adapters.libero.goals import Condition, read_scene
+    from vla_gym.adapters.libero.osc import ArmIndex
+
+    model = mujoco.MjModel.from_xml_string(DOOR)
+    data = mujoco.MjData(model)
+    data.qpos[0] = opened
+    mujoco.mj_forward(model, data)
+    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
+    (door,) = read_scene(model, data, arm, (Condition(kind="joint", qpos=(0,), compare="<", threshold=-1.6),)).parts
+    assert isinstance(door, Moving)
+    # The bar, which others bump into although it bumps into nobody by itself; it turns with the door.
+    cosine, sine = np.cos(opened), np.sin(opened)
+    np.testing.assert_allclose(
+        door.handle.centre_3, [-0.24 * cosine - 0.04 * sine, 1 - 0.24 * sine + 0.04 * cosine, 2], atol=1e-12
+    )
+    assert door.way == pytest.approx(-1.8 - opened)
+
+
 def test_what_carries_a_thing_is_placed_before_it() -> None:
     pytest.importorskip("mujoco", reason="needs the libero extra")
     from vla_gym.adapters.libero.goals import Condition, placed_in_order
