@@ -26,9 +26,9 @@ MOST = {
     "mlp_ratio": 64,
     "bin_features": 4096,
 }
+"""Largest values of the sizes, far beyond what anybody trains: a checkpoint's `config.json` may come from anywhere."""
 MOST_PRIVILEGED = 4096
 """Numbers of a simulator's privileged vector."""
-"""Largest values of the sizes, far beyond what anybody trains: a checkpoint's `config.json` may come from anywhere."""
 MOST_PARAMETERS = 10**9
 """Largest number of parameters of the blocks together, 4 GB in float32."""
 
