@@ -135,7 +135,8 @@ def _moving(condition: Condition, model: mujoco.MjModel, data: mujoco.MjData) ->
     # A drawer or a door is held by what stands out on the side to which it opens, a knob by what does along its axis.
     outward_3 = axis_3 * np.sign(min(model.jnt_range[joint], key=lambda one: -abs(one)))
     if turns:
-        opens_3 = np.cross(outward_3, _body(model, data, body).centre_3 - anchor_3)
+        middle_3 = _body(model, data, body).centre_3 if len(_colliding(model, body)) else anchor_3
+        opens_3 = np.cross(outward_3, middle_3 - anchor_3)
         outward_3 = _nearest_axis(data.xquat[body], opens_3) if np.linalg.norm(opens_3) > DOOR else axis_3
     return Moving(
         met=_joint(condition, model, data),

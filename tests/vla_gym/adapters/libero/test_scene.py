@@ -187,6 +187,22 @@ def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened:
     assert door.way == pytest.approx(-1.8 - opened)
 
 
+@pytest.mark.sim
+def test_a_turning_body_that_nothing_bumps_into_is_held_at_its_origin() -> None:
+    mujoco = pytest.importorskip("mujoco", reason="needs the libero extra")
+    from vla_gym.adapters.libero.goals import Condition, read_scene
+    from vla_gym.adapters.libero.osc import ArmIndex
+
+    ghost = DOOR.replace('<geom type="box"', '<geom contype="0" conaffinity="0" type="box"')
+    model = mujoco.MjModel.from_xml_string(ghost.replace('contype="0"/>', 'contype="0" conaffinity="0"/>'))
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    arm = ArmIndex(site=0, hand_body=1, qpos=(), qvel=(), actuators=(), gripper_qpos=(), gripper_actuators=())
+    (part,) = read_scene(model, data, arm, (Condition(kind="joint", qpos=(0,), compare="<", threshold=-1.6),)).parts
+    assert isinstance(part, Moving)
+    np.testing.assert_allclose(part.handle.centre_3, [0, 1, 2])
+
+
 def test_what_carries_a_thing_is_placed_before_it() -> None:
     pytest.importorskip("mujoco", reason="needs the libero extra")
     from vla_gym.adapters.libero.goals import Condition, placed_in_order
