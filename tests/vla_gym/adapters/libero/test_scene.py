@@ -158,8 +158,8 @@ DOOR = """
   <worldbody>
     <site name="grip"/><body name="hand"><geom size=".01"/></body>
     <body name="door" pos="0 1 2"><joint type="hinge" axis="0 0 1" range="-2 0"/>
-      <geom type="box" size=".13 .01 .09" pos="-.13 0 0"/>
-      <geom type="capsule" size=".01 .06" pos="-.24 .04 0" contype="0"/></body>
+      <geom type="box" size=".13 .012 .09" pos="-.13 .013 0"/>
+      <geom type="capsule" size=".01 .06" pos="-.24 .054 0" contype="0"/></body>
   </worldbody>
 </mujoco>
 """
@@ -182,7 +182,7 @@ def test_a_door_is_held_by_what_stands_out_on_the_side_to_which_it_opens(opened:
     # The bar, which others bump into although it bumps into nobody by itself; it turns with the door.
     cosine, sine = np.cos(opened), np.sin(opened)
     np.testing.assert_allclose(
-        door.handle.centre_3, [-0.24 * cosine - 0.04 * sine, 1 - 0.24 * sine + 0.04 * cosine, 2], atol=1e-12
+        door.handle.centre_3, [-0.24 * cosine - 0.054 * sine, 1 - 0.24 * sine + 0.054 * cosine, 2], atol=1e-12
     )
     assert door.way == pytest.approx(-1.8 - opened)
 
