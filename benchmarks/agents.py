@@ -5,11 +5,10 @@
     python -m benchmarks.agents --ship agents                    # and copy the policies to agents/<algo>/<env>/
     python -m benchmarks.agents --jobs 4                         # four environments at a time, a core each
 
-Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, and
-one that was cut off starts anew, so the script can be stopped and started again. What another recipe has left in the
-folder is refused. The table says what every step cost
-in seconds of CPU, workers included. Settings of the environments and algorithms are the recipes of
-`hyperparams/{ppo,grpo}.yml`.
+Each step is one command of `zoo`, printed as it runs, with one thread; a step that is done is not repeated, a training
+that was stopped (SIGTERM) is gone on with, and what was cut off starts anew, so the script can be started again. What
+another recipe has left in the folder is refused. The table says what every step cost in seconds of CPU, workers
+included. Settings of the environments and algorithms are the recipes of `hyperparams/{ppo,grpo}.yml`.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
 
 ALGORITHMS = ("ppo", "grpo")
+_STOPPED = "stopped and saved"
+"""What `zoo.sft` and `zoo.train` say last when they were stopped; exit code 0."""
 _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
 
 
@@ -120,9 +121,13 @@ class Workshop:
             self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
             self.evaluate(algo)
 
+    def run(self, stage: str) -> Path:
+        """Run folder of a training."""
+        return self.folder / stage / f"{folder_name(self.recipe.env)}_1"
+
     def policy(self, stage: str) -> Path:
         """Folder of the policy that a stage ended with: the newest checkpoint, not the best evaluation."""
-        run = self.folder / stage / f"{folder_name(self.recipe.env)}_1"
+        run = self.run(stage)
         steps = sorted((run / "checkpoints").glob("step_*"), key=lambda one: int(one.name[5:]))
         return steps[-1] if steps else run / "best"
 
@@ -150,19 +155,24 @@ class Workshop:
     def step(self, name: str, command: str, *arguments: object) -> None:
         """Run `python -m zoo.<command>` unless it is done; its output goes to `<name>.log`.
 
-        A training that was cut off starts anew: what it left in `<name>/` would be taken for the whole of it.
+        A training that was stopped and saved is gone on with. One that was cut off starts anew: what it left in
+        `<name>/` would be taken for the whole of it.
         """
         argv = [sys.executable, "-m", f"zoo.{command}", *map(str, arguments)]
         line = shlex.join(["python", *argv[1:]])
+        before = self._begun().get(name, {"command": line, "cpu_seconds": 0.0})
+        if before["command"] != line:
+            raise SystemExit(
+                f"'{name}' in {self.folder} was made by another recipe:\n  {before['command']}\nnow it is:\n  {line}\n"
+                "move the folder away, or give another -o"
+            )
         if name in self._done():
-            if (made_by := self._done()[name]["command"]) != line:
-                raise SystemExit(
-                    f"'{name}' in {self.folder} was made by another recipe:\n  {made_by}\nnow it is:\n  {line}\n"
-                    "move the folder away, or give another -o"
-                )
             return
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        print(line, flush=True)
+        if before.get("stopped"):
+            argv[3:] = ["-i", str(self.run(name))]
+        else:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        print(shlex.join(["python", *argv[1:]]), flush=True)
         with (
             (self.folder / f"{name}.log").open("w") as log,
             subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT) as process,
@@ -172,17 +182,23 @@ class Workshop:
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise SystemExit(f"exit code {process.returncode}; see {self.folder / f'{name}.log'}")
-        seconds = round(usage.ru_utime + usage.ru_stime, 1)
-        done = {**self._done(), name: {"command": line, "cpu_seconds": seconds}}
-        self._done_file.write_text(json.dumps(done, indent=1) + "\n")
+        stopped = _STOPPED in (self.folder / f"{name}.log").read_text()
+        seconds = round(before["cpu_seconds"] + usage.ru_utime + usage.ru_stime, 1)
+        now = {"command": line, "cpu_seconds": seconds, **({"stopped": True} if stopped else {})}
+        self._steps_file.write_text(json.dumps({**self._begun(), name: now}, indent=1) + "\n")
+        if stopped:
+            raise SystemExit(f"'{name}' was stopped and saved; repeat the command to go on with it")
 
     @property
-    def _done_file(self) -> Path:
+    def _steps_file(self) -> Path:
         return self.folder / "steps.json"
 
+    def _begun(self) -> Mapping[str, Mapping[str, Any]]:
+        """Step -> its command, and what it took; of the steps that are done or were stopped."""
+        return json.loads(self._steps_file.read_text()) if self._steps_file.is_file() else {}
+
     def _done(self) -> Mapping[str, Mapping[str, Any]]:
-        """Step -> its command, and what it took; of the steps that are done."""
-        return json.loads(self._done_file.read_text()) if self._done_file.is_file() else {}
+        return {name: one for name, one in self._begun().items() if not one.get("stopped")}
 
     def costs(self) -> Mapping[str, float]:
         """Step -> seconds of CPU, workers included; of the steps that are done."""

@@ -65,6 +65,26 @@ def test_what_another_recipe_made_is_not_taken_for_this_ones(tmp_path: Path) -> 
     assert (shop.folder / "help.log").exists()
 
 
+def test_a_training_that_was_stopped_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, said, python = (tmp_path / name for name in ("calls", "said", "python"))
+    python.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat {said}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    shop = Workshop(RECIPE, tmp_path)
+    run = shop.run("sft")
+    said.write_text(f"stopped and saved; go on with: python -m zoo.sft -i {run}\n")
+    with pytest.raises(SystemExit, match="'sft' was stopped and saved; repeat the command"):
+        shop.step("sft", "sft", "-n", 5)
+    assert shop.costs() == {}
+    run.mkdir(parents=True)
+    said.write_text("done\n")
+    shop.step("sft", "sft", "-n", 5)
+    shop.step("sft", "sft", "-n", 5)
+    assert calls.read_text().splitlines() == ["-m zoo.sft -n 5", f"-m zoo.sft -i {run}"]
+    assert run.is_dir()
+    assert set(shop.costs()) == {"sft"}
+
+
 def test_a_training_that_was_cut_off_starts_anew_and_a_whole_one_stays(tmp_path: Path) -> None:
     shop = Workshop(RECIPE, tmp_path)
     (shop.folder / "help" / "Toy-Reach_1").mkdir(parents=True)

@@ -16,7 +16,15 @@ import torch
 from vla_gym.errors import BadValue
 from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
-from zoo.algorithms.demonstration_frames import Frames, batches, check_alike, check_fits, check_rate, frames_of
+from zoo.algorithms.demonstration_frames import (
+    Frames,
+    batches,
+    check_alike,
+    check_fits,
+    check_rate,
+    frames_of,
+    moved_together,
+)
 from zoo.algorithms.imitation_step import FrameBatch, add_gradients
 from zoo.algorithms.learner import Learner
 from zoo.config.batch_plan import check_dealing
@@ -81,4 +89,4 @@ def read_frames(folders: Sequence[Path], policy: object, benchmark: Benchmark | 
         if benchmark is not None:
             check_rate(folder, benchmark)
         check_fits(demonstrations, policy, folder)
-    return frames_of([episode for group in groups.values() for episode in group], chunk)
+    return frames_of(moved_together(groups.values()), chunk)

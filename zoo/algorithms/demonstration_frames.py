@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from vla_policies import VLAPolicy
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+
+_ACTION, _MASK = "vla_zoo.action", "vla_zoo.mask"
 
 
 @dataclass(frozen=True)
@@ -58,33 +60,60 @@ class Frames:
         )
 
 
-def frames_of(
-    demonstrations: Sequence[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None
-) -> Frames:
-    """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each."""
+def frames_of(demonstrations: list[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None) -> Frames:
+    """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
+
+    Empties the list on the way, from its end: pictures may fill half of the memory, and are never held twice.
+    Raises `BadValue` without demonstrations and for demonstrations of several shapes.
+    """
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
-    obs: dict[str, list[np.ndarray]] = {}
-    actions, masks = [], []
-    for demonstration in demonstrations:
-        instruction = encode_instruction(demonstration.instruction)
-        parts = {**demonstration.images, "instruction": np.tile(instruction, (demonstration.length, 1))}
-        if demonstration.state_TS.shape[1]:
-            parts["state"] = demonstration.state_TS
-        for key, value in parts.items():
-            obs.setdefault(key, []).append(value)
-        action_TKA, mask_TK = chunk_targets(demonstration.action_TA, chunk)
-        actions.append(action_TKA)
-        masks.append(mask_TK)
+    ends = np.cumsum([demonstration.length for demonstration in demonstrations])
+    whole: dict[str, np.ndarray] = {}
+    while demonstrations:
+        demonstration = demonstrations.pop()
+        end = ends[len(demonstrations)]
+        for key, column_T in _columns(demonstration, chunk).items():
+            shape = column_T.shape[1:]
+            if key not in whole:
+                whole[key] = np.empty((ends[-1], *shape), column_T.dtype)
+            if (wanted := whole[key].shape[1:]) != shape:
+                raise BadValue(f"'{key}' is {shape} in one episode, {wanted} in another; all learned must be alike")
+            whole[key][end - demonstration.length : end] = column_T
+    tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
-        {key: torch.from_numpy(np.concatenate(values)) for key, values in obs.items()},
-        torch.from_numpy(np.concatenate(actions)),
-        torch.from_numpy(np.concatenate(masks)),
-        None if weights is None else torch.from_numpy(np.concatenate(weights).astype(np.float32)),
-        torch.from_numpy(np.concatenate([one.extra[PRIVILEGED] for one in demonstrations]))
-        if PRIVILEGED in demonstrations[0].extra
-        else None,
+        action_BKA=tensors.pop(_ACTION),
+        mask_BK=tensors.pop(_MASK),
+        privileged_BP=tensors.pop(PRIVILEGED, None),
+        weight_B=None if weights is None else torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+        obs=tensors,
     )
+
+
+def moved_together(groups: Iterable[list[Demonstration]]) -> list[Demonstration]:
+    """Return all episodes in one list, and empty theirs."""
+    episodes: list[Demonstration] = []
+    for group in groups:
+        episodes += group
+        group.clear()
+    return episodes
+
+
+def _columns(demonstration: Demonstration, chunk: int) -> dict[str, np.ndarray]:
+    """What is learned of one demonstration of T steps, `[T, ...]` each: the observation and three names of our own."""
+    action_TKA, mask_TK = chunk_targets(demonstration.action_TA, chunk)
+    instruction = encode_instruction(demonstration.instruction)
+    columns = {
+        **demonstration.images,
+        "instruction": np.tile(instruction, (demonstration.length, 1)),
+        _ACTION: action_TKA,
+        _MASK: mask_TK,
+    }
+    if demonstration.state_TS.shape[1]:
+        columns["state"] = demonstration.state_TS
+    if PRIVILEGED in demonstration.extra:
+        columns[PRIVILEGED] = demonstration.extra[PRIVILEGED]
+    return columns
 
 
 def chunk_targets(action_TA: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:

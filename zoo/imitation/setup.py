@@ -16,7 +16,7 @@ from vla_gym import VLAVectorEnv
 from vla_gym.reading import user_path
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
-from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of
+from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of, moved_together
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
@@ -86,16 +86,13 @@ def finetune(job: TrainJob) -> RunFolder | None:
                 **policy_arguments(config, envs, job.checkpoint),
             ).to(device)
         check_precision(policy)
-        for folder, demonstrations in groups.items():
-            check_fits(demonstrations, policy, folder)
-        recorded = [episode for group in groups.values() for episode in group]
+        for folder, group in groups.items():
+            check_fits(group, policy, folder)
+        recorded = moved_together(groups.values())
         learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
         counts = f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
-        frames = frames_of(learned, envs.chunk, weights)
-        # The frames hold all of it, which may be large.
-        groups.clear()
         recorded.clear()
-        learned.clear()
+        frames = frames_of(learned, envs.chunk, weights)
         if privileged:
             prepare_head(policy, frames)
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None

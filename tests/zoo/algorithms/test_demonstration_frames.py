@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
-from zoo.algorithms.demonstration_frames import batches, check_alike, check_rate, chunk_targets, frames_of
+from zoo.algorithms.demonstration_frames import (
+    batches,
+    check_alike,
+    check_rate,
+    chunk_targets,
+    frames_of,
+    moved_together,
+)
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
@@ -58,12 +66,15 @@ def test_several_datasets_are_learned_together(
 
 def test_what_frames_weigh_is_part_of_what_they_are() -> None:
     episodes = [demonstration(2), demonstration(3)]
-    plain, weighed = frames_of(episodes, 2), frames_of(episodes, 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])])
+    plain, weighed = (
+        frames_of([*episodes], 2),
+        frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])]),
+    )
     picked = weighed.pick(torch.tensor([4, 1]), torch.device("cpu"))
     assert picked.weight_B is not None
     assert picked.weight_B.tolist() == [5.0, 2.0]
     assert plain.weight_B is None
-    others = frames_of(episodes, 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 6.0])])
+    others = frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 6.0])])
     assert len({frames.digest() for frames in (plain, weighed, others)}) == 3
 
 
@@ -117,3 +128,20 @@ def test_frames_keep_what_belongs_together() -> None:
     np.testing.assert_array_equal(picked.obs["image"][0], demonstration(3).images["image"][0])
     with pytest.raises(BadValue, match="no demonstrations"):
         frames_of([], 2)
+
+
+def test_pictures_are_let_go_once_they_are_frames() -> None:
+    groups = [[demonstration(5)], [demonstration(3, "push"), demonstration(2)]]
+    pictures = [weakref.ref(episode.images["image"]) for group in groups for episode in group]
+    together = moved_together(groups)
+    assert groups == [[], []]
+    assert [episode.length for episode in together] == [5, 3, 2]
+    frames = frames_of(together, 2)
+    assert [one() for one in pictures] == [None, None, None]
+    np.testing.assert_array_equal(frames.obs["image"][5:8], demonstration(3, "push").images["image"])
+
+
+def test_episodes_of_several_sizes_are_no_frames() -> None:
+    small = replace(demonstration(2), images={"image": np.zeros((2, 1, 1, 3), np.uint8)})
+    with pytest.raises(BadValue, match=r"'image' is .* in one episode, \(1, 1, 3\) in another"):
+        frames_of([demonstration(2), small], 2)

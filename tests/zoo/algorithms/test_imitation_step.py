@@ -63,7 +63,7 @@ def test_parts_add_up_to_what_the_head_learns_too() -> None:
     for micro_batch_size in (None, 3):
         model = policy(privileged_dim=2)
         learner = Learner(ImitationScorer(model, 2.0), model.optimizer, 1.0)
-        frames = FrameBatch(frames=frames_of(seen, 2), index_B=INDEX, seed=3, step=(5, 2))
+        frames = FrameBatch(frames=frames_of([*seen], 2), index_B=INDEX, seed=3, step=(5, 2))
         losses.append(add_gradients(learner, frames, ProcessGroup(0, 1), micro_batch_size))
         head = model.backbone.privileged
         assert head is not None
