@@ -10,11 +10,9 @@ EXTRAS ?= libero,metaworld,maniskill,dev
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS)) | sha256sum | cut -c1-16)
 
 # A size that two cores finish in less than five minutes; more: make train TRAIN_ARGS="-n 1000000 -P"
-# Small steps: most of the 130 tasks pay it nothing yet, and large ones would cost it what it knows. Evaluated are five
-# tasks that it was trained on before, LIBERO-Object's, and five that are new to it.
-TRAIN_ARGS ?= -n 2048 -params learning_rate:1e-5 --eval-tasks LIBERO-Object LIBERO-Goal --eval-episodes 10 --seed 0
-# Knows ten of LIBERO-130's tasks from demonstrations and PPO; fresh weights: make train TRAIN_POLICY=nano
-TRAIN_POLICY ?= agents/ppo/LIBERO-Object
+TRAIN_ARGS ?= -n 4096 -params learning_rate:1e-5 --eval-episodes 10 --seed 0
+# Learned all of LIBERO-130 from demonstrations; fresh weights: make train TRAIN_POLICY=nano
+TRAIN_POLICY ?= agents/sft/LIBERO-130
 PYTEST_ARGS ?=
 
 .PHONY: help setup system train test test-fast fuzz lint format docs bench bench-gpu clean
