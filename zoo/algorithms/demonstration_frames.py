@@ -20,7 +20,7 @@ from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
-_ACTION, _MASK = "vla_zoo.action", "vla_zoo.mask"
+_ACTION, _MASK = "action", "mask"
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,18 @@ def frames_of(demonstrations: list[Demonstration], chunk: int, weights: Sequence
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
     ends = np.cumsum([demonstration.length for demonstration in demonstrations])
-    whole: dict[str, np.ndarray] = {}
+    first = _columns(demonstrations[0], chunk)
+    whole = {key: np.empty((ends[-1], *column_T.shape[1:]), column_T.dtype) for key, column_T in first.items()}
+    wanted = _shapes_of(first)
     while demonstrations:
         demonstration = demonstrations.pop()
         end = ends[len(demonstrations)]
-        for key, column_T in _columns(demonstration, chunk).items():
-            shape = column_T.shape[1:]
-            if key not in whole:
-                whole[key] = np.empty((ends[-1], *shape), column_T.dtype)
-            if (wanted := whole[key].shape[1:]) != shape:
-                raise BadValue(f"'{key}' is {shape} in one episode, {wanted} in another; all learned must be alike")
+        columns = _columns(demonstration, chunk)
+        if (got := _shapes_of(columns)) != wanted:
+            raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
+        for key, column_T in columns.items():
             whole[key][end - demonstration.length : end] = column_T
+    del first, columns
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
         action_BKA=tensors.pop(_ACTION),
@@ -147,8 +148,11 @@ def check_alike(groups: Mapping[Path, Sequence[Demonstration]]) -> None:
 
 
 def _shapes(demonstration: Demonstration) -> dict[str, tuple[int, ...]]:
-    columns = {**demonstration.images, "state": demonstration.state_TS, "action": demonstration.action_TA}
-    return {name: column.shape[1:] for name, column in columns.items()}
+    return _shapes_of({**demonstration.images, "state": demonstration.state_TS, "action": demonstration.action_TA})
+
+
+def _shapes_of(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: column_T.shape[1:] for name, column_T in columns.items()}
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -66,10 +66,8 @@ def test_several_datasets_are_learned_together(
 
 def test_what_frames_weigh_is_part_of_what_they_are() -> None:
     episodes = [demonstration(2), demonstration(3)]
-    plain, weighed = (
-        frames_of([*episodes], 2),
-        frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])]),
-    )
+    plain = frames_of([*episodes], 2)
+    weighed = frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0])])
     picked = weighed.pick(torch.tensor([4, 1]), torch.device("cpu"))
     assert picked.weight_B is not None
     assert picked.weight_B.tolist() == [5.0, 2.0]
@@ -141,7 +139,12 @@ def test_pictures_are_let_go_once_they_are_frames() -> None:
     np.testing.assert_array_equal(frames.obs["image"][5:8], demonstration(3, "push").images["image"])
 
 
-def test_episodes_of_several_sizes_are_no_frames() -> None:
+def test_episodes_of_several_sizes_or_cameras_are_no_frames() -> None:
     small = replace(demonstration(2), images={"image": np.zeros((2, 1, 1, 3), np.uint8)})
-    with pytest.raises(BadValue, match=r"'image' is .* in one episode, \(1, 1, 3\) in another"):
+    with pytest.raises(BadValue, match="cannot be learned together: one has image 1x1x3"):
         frames_of([demonstration(2), small], 2)
+    one = demonstration(2)
+    two = replace(one, images={**one.images, "wrist_image": one.images["image"]})
+    for unlike in ([one, two], [two, one]):
+        with pytest.raises(BadValue, match="wrist_image"):
+            frames_of(unlike, 2)
