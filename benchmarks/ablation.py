@@ -5,9 +5,10 @@
         --steps 150000 --seeds 3 --results drawer.jsonl
     python -m benchmarks.ablation --policy start/best --only "PPO.*(recipe|imitation)" --bc-dataset demos --steps 30000
 
-A finished run is a line of the results file and is not repeated, so it can be stopped and started again.
-Every run is the committed recipe of its algorithm (`hyperparams/*.yml`), cut to `--steps` simulator steps so
-that differences still show; rates follow the shorter schedule.
+Other flags go to `zoo.train`, e.g. `--eval-split validation`. A finished run is a line of the results file and is not
+repeated, so it can be stopped and started again. Every run is the committed recipe of its algorithm
+(`hyperparams/*.yml`), cut to `--steps` simulator steps so that differences still show; rates follow the shorter
+schedule.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "PPO, clip-higher 0.28": ("ppo", {"clip_range_high": "0.28"}),
     "PPO, rewards per step": ("ppo", {"reward_level": "action", "gamma": "0.987"}),
     "PPO, advantages per task": ("ppo", {"normalize_advantage_per_task": "true"}),
+    "PPO, critic not fitted first": ("ppo", {"critic_warmup_updates": "0"}),
     "PPO, imitation beside it, 0.01": ("ppo", {"bc_coef": "0.01"}),
     "PPO, imitation beside it, 0.1": ("ppo", {"bc_coef": "0.1"}),
     "PPO, imitation beside it, 1": ("ppo", {"bc_coef": "1"}),
@@ -66,11 +68,11 @@ def run(
 ) -> dict[str, float]:
     """Train once in a process of its own; success of the last evaluation and the mean over training.
 
-    `start`: the flags of the environment and of the weights to start from.
+    `start`: the flags of the environment, of the weights to start from, and any other.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zoo.train", "--algo", algo, *start, "-n", str(steps)]
-        command += ["--seed", str(seed), "-f", folder, "--device", "cpu"]
+        command += ["--seed", str(seed), "-f", folder, "--device", "cpu", "--no-eval-video"]
         if settings:
             command += ["-params", *(f"{name}:{value}" for name, value in settings.items())]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("ablation.jsonl"), help="one line for each run")
     parser.add_argument("--only", default="", help="variants whose name this regular expression is found in")
     parser.add_argument("--limit", type=int, default=None, help="at most so many runs now")
-    args = parser.parse_args(argv)
+    args, others = parser.parse_known_args(argv)
     results = []
     if args.results.is_file():
         results = [json.loads(line) for line in args.results.read_text().splitlines()]
@@ -125,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     missing = [(name, seed) for seed in range(args.seeds) for name in chosen if (name, args.steps, seed) not in done]
     for name, seed in missing[: args.limit]:
-        start = ["--env", args.env, *([] if args.policy is None else ["--policy", args.policy])]
+        start = ["--env", args.env, *([] if args.policy is None else ["--policy", args.policy]), *others]
         algo, settings = VARIANTS[name]
         dataset = {"bc_dataset": args.bc_dataset} if "bc_coef" in settings else {}
         numbers = run(algo, {**settings, **dataset}, args.steps, seed, start)

@@ -1,0 +1,49 @@
+"""What a trial came to: which start states of the test split each policy solved, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Self
+
+IMITATION = ("sft", "longer", "more", "dagger")
+"""Stages without reinforcement learning: the start of all, and the controls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One policy on the test split."""
+
+    solved: Mapping[str, bool]
+    """Start state, e.g. "0/17", task and number -> whether it was solved."""
+    cpu_minutes: float
+    """Of a processor, of all that led to the policy: demonstrations, trainings, evaluations on the way."""
+
+    @property
+    def rate(self) -> float:
+        """Solved ones of all start states."""
+        return fmean(self.solved.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """All policies of one seed."""
+
+    env: str
+    seed: int
+    stages: Mapping[str, Outcome]
+    """"sft", then the controls, then the algorithms."""
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` has written."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        stages = {name: Outcome(**one) for name, one in record["stages"].items()}
+        return cls(env=record["env"], seed=record["seed"], stages=stages)
