@@ -64,7 +64,10 @@ def main() -> None:
                 trial.train()
                 trial.outcomes().save(args.records / f"{folder_name(env)}_{seed}.json")
     kept = [Outcomes.load(path) for path in sorted(args.records.glob("*.json"))]
-    print(table([one for one in kept if one.env in (args.envs or recipes)]))
+    chosen = [one for one in kept if one.env in (args.envs or recipes)]
+    if not chosen:
+        raise SystemExit(f"no outcomes in {args.records} yet; without --table they are made")
+    print(table(chosen))
 
 
 if __name__ == "__main__":
