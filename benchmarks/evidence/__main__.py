@@ -67,7 +67,10 @@ def main() -> None:
     chosen = [one for one in kept if one.env in (args.envs or recipes)]
     if not chosen:
         raise SystemExit(f"no outcomes in {args.records} yet; without --table they are made")
-    print(table(chosen))
+    try:
+        print(table(chosen))
+    except ValueError as error:
+        raise SystemExit(f"{error}; the outcomes in {args.records} are kept, name another folder for these") from error
 
 
 if __name__ == "__main__":

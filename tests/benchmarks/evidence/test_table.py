@@ -55,7 +55,7 @@ def test_every_p_counts_among_all() -> None:
     # Each alone has p = 2 / 2^4 = 0.125; twice as much among two.
     solved = {"sft": "0000", "ppo": "1111"}
     last = [line.split(" | ")[-1] for line in table([trial(1, solved), trial(1, solved, env="Other")]).splitlines()[2:]]
-    assert last == [" the stronger control |".strip(), "0.25 |"] * 2
+    assert last == ["the stronger control |", "0.25 |"] * 2
 
 
 def test_seeds_with_other_controls_are_refused() -> None:
