@@ -50,8 +50,10 @@ class AgentRecipe:
     """Updates of supervised fine-tuning."""
     noise: float = 0.0
     """Deviation of what disturbs the expert's actions."""
+    wander: float = 0.0
+    """Largest share of the horizon for which the arm is first moved at random."""
     demonstrations_seed: int = 0
-    """Of that noise."""
+    """Of noise and wandering."""
     params: Sequence[str] = ()
     """`-params` of `zoo.collect` and `zoo.sft` over the PPO recipe's environment and policy, e.g. larger images."""
     collect_params: Sequence[str] = ()
@@ -60,6 +62,8 @@ class AgentRecipe:
     """More of `zoo.sft` alone."""
     privileged_coef: float = 0.0
     """`--privileged-coef` of `zoo.sft`."""
+    learning_rate: float = 0.0
+    """`--learning-rate` of `zoo.sft`; 0 = its own default."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -97,9 +101,8 @@ class Workshop:
         """All steps."""
         recipe, demos = self.recipe, self.folder / "demonstrations"
         env = ("--env", recipe.env)
-        noise = ("--noise", recipe.noise) if recipe.noise else ()
-        seed = ("--seed", recipe.demonstrations_seed) if recipe.demonstrations_seed else ()
-        shown = (*noise, *seed, "-o", demos, *params_of([*recipe.params, *recipe.collect_params]))
+        how = given(noise=recipe.noise, wander=recipe.wander, seed=recipe.demonstrations_seed)
+        shown = (*how, "-o", demos, *params_of([*recipe.params, *recipe.collect_params]))
         self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *shown)
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
@@ -112,7 +115,7 @@ class Workshop:
             recipe.sft_updates,
             "--eval-episodes",
             0,
-            *privileged_of(recipe),
+            *sft_flags(recipe),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
         )
@@ -231,9 +234,14 @@ def params_of(values: Sequence[str]) -> tuple[str, ...]:
     return ("-params", *values) if values else ()
 
 
-def privileged_of(recipe: AgentRecipe) -> tuple[object, ...]:
-    """The command line's `--privileged-coef`, nothing for 0."""
-    return ("--privileged-coef", recipe.privileged_coef) if recipe.privileged_coef else ()
+def sft_flags(recipe: AgentRecipe) -> tuple[object, ...]:
+    """How `zoo.sft` learns, where a recipe says so."""
+    return given(privileged_coef=recipe.privileged_coef, learning_rate=recipe.learning_rate)
+
+
+def given(**numbers: float) -> tuple[object, ...]:
+    """Flags of a command line for all numbers but 0: `noise=0.1` becomes `--noise 0.1`."""
+    return tuple(part for name, value in numbers.items() if value for part in (f"--{name.replace('_', '-')}", value))
 
 
 def table(shops: Sequence[Workshop]) -> str:

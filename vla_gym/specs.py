@@ -95,6 +95,8 @@ class Benchmark:
     """True when a step costs so little that worker processes would only slow it down."""
     privileged_dim: int = 0
     """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
+    places: tuple[int, ...] = ()
+    """Which of its numbers are coordinates of things and goals, metres; others are the robot's, turns and sizes."""
     start_kind: str = "start states"
     """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)

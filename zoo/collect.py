@@ -48,6 +48,13 @@ def parser() -> OneLineParser:
         metavar="X",
         help=f"largest share of the horizon that the student plays (default: {STUDENT_SHARE})",
     )
+    p.add_argument(
+        "--wander",
+        type=number(lambda share: 0.0 < share <= 1.0, "a number in 0 .. 1"),
+        metavar="X",
+        help="with --expert: the arm is first moved at random, for up to this share of the horizon, and the dataset "
+        "holds what the expert does from there",
+    )
     p.add_argument("-n", "--episodes", type=count, metavar="N", help="episodes the dataset is to hold")
     p.add_argument("-o", "--output", metavar="FOLDER", help="dataset folder; one that is there is gone on with")
     p.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents import AgentRecipe, Workshop, params_of, privileged_of
+from benchmarks.agents import AgentRecipe, Workshop, given, params_of, sft_flags
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.registry import num_tasks
 from zoo.config.hyperparams import load_hyperparams
@@ -101,11 +101,12 @@ class Trial(Workshop):
         env = ("--env", recipe.env, "--expert", *student, "-n", episodes, "--seed", 2 * recipe.seed + further)
         # A student brings its own pictures.
         params = () if student else params_of([*recipe.params, *recipe.collect_params])
-        self.step(name, "collect", *env, *(("--noise", noise) if noise else ()), "-o", self.folder / name, *params)
+        how = given(noise=noise, wander=0.0 if student else recipe.wander)
+        self.step(name, "collect", *env, *how, "-o", self.folder / name, *params)
 
     def _finetune(self, name: str, updates: int, *datasets: str) -> None:
         recipe, folders = self.recipe, [self.folder / one for one in datasets]
-        arguments = ("--env", recipe.env, "--dataset", *folders, "-n", updates, *privileged_of(recipe))
+        arguments = ("--env", recipe.env, "--dataset", *folders, "-n", updates, *sft_flags(recipe))
         often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
         where = self._common(self.folder if name == "sft" else self.folder / name)
         self.step(name, "sft", *arguments, *often, *where, *params_of([*recipe.params, *recipe.sft_params]))

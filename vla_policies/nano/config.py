@@ -70,7 +70,8 @@ class NanoConfig:
     """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
     residual block; twice the work."""
     privileged_dim: int = 0
-    """Numbers of the privileged vector that a head predicts from the points while fine-tuning; 0 = no such head."""
+    """Numbers of the privileged vector that a head predicts from the points while fine-tuning (`Benchmark.places`);
+    0 = no such head."""
 
     def __post_init__(self) -> None:
         if self.critic not in get_args(Critic):

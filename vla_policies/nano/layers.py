@@ -150,7 +150,7 @@ class DeepVisionStem(VisionStem):
 
 
 class PrivilegedHead(nn.Module):
-    """Features of an observation to the simulator's privileged vector, in standard deviations of the demonstrations."""
+    """Features of the pictures to numbers of the simulator's privileged vector, in deviations of the demonstrations."""
 
     mean_P: Tensor
     std_P: Tensor

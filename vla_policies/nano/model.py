@@ -40,8 +40,10 @@ class Encoding:
     """Tokens of sentence, pictures and state after the blocks."""
     text_mask_BL: Tensor
     """True where a word is real, on the CPU; the words are the first tokens of the context."""
+    points_BD: Tensor
+    """Points in the images, as features."""
     places_BD: Tensor
-    """Points in the images and the arm's state, as features that are added to every query."""
+    """These and the arm's state, as features that are added to every query."""
 
     def mask(self, before: int) -> Tensor | None:
         """Attention mask of `before` queries followed by the context, bool `[B, 1, 1, before + L]`."""
@@ -50,7 +52,7 @@ class Encoding:
 
     def detached(self) -> Encoding:
         """The same without gradients."""
-        return Encoding(self.context_BLD.detach(), self.text_mask_BL, self.places_BD.detach())
+        return Encoding(self.context_BLD.detach(), self.text_mask_BL, self.points_BD.detach(), self.places_BD.detach())
 
 
 class NanoTrunk(nn.Module):
@@ -86,7 +88,7 @@ class NanoTrunk(nn.Module):
         image_tokens, points_BP = self._encode_images(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
         tokens = [words_BLD, *image_tokens]
         # Added to the queries too: a short path from where things are to where the arm goes.
-        places_BD = self.points(points_BP)
+        places_BD = points_BD = self.points(points_BP)
         if self.state is not None:
             assert inputs.state_BS is not None
             state_BD = self.state(state_codes(inputs.state_BS).to(words_BLD.dtype))
@@ -96,7 +98,7 @@ class NanoTrunk(nn.Module):
         mask_B11L = _attention_mask(text_mask_BL, before=0, length=context_BLD.shape[1], device=context_BLD.device)
         for block in self.blocks:
             context_BLD = block(context_BLD, mask_B11L)
-        return Encoding(context_BLD, text_mask_BL, places_BD)
+        return Encoding(context_BLD, text_mask_BL, points_BD, places_BD)
 
     def _sentence(self, words_BLD: Tensor, mask_BL: Tensor) -> Tensor:
         """The mean word, normalised, `[B, width]`."""
@@ -168,7 +170,8 @@ class NanoBackbone(NanoTrunk, TokenBackbone):
 
     def forward(self, inputs: PolicyInputs) -> BackboneOutput:
         encoding = self.encode_observation(inputs)
-        privileged_BP = None if self.privileged is None else self.privileged(encoding.places_BD)
+        # Not of the arm's state: an expert goes straight to its thing, so the hand's place would tell the thing's.
+        privileged_BP = None if self.privileged is None else self.privileged(encoding.points_BD)
         if self.value_reader is not None:
             hidden_BKD = _attend(self.action_queries, encoding, self.readers)
             value_BD = _attend(self.value_head.query, encoding.detached(), [self.value_reader])[:, 0]

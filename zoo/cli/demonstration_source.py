@@ -56,8 +56,11 @@ def expert_source(args: argparse.Namespace) -> Source:
         # A lambda of 0 was given, too.
         if all(getattr(args, name) is not absent for absent in (None, False)):
             raise BadValue(f"{flag_of(name)} is for policies; leave it or --expert out")
-    if args.rounds and not args.noise:
-        raise BadValue("--rounds plays every start state again, and an expert without --noise does the same each time")
+    varied = args.noise or args.wander
+    if args.rounds and not varied:
+        raise BadValue(
+            "--rounds plays every start state again, and an expert without --noise or --wander does the same each time"
+        )
     options = _expert_options(args)
     benchmark = find_benchmark(args.env, **benchmark_options(options))
     make_expert = expert_class(benchmark)
@@ -66,17 +69,22 @@ def expert_source(args: argparse.Namespace) -> Source:
     def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
         from vla_gym import make_vec
         from zoo.demonstrations.recorder import demonstrate
+        from zoo.demonstrations.take_over import wander
 
         envs = make_vec(args.env, num_envs, chunk=1, privileged=True, autoreset_mode="disabled", **options)
-        return envs, lambda tries, _: demonstrate(envs, make_expert, tries, noise=args.noise, seed=args.seed)
+        rules = {"noise": args.noise, "seed": args.seed}
+        if args.wander:
+            return envs, lambda tries, _: wander(envs, make_expert, tries, share=args.wander, **rules)
+        return envs, lambda tries, _: demonstrate(envs, make_expert, tries, **rules)
 
     settings = {"env": args.env, "options": _recorded(options), "noise": args.noise, "seed": args.seed}
+    settings |= {"wander": args.wander} if args.wander else {}
     return Source(
         env=args.env,
         benchmark=benchmark,
         settings=settings,
         num_envs=num_envs,
-        rounds=args.rounds or (MOST_ROUNDS if args.noise else 1),
+        rounds=args.rounds or (MOST_ROUNDS if varied else 1),
         varied_by="--noise (e.g. --noise 0.2)",
         open=opened,
     )
@@ -84,7 +92,7 @@ def expert_source(args: argparse.Namespace) -> Source:
 
 def student_source(args: argparse.Namespace) -> Source:
     """Return the benchmark's scripted expert that takes over from a run, in the pictures the run was trained on."""
-    for name in ("run", "policy", "gamma", "gae_lambda"):
+    for name in ("run", "policy", "wander", "gamma", "gae_lambda"):
         if getattr(args, name) is not None:
             raise BadValue(f"{flag_of(name)} does not go with --student RUN; leave it out")
     plan = plan_rollout(argparse.Namespace(**{**vars(args), "run": args.student}), episodes=None)
@@ -95,7 +103,7 @@ def student_source(args: argparse.Namespace) -> Source:
 
     def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
         from zoo.cli.open_agent import open_rollout
-        from zoo.demonstrations.student_recorder import take_over
+        from zoo.demonstrations.take_over import take_over
 
         how = {"device": args.device, "num_threads": args.num_threads, "seed": args.seed}
         student, envs = open_rollout(plan, **how, every_step=True, privileged=True)
@@ -124,8 +132,9 @@ def student_source(args: argparse.Namespace) -> Source:
 
 def policy_source(args: argparse.Namespace) -> Source:
     """Return a run's or another policy, in the pictures it was trained on."""
-    if args.noise:
-        raise BadValue("--noise is for --expert; a policy's own sampling is --stochastic")
+    for flag in ("noise", "wander"):
+        if getattr(args, flag):
+            raise BadValue(f"--{flag} is for --expert; a policy's own sampling is --stochastic")
     gamma = GAMMA if args.gamma is None else args.gamma
     gae_lambda = GAE_LAMBDA if args.gae_lambda is None else args.gae_lambda
     plan = plan_rollout(args, episodes=None)

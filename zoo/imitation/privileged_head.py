@@ -1,4 +1,4 @@
-"""The head that tells what the expert saw, in fine-tuning: fresh policies get one, fitted to the demonstrations."""
+"""The head that tells where things are, in fine-tuning: fresh policies get one, fitted to the demonstrations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vla_gym.errors import BadValue
+from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
 from zoo.algorithms.demonstration_frames import Frames
 from zoo.config.hyperparams import deep_merge
@@ -15,6 +16,30 @@ from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
 FAMILY = "nano"
 """The family whose fresh weights can have the head."""
+
+
+def only_places(
+    groups: Mapping[Path, Sequence[Demonstration]], benchmark: Benchmark
+) -> dict[Path, list[Demonstration]]:
+    """Return the episodes with those numbers of their privileged vectors alone that are coordinates of things.
+
+    The rest can be told without the picture, as the hand's own place, or not from it, as a cube's quaternion, whose
+    signs mean the same; learned together they keep the eye from finding small things. All numbers stay where the
+    benchmark does not say which are coordinates. Raises `BadValue` for vectors of another length than the benchmark's.
+    """
+    if not benchmark.places:
+        return {folder: list(group) for folder, group in groups.items()}
+    chosen = list(benchmark.places)
+    for folder, group in groups.items():
+        if (got := group[0].extra[PRIVILEGED].shape[1]) != benchmark.privileged_dim:
+            raise BadValue(
+                f"'{folder}': the expert saw {got} numbers, that of {benchmark.id} sees {benchmark.privileged_dim}: "
+                "learn demonstrations of this benchmark, or leave --privileged-coef out"
+            )
+    return {
+        folder: [replace(one, extra={**one.extra, PRIVILEGED: one.extra[PRIVILEGED][:, chosen]}) for one in group]
+        for folder, group in groups.items()
+    }
 
 
 def config_with_head(config: RunConfig, groups: Mapping[Path, Sequence[Demonstration]]) -> RunConfig:
@@ -43,11 +68,11 @@ def prepare_head(policy: VLAPolicy, frames: Frames) -> None:
     if head is None:
         raise BadValue(
             f"--privileged-coef is for policies that were begun with it, from fresh weights of family '{FAMILY}'; this "
-            "one has no head that tells what the expert saw. Leave the flag out"
+            "one has no head that tells where things are. Leave the flag out"
         )
     if len(head.mean_P) != dims:
         raise BadValue(
-            f"the policy tells {len(head.mean_P)} numbers of what the expert saw, the demonstrations have {dims}: "
+            f"the policy tells {len(head.mean_P)} numbers of where things are, the demonstrations have {dims}: "
             "leave --privileged-coef out"
         )
     if policy.backbone.source is None:

@@ -27,7 +27,7 @@ from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
 from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
-from zoo.imitation.privileged_head import config_with_head, prepare_head
+from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 from zoo.imitation.sft import SFT
 from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
@@ -65,14 +65,15 @@ def finetune(job: TrainJob) -> RunFolder | None:
         for folder in settings.folders
     }
     check_alike(groups)
+    benchmark = benchmark_of(config)
     if privileged:
+        groups = only_places(groups, benchmark)
         job = replace(job, config=config_with_head(config, groups))
         config = job.config
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
         cleanup.enter_context(silent(on=not process_group.is_first))
         cleanup.enter_context(warnings_as_lines())
-        benchmark = benchmark_of(config)
         for folder in groups:
             check_rate(folder, benchmark)
         start_states = own_start_states(config, evaluated_benchmark(config).tasks, process_group)

@@ -134,3 +134,14 @@ def test_an_image_that_does_not_fit_the_grid_raises(conventions: Conventions) ->
     config = NanoConfig(width=32, heads=2, depth=1, readers=1, grid=5)
     with pytest.raises(BadValue, match="divides by 20, got 32"):
         NanoBackbone(conventions, config)
+
+
+def test_where_things_are_is_told_from_the_pictures_and_not_from_the_arm(
+    conventions: Conventions, make_obs: MakeObs
+) -> None:
+    torch.manual_seed(0)
+    nano = NanoBackbone.fresh(conventions, {**OPTIONS, "privileged_dim": 3})
+    nano(inputs_of(nano, make_obs(4))).privileged_BP.square().sum().backward()  # type: ignore[union-attr]
+    taught = {name for name, p in nano.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert {"vision.conv1.weight", "vision.points.weight", "points.weight"} <= taught
+    assert not any(name.startswith(("state", "blocks", "readers")) for name in taught)

@@ -33,7 +33,10 @@ def test_an_expert_is_asked_once_a_start_state_unless_there_is_noise(tmp_path: P
     assert calm.benchmark.simulator_kwargs["first_seed"] == 1000
     assert calm.settings["options"]["image_size"] == 64
     assert calm.settings["options"]["instructions"] == {"PickCube": "fetch it"}
+    assert "wander" not in calm.settings
     assert expert_source(asked(*argv, "--noise", "0.1")).rounds == MOST_ROUNDS
+    wandering = expert_source(asked(*argv, "--wander", "0.4"))
+    assert (wandering.rounds, wandering.settings["wander"]) == (MOST_ROUNDS, 0.4)
 
 
 def test_a_sampling_policy_may_try_a_start_state_often() -> None:
@@ -69,6 +72,9 @@ def test_an_expert_takes_over_from_a_run_in_the_pictures_of_that_run() -> None:
         (["--env", "MetaWorld/reach", "--expert", "--student-share", "0.5"], "--student-share is for --student RUN"),
         (["--expert", "--student", "x", "-i", "y"], "--run does not go with --student RUN"),
         (["--expert", "--student", "x", "--policy", "nano"], "--policy does not go with --student RUN"),
+        (["--expert", "--student", "x", "--wander", "0.2"], "--wander does not go with --student RUN"),
+        (["--env", "Toy-Reach", "--policy", "nano", "--wander", "0.2"], "--wander is for --expert"),
+        (["--env", "MetaWorld/reach", "--expert", "--wander", "0"], "must be a number in 0 .. 1"),
         (["--expert", "--student", "x", "--gamma", "0.9"], "--gamma does not go with --student RUN"),
     ],
 )

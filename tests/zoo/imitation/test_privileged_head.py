@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.zoo.algorithms.test_imitation_loss import policy, shown
+from vla_gym import find_benchmark
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from zoo import sft
@@ -17,7 +18,7 @@ from zoo.algorithms.demonstration_frames import frames_of
 from zoo.config.run_config import RunConfig
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
-from zoo.imitation.privileged_head import config_with_head, prepare_head
+from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 
 
 def seen(length: int, dims: int) -> Demonstration:
@@ -30,6 +31,28 @@ def config(policy: str) -> RunConfig:
     own = {"backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
     size = {"n_timesteps": 1, "num_envs": 1, "seed": 0}
     return RunConfig(algo="sft", env="Toy-Reach", policy=policy, policy_kwargs=own, **size)
+
+
+def test_of_what_the_expert_saw_the_places_of_things_are_learned() -> None:
+    pick = replace(find_benchmark("Toy-Reach"), privileged_dim=5, places=(1, 3))
+    found = only_places({Path("a"): [seen(2, 5)]}, pick)[Path("a")]
+    # 0 .. 4 in the first frame, 5 .. 9 in the second.
+    assert found[0].extra[PRIVILEGED].tolist() == [[1.0, 3.0], [6.0, 8.0]]
+    assert found[0].length == 2
+    whole = only_places({Path("a"): [seen(2, 5)]}, replace(pick, places=()))[Path("a")]
+    assert whole[0].extra[PRIVILEGED].shape == (2, 5)
+    with pytest.raises(BadValue, match="'b': the expert saw 4 numbers, that of Toy-Reach sees 5"):
+        only_places({Path("a"): [seen(2, 5)], Path("b"): [seen(2, 4)]}, pick)
+
+
+@pytest.mark.parametrize(
+    "env", ["ManiSkill/PickCube", "ManiSkill-Plate25", "MetaWorld-MT10", "LIBERO-Goal", "LIBERO-130"]
+)
+def test_places_are_numbers_of_the_vector(env: str) -> None:
+    benchmark = find_benchmark(env)
+    assert benchmark.places
+    assert len(set(benchmark.places)) == len(benchmark.places)
+    assert max(benchmark.places) < benchmark.privileged_dim
 
 
 def test_fresh_weights_get_a_head_of_the_datasets_length() -> None:
@@ -47,9 +70,9 @@ def test_vectors_of_two_lengths_are_refused() -> None:
 
 def test_a_policy_without_the_head_or_with_another_is_refused() -> None:
     frames = frames_of([seen(3, 2)], 2)
-    with pytest.raises(BadValue, match="has no head that tells what the expert saw"):
+    with pytest.raises(BadValue, match="has no head that tells where things are"):
         prepare_head(policy(), frames)
-    with pytest.raises(BadValue, match="tells 5 numbers of what the expert saw, the demonstrations have 2"):
+    with pytest.raises(BadValue, match="tells 5 numbers of where things are, the demonstrations have 2"):
         prepare_head(policy(privileged_dim=5), frames)
 
 

@@ -150,6 +150,17 @@ class Scene:
     hand: Hand
     parts: tuple[Placing | Moving, ...]
 
+    @classmethod
+    def places(cls) -> tuple[int, ...]:
+        """Indices in `to_vector` of each part's object or handle, and of where an object is to go: x, y, z each."""
+        first = 2  # after the part's kind and whether it is met
+        return tuple(
+            Hand.SIZE + cls.PART_SIZE * part + first + solid + axis
+            for part in range(cls.MOST)
+            for solid in (0, 2 * Solid.SIZE)
+            for axis in range(3)
+        )
+
     def to_vector(self) -> np.ndarray:
         """Float64 `[171]`: the hand, then for each part its kind (1 + index in `_KINDS`) and numbers, then zeros."""
         vector = np.zeros(self.SIZE)

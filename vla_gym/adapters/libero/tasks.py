@@ -160,6 +160,7 @@ def libero_benchmark(
         action_spec=ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored"),
         state_dim=8,
         privileged_dim=Scene.SIZE,
+        places=Scene.places(),
         cameras=("image", "wrist_image"),
         default_image_size=256,
         control_hz=20.0,

@@ -136,6 +136,7 @@ def maniskill_benchmark(
         newest_python=(3, 12),  # mplib 0.1.1
         batched=physics == "gpu",
         privileged_dim=HAND_DIM + THING_DIM * len(task.things) if task.things and physics == "cpu" else 0,
+        places=tuple(HAND_DIM + THING_DIM * thing + axis for thing in range(len(task.things)) for axis in range(3)),
         protocol=_protocol_record(name, task, task_reward, physics),
     )
 

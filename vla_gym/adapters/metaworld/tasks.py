@@ -95,6 +95,8 @@ MOST_STARTS = 10_000
 """Start states per task that can be asked for; drawing them takes 1.2 ms each, in every process that plays the task."""
 TASK_SEED = 42
 """Default seed of `MT1`; lerobot's too."""
+PLACES = (4, 5, 6, 11, 12, 13, 36, 37, 38)
+"""Where the two things and the goal are, in Meta-World's observation of 39 numbers (`SawyerXYZEnv._get_obs`)."""
 SPLITS = {"train": 0, "test": 1, "validation": 2}
 """Split -> offset of the seed; the package's ML1 seeds its test goals the same way."""
 CAMERA = "corner4"
@@ -202,6 +204,7 @@ def metaworld_benchmark(
         action_spec=ActionSpec(rotation="none", gripper="plus_one_closes", frame="delta_target"),
         state_dim=4,
         privileged_dim=39,
+        places=PLACES,
         cameras=("image",),
         default_image_size=480,
         control_hz=80.0,

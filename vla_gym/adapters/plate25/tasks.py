@@ -34,6 +34,8 @@ HORIZON = 80
 CONTROL_HZ = 5.0
 PRIVILEGED_DIM = 37
 """Length of `Plate25Simulator.privileged`."""
+PLACES = (15, 16, 17, 25, 26, 27)
+"""Where object and plate are, in it."""
 PUBLISHED_EPISODES = 256
 """Episodes behind each published rate of a run, to which the printed digits fit."""
 TRIPLE_HEIGHTS: dict[Spread, tuple[float, float, float]] = {
@@ -175,6 +177,7 @@ def plate25_benchmark(
         requires=("mani_skill", "sapien"),
         newest_python=(3, 12),  # mplib 0.1.1
         privileged_dim=PRIVILEGED_DIM,
+        places=PLACES,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},
     )

@@ -1,4 +1,4 @@
-"""Who acts when, and what is kept, where an expert takes over from a student."""
+"""Who acts when, and what is kept, where an expert takes over from a student, or an arm that wanders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vla_gym.specs import StartState
 from vla_policies import VLAPolicy
 from zoo.collect import kept_episodes
 from zoo.demonstrations.recorder import PRIVILEGED, Attempt, Demonstration, demonstrate
-from zoo.demonstrations.student_recorder import student_steps, take_over
+from zoo.demonstrations.take_over import HOLD, Wandering, led_steps, take_over, wander
 
 TOY = find_benchmark("Toy-Reach")
 K = 4
@@ -35,9 +35,9 @@ class Draws(np.random.Generator):
     ("horizon", "chunk", "share", "most"), [(12, 4, 0.5, 4), (12, 4, 1.0, 12), (100, 8, 0.5, 48), (12, 8, 0.5, 0)]
 )
 def test_a_student_plays_whole_chunks_up_to_its_share(horizon: int, chunk: int, share: float, most: int) -> None:
-    assert student_steps(horizon, chunk, share, Draws()) == most
+    assert led_steps(horizon, chunk, share, Draws()) == most
     generator = np.random.default_rng(0)
-    drawn = {student_steps(horizon, chunk, share, generator) for _ in range(200)}
+    drawn = {led_steps(horizon, chunk, share, generator) for _ in range(200)}
     assert drawn == set(range(0, most + 1, chunk))
 
 
@@ -82,7 +82,7 @@ def test_the_dataset_holds_what_the_expert_did_from_where_it_took_over(envs: VLA
     episodes = taken_over(envs, student, ATTEMPTS, 0.5)
     alone = demonstrate(envs, Constant, ATTEMPTS)
     # Drawn for each: 0 or 1 chunks of 4.
-    steps = [student_steps(12, K, 0.5, np.random.default_rng([0, 0, trial, 0])) for trial in range(6)]
+    steps = [led_steps(12, K, 0.5, np.random.default_rng([0, 0, trial, 0])) for trial in range(6)]
     assert set(steps) == {0, 4}
     for played, expert, own, (start, _) in zip(steps, episodes, alone, ATTEMPTS, strict=True):
         assert expert.start == start
@@ -106,9 +106,43 @@ def test_an_episode_does_not_depend_on_those_beside_it(envs: VLAVectorEnv, stude
 def test_what_a_student_ends_is_not_kept(envs: VLAVectorEnv, student: VLAPolicy) -> None:
     # 2, 3 and 3 chunks of 4: the second and third student play to the end.
     episodes = taken_over(envs, student, ATTEMPTS, 1.0)
-    steps = [student_steps(12, K, 1.0, np.random.default_rng([0, 0, trial, 0])) for trial in range(6)]
+    steps = [led_steps(12, K, 1.0, np.random.default_rng([0, 0, trial, 0])) for trial in range(6)]
     empty = [episode for episode, played in zip(episodes, steps, strict=True) if played == 12]
     assert empty
     assert all(episode.length == 0 for episode in empty)
     kept, tried = kept_episodes(episodes, 100, keep_failures=True)
     assert (len(kept), tried) == (6 - len(empty), 6)
+
+
+def test_a_wandering_arm_is_moved_alike_for_some_steps() -> None:
+    wandering = Wandering([np.random.default_rng(0), np.random.default_rng(1)], 3)
+    played = [wandering.act({}, [0, 1]) for _ in range(2 * HOLD)]
+    first, second = np.random.default_rng(1).uniform(-1.0, 1.0, (2, 3)).astype(np.float32)
+    for step, choices in enumerate(played):
+        np.testing.assert_array_equal(choices[1].executed_A, first if step < HOLD else second)
+        assert (choices[0].executed_A != choices[1].executed_A).any()
+
+
+def test_the_dataset_holds_what_the_expert_did_after_the_arm_wandered(envs: VLAVectorEnv) -> None:
+    episodes = wander(envs, Constant, ATTEMPTS, share=0.25)
+    alone = demonstrate(envs, Constant, ATTEMPTS)
+    generators = [np.random.default_rng([0, 0, trial, 0]) for trial in range(6)]
+    steps = [led_steps(12, 1, 0.25, generator) for generator in generators]
+    # Drawn for each: 0 to 3 steps.
+    assert 0 in steps
+    assert max(steps) == 3
+    for played, expert, own in zip(steps, episodes, alone, strict=True):
+        assert expert.start_state == own.start_state
+        np.testing.assert_array_equal(expert.action_TA[:, 0], np.full(expert.length, 0.75, np.float32))
+        assert expert.length <= 12 - played
+        if expert.length:
+            # What wandering itself ended has no frame.
+            assert (expert.state_TS[0] != own.state_TS[0]).any() == (played > 0)
+
+
+def test_where_the_arm_wanders_follows_from_seed_and_start_state(envs: VLAVectorEnv) -> None:
+    whole = wander(envs, Constant, ATTEMPTS, share=0.5)
+    (alone,) = wander(envs, Constant, ATTEMPTS[3:4], share=0.5)
+    (other,) = wander(envs, Constant, ATTEMPTS[3:4], share=0.5, seed=1)
+    np.testing.assert_array_equal(alone.state_TS, whole[3].state_TS)
+    assert other.state_TS.shape != alone.state_TS.shape or (other.state_TS != alone.state_TS).any()
