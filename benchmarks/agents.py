@@ -62,8 +62,6 @@ class AgentRecipe:
     """More of `zoo.sft` alone."""
     privileged_coef: float = 0.0
     """`--privileged-coef` of `zoo.sft`."""
-    learning_rate: float = 0.0
-    """`--learning-rate` of `zoo.sft`; 0 = its own default."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -115,7 +113,7 @@ class Workshop:
             recipe.sft_updates,
             "--eval-episodes",
             0,
-            *sft_flags(recipe),
+            *given(privileged_coef=recipe.privileged_coef),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
         )
@@ -232,11 +230,6 @@ class Workshop:
 def params_of(values: Sequence[str]) -> tuple[str, ...]:
     """The command line's `-params`, nothing for none."""
     return ("-params", *values) if values else ()
-
-
-def sft_flags(recipe: AgentRecipe) -> tuple[object, ...]:
-    """How `zoo.sft` learns, where a recipe says so."""
-    return given(privileged_coef=recipe.privileged_coef, learning_rate=recipe.learning_rate)
 
 
 def given(**numbers: float) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents import AgentRecipe, Workshop, given, params_of, sft_flags
+from benchmarks.agents import AgentRecipe, Workshop, given, params_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.registry import num_tasks
 from zoo.config.hyperparams import load_hyperparams
@@ -106,7 +106,15 @@ class Trial(Workshop):
 
     def _finetune(self, name: str, updates: int, *datasets: str) -> None:
         recipe, folders = self.recipe, [self.folder / one for one in datasets]
-        arguments = ("--env", recipe.env, "--dataset", *folders, "-n", updates, *sft_flags(recipe))
+        arguments = (
+            "--env",
+            recipe.env,
+            "--dataset",
+            *folders,
+            "-n",
+            updates,
+            *given(privileged_coef=recipe.privileged_coef),
+        )
         often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
         where = self._common(self.folder if name == "sft" else self.folder / name)
         self.step(name, "sft", *arguments, *often, *where, *params_of([*recipe.params, *recipe.sft_params]))

@@ -111,16 +111,14 @@ def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
     usual = "env_kwargs:{sampled_starts: 0}"
     plain = replace(RECIPE, noise=0.0, episodes=None, algorithms=("ppo", "grpo"))
     some = replace(RECIPE, noise=0.1, wander=0.4, episodes=40, algorithms=("ppo",), evaluation_params=(usual,))
-    some = replace(some, learning_rate=6e-4)
     Workshop(plain, tmp_path).train()
     assert not {"--noise", "--wander"} & set(commands["collect"])
-    assert "--learning-rate" not in commands["sft"]
     assert not {"--eval-episodes", "-params"} & set(commands["evaluate ppo train"])
     assert "evaluate grpo train" in commands
     commands.clear()
     Workshop(some, tmp_path).train()
-    shown, taught = (dict(pairwise(commands[name])) for name in ("collect", "sft"))
-    assert (shown["--noise"], shown["--wander"], taught["--learning-rate"]) == (0.1, 0.4, 6e-4)
+    shown = dict(pairwise(commands["collect"]))
+    assert (shown["--noise"], shown["--wander"]) == (0.1, 0.4)
     assert "grpo" not in commands
     evaluation = commands["evaluate ppo train"]
     assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
