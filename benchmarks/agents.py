@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from zoo.files import packaged_folder
 from zoo.runs.folder import folder_name
 
 ALGORITHMS = ("ppo", "grpo")
+_COLLECT = "collect"
+"""Name of the step that collects, or how the names of several begin."""
 _STOPPED = "stopped and saved"
 """What `zoo.sft` and `zoo.train` say last when they were stopped; exit code 0."""
 _SHIPPED = ("config.yml", "args.yml", "command.txt", "protocol.json")
@@ -54,6 +56,9 @@ class AgentRecipe:
     """Largest share of the horizon for which the arm is first moved at random."""
     demonstrations_seed: int = 0
     """Of noise and wandering."""
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Environment -> fields of the recipe that differ there: each is collected from by itself, and all are learned
+    together. Empty: from `env` alone."""
     params: Sequence[str] = ()
     """`-params` of `zoo.collect` and `zoo.sft` over the PPO recipe's environment and policy, e.g. larger images."""
     collect_params: Sequence[str] = ()
@@ -97,18 +102,15 @@ class Workshop:
 
     def train(self) -> None:
         """All steps."""
-        recipe, demos = self.recipe, self.folder / "demonstrations"
-        env = ("--env", recipe.env)
-        how = given(noise=recipe.noise, wander=recipe.wander, seed=recipe.demonstrations_seed)
-        shown = (*how, "-o", demos, *params_of([*recipe.params, *recipe.collect_params]))
-        self.step("collect", "collect", *env, "--expert", "-n", recipe.demonstrations, *shown)
+        recipe, env = self.recipe, ("--env", self.recipe.env)
+        datasets = [self._show(part) for part in self._parts()]
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
             "sft",
             "sft",
             *env,
             "--dataset",
-            demos,
+            *datasets,
             "-n",
             recipe.sft_updates,
             "--eval-episodes",
@@ -121,6 +123,21 @@ class Workshop:
         for algo in recipe.algorithms:
             self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
             self.evaluate(algo)
+
+    def _parts(self) -> list[AgentRecipe]:
+        """The recipe, or that of each environment it is collected from."""
+        recipe = self.recipe
+        return [replace(recipe, env=env, parts={}, **own) for env, own in recipe.parts.items()] or [recipe]
+
+    def _show(self, part: AgentRecipe) -> Path:
+        """Have the expert show one part; return the dataset's folder."""
+        whole = part is self.recipe
+        folder = self.folder / "demonstrations" if whole else self.folder / "demonstrations" / folder_name(part.env)
+        how = given(noise=part.noise, wander=part.wander, seed=part.demonstrations_seed)
+        shown = (*how, "-o", folder, *params_of([*part.params, *part.collect_params]))
+        name = _COLLECT if whole else f"{_COLLECT} {folder_name(part.env)}"
+        self.step(name, "collect", "--env", part.env, "--expert", "-n", part.demonstrations, *shown)
+        return folder
 
     def run(self, stage: str) -> Path:
         """Run folder of a training."""
@@ -245,7 +262,8 @@ def table(shops: Sequence[Workshop]) -> str:
     ]
     for shop in shops:
         costs = shop.costs()
-        start, taught = shop.comparison("sft").before, (costs["collect"] + costs["sft"]) / 60
+        collected = sum(seconds for name, seconds in costs.items() if name.startswith(_COLLECT))
+        start, taught = shop.comparison("sft").before, (collected + costs["sft"]) / 60
         shown = f"{shop.recipe.demonstrations} | {_rate(start)}"
         if not shop.recipe.algorithms:
             lines.append(f"| {shop.recipe.env} | SFT alone | {shown} | | | | {taught:.1f} |")

@@ -120,10 +120,27 @@ def test_noise_algorithms_and_a_choice_of_start_states_reach_the_commands(
     shown = dict(pairwise(commands["collect"]))
     assert (shown["--noise"], shown["--wander"]) == (0.1, 0.4)
     assert "grpo" not in commands
+    assert commands["sft"][commands["sft"].index("--dataset") + 2] == "-n"
     evaluation = commands["evaluate ppo train"]
     assert evaluation[evaluation.index("--eval-episodes") + 1] == 40
     assert evaluation[evaluation.index("-params") + 1 :] == (usual,)
     assert "-params" not in commands["ppo"]
+
+
+def test_parts_of_other_environments_are_collected_by_themselves_and_learned_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: dict[str, tuple[object, ...]] = {}
+    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
+    parts = {"MetaWorld/reach": {"demonstrations": 20, "wander": 0.25}, "MetaWorld/push": {}}
+    Workshop(replace(RECIPE, noise=0.1, algorithms=(), parts=parts), tmp_path).train()
+    reach, push = (dict(pairwise(commands[f"collect MetaWorld-{task}"])) for task in ("reach", "push"))
+    assert (reach["--env"], reach["-n"], reach["--wander"], reach["--noise"]) == ("MetaWorld/reach", 20, 0.25, 0.1)
+    assert (push["--env"], push["-n"], push["--noise"]) == ("MetaWorld/push", RECIPE.demonstrations, 0.1)
+    assert "--wander" not in push
+    at = commands["sft"].index("--dataset")
+    assert commands["sft"][at + 1 : at + 3] == (reach["-o"], push["-o"])
+    assert reach["-o"] != push["-o"]
 
 
 @pytest.mark.processes
