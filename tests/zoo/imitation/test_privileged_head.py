@@ -55,6 +55,11 @@ def test_places_are_numbers_of_the_vector(env: str) -> None:
     assert max(benchmark.places) < benchmark.privileged_dim
 
 
+def test_a_table_tasks_places_follow_its_hand() -> None:
+    # Nine numbers of the hand, then cube and goal with a quaternion each.
+    assert find_benchmark("ManiSkill/PickCube").places == (9, 10, 11, 16, 17, 18)
+
+
 def test_fresh_weights_get_a_head_of_the_datasets_length() -> None:
     groups = {Path("a"): [seen(3, 4)], Path("b"): [seen(2, 4)]}
     asked = config_with_head(config("nano"), groups).policy_kwargs

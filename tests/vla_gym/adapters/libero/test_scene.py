@@ -35,6 +35,20 @@ def test_a_scene_survives_the_way_through_a_vector() -> None:
     np.testing.assert_array_equal(put.target.half_3, placing.target.half_3)
 
 
+def test_places_are_those_of_things_handles_and_targets() -> None:
+    placing = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
+    moving = Moving(
+        met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5
+    )
+    hand = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
+    vector = Scene(hand=hand, parts=(placing, moving)).to_vector()
+    found = vector[list(Scene.places())].reshape(Scene.MOST, 2, 3)
+    # A handle has no target, and there are no third and fourth parts.
+    expected = np.zeros((4, 2, 3))
+    expected[0], expected[1, 0] = (placing.thing.origin_3, placing.target.origin_3), moving.handle.origin_3
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_top_and_bottom_of_a_box_that_lies_on_its_side() -> None:
     # Its middle is 2 cm along its own y axis, which points up; half of its 4 cm along y is above that.
     lying = Solid(
