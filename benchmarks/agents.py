@@ -103,7 +103,7 @@ class Workshop:
     def train(self) -> None:
         """All steps."""
         recipe, env = self.recipe, ("--env", self.recipe.env)
-        datasets = [self._show(part) for part in self._parts()]
+        datasets = [self._show(part) for part in self.parts()]
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
             "sft",
@@ -124,7 +124,7 @@ class Workshop:
             self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
             self.evaluate(algo)
 
-    def _parts(self) -> list[AgentRecipe]:
+    def parts(self) -> list[AgentRecipe]:
         """The recipe, or that of each environment it is collected from."""
         recipe = self.recipe
         return [replace(recipe, env=env, parts={}, **own) for env, own in recipe.parts.items()] or [recipe]
@@ -264,7 +264,7 @@ def table(shops: Sequence[Workshop]) -> str:
         costs = shop.costs()
         collected = sum(seconds for name, seconds in costs.items() if name.startswith(_COLLECT))
         start, taught = shop.comparison("sft").before, (collected + costs["sft"]) / 60
-        shown = f"{shop.recipe.demonstrations} | {_rate(start)}"
+        shown = f"{sum(part.demonstrations for part in shop.parts())} | {_rate(start)}"
         if not shop.recipe.algorithms:
             lines.append(f"| {shop.recipe.env} | SFT alone | {shown} | | | | {taught:.1f} |")
         for algo in shop.recipe.algorithms:

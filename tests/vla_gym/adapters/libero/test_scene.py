@@ -17,13 +17,13 @@ def solid(seed: int) -> Solid:
     return Solid.from_vector(numbers)
 
 
+PLACING = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
+MOVING = Moving(met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5)
+HAND = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
+
+
 def test_a_scene_survives_the_way_through_a_vector() -> None:
-    placing = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
-    moving = Moving(
-        met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5
-    )
-    hand = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
-    vector = Scene(hand=hand, parts=(moving, placing)).to_vector()
+    vector = Scene(hand=HAND, parts=(MOVING, PLACING)).to_vector()
     assert vector.shape == (Scene.SIZE,) == (7 + 4 * 41,)
     again = Scene.from_vector(vector)
     assert [type(part) for part in again.parts] == [Moving, Placing]
@@ -32,20 +32,15 @@ def test_a_scene_survives_the_way_through_a_vector() -> None:
     assert isinstance(found, Moving)
     assert (found.met, found.turns, found.way) == (False, True, -0.5)
     assert isinstance(put, Placing)
-    np.testing.assert_array_equal(put.target.half_3, placing.target.half_3)
+    np.testing.assert_array_equal(put.target.half_3, PLACING.target.half_3)
 
 
 def test_places_are_those_of_things_handles_and_targets() -> None:
-    placing = Placing(met=True, thing=solid(0), grip=solid(1), target=solid(2))
-    moving = Moving(
-        met=False, handle=solid(3), turns=True, axis_3=np.arange(3.0), anchor_3=np.arange(3.0, 6.0), way=-0.5
-    )
-    hand = Hand(point_3=np.arange(3.0), quat_4=np.arange(4.0))
-    vector = Scene(hand=hand, parts=(placing, moving)).to_vector()
+    vector = Scene(hand=HAND, parts=(PLACING, MOVING)).to_vector()
     found = vector[list(Scene.places())].reshape(Scene.MOST, 2, 3)
     # A handle has no target, and there are no third and fourth parts.
     expected = np.zeros((4, 2, 3))
-    expected[0], expected[1, 0] = (placing.thing.origin_3, placing.target.origin_3), moving.handle.origin_3
+    expected[0], expected[1, 0] = (PLACING.thing.origin_3, PLACING.target.origin_3), MOVING.handle.origin_3
     np.testing.assert_array_equal(found, expected)
 
 
