@@ -97,10 +97,11 @@ def _tasks(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def _solved(run: RunFolder) -> dict[str, tuple[int, int]]:
-    """Return task name -> (solved, episodes) of a trained agent's comparison, on the start states it was trained on."""
+    """Return task name -> (solved, episodes) of an agent's test, on the start states it was trained on if it has both."""
     file = run.path / RESULTS_FILE
     try:
-        tasks = read_json(file)["train"]["tasks"] if file.is_file() else []
+        splits = read_json(file) if file.is_file() else {"train": {"tasks": []}}
+        tasks = splits["train" if "train" in splits else "test"]["tasks"]
         return {task["name"]: (int(task["successes"]), int(task["episodes"])) for task in tasks}
     except (VLAZooError, LookupError, TypeError, ValueError) as error:
         _logger.warning(f"not known what '{run.path}' solved: {_reason(file, error)}")

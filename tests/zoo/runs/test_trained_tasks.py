@@ -66,11 +66,15 @@ def test_what_no_run_here_made_has_no_record(policy: str, tmp_path: Path, monkey
     assert trained_tasks(policy) is None
 
 
-def test_a_trained_agent_says_by_its_name_what_it_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("splits", [("train",), ("test",), ("test", "train")])
+def test_a_trained_agent_says_by_its_name_what_it_solved(
+    splits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shipped_agents, "agents_folder", lambda: tmp_path / "package")
     make_run(tmp_path / "package" / "ppo" / "Toy-Reach", "gone/best", 1)
     solved = {"name": TASKS[1].name, "successes": 41, "episodes": 50}
-    (tmp_path / "package" / "ppo" / "Toy-Reach" / "results.json").write_text(json.dumps({"train": {"tasks": [solved]}}))
+    results = {split: {"tasks": [{**solved, "successes": 0}]} for split in splits} | {splits[-1]: {"tasks": [solved]}}
+    (tmp_path / "package" / "ppo" / "Toy-Reach" / "results.json").write_text(json.dumps(results))
     monkeypatch.chdir(tmp_path)
     trained = trained_tasks("agents/ppo/Toy-Reach/best")
     assert trained is not None
