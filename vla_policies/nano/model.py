@@ -14,10 +14,11 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
-from vla_policies.nano.config import NanoConfig, config_from_options, fit_image_size
+from vla_policies.nano.config import Eye, NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
+    ContrastVisionStem,
     DeepVisionStem,
     PrivilegedHead,
     QueryBlock,
@@ -30,6 +31,12 @@ from vla_policies.nano.layers import (
 from vla_policies.nano.processor import prepare_inputs
 from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
+
+STEMS: Mapping[Eye, type[VisionStem]] = {
+    "shallow": VisionStem,
+    "deep": DeepVisionStem,
+    "contrast": ContrastVisionStem,
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,7 @@ class NanoTrunk(nn.Module):
         width, cameras = config.width, len(conventions.cameras)
         self.words = WordEmbedding(width)
         self.sentence_norm = nn.LayerNorm(width)
-        stem = DeepVisionStem if config.eye == "deep" else VisionStem
-        self.vision = stem(width, config.grid, config.points, conventions.image_size)
+        self.vision = STEMS[config.eye](width, config.grid, config.points, conventions.image_size)
         self.camera = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
         self.points = nn.Linear(2 * config.points * cameras, width)
         codes = state_codes(torch.zeros(1, conventions.state_dim)).shape[1]

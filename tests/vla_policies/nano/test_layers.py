@@ -7,6 +7,7 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.nano.layers import (
     ActionHead,
     Block,
+    ContrastVisionStem,
     DeepVisionStem,
     PrivilegedHead,
     QueryBlock,
@@ -29,7 +30,7 @@ def test_every_image_size_arrives_at_the_grid(image_size: int, grid: int) -> Non
     assert points.shape == (2, 6)
 
 
-@pytest.mark.parametrize("kind", [VisionStem, DeepVisionStem])
+@pytest.mark.parametrize("kind", [VisionStem, DeepVisionStem, ContrastVisionStem])
 def test_the_sentence_changes_what_is_seen(kind: type[VisionStem]) -> None:
     stem = kind(width=16, grid=4, points=3, image_size=16)
     pixels = torch.randn(1, 3, 16, 16)
@@ -50,6 +51,18 @@ def test_points_of_a_deep_eye_come_from_the_finest_map(monkeypatch: pytest.Monke
         assert tokens.shape == (2, 16, 16)
         assert points.shape == (2, 6)
     assert sides == [(8, 8), (16, 16)]
+
+
+def test_an_eye_of_contrast_sees_a_dark_and_pale_picture_as_it_does_a_vivid_one() -> None:
+    stem = ContrastVisionStem(width=16, grid=4, points=3, image_size=16)
+    sentence_BD, pixels_BCHW = torch.randn(2, 16), torch.randn(2, 3, 16, 16)
+    # Another contrast and brightness of each colour, and scores of another scale and level.
+    pale_BCHW = 0.3 * pixels_BCHW + torch.tensor([-0.5, 0.1, 0.2])[:, None, None]
+    vivid = stem(pixels_BCHW, sentence_BD)
+    with torch.no_grad():
+        stem.points.weight.mul_(10.0)
+        stem.points.bias.add_(7.0)
+    torch.testing.assert_close(stem(pale_BCHW, sentence_BD), vivid, atol=5e-3, rtol=0.0)
 
 
 def test_a_residual_block_adds_to_what_it_gets() -> None:
