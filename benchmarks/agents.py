@@ -67,6 +67,8 @@ class AgentRecipe:
     """More of `zoo.sft` alone."""
     privileged_coef: float = 0.0
     """`--privileged-coef` of `zoo.sft`."""
+    paraphrases: str = ""
+    """`--paraphrases` of `zoo.sft`, from the root of a checkout; none by default."""
     evaluation_params: Sequence[str] = ()
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
@@ -115,7 +117,7 @@ class Workshop:
             recipe.sft_updates,
             "--eval-episodes",
             0,
-            *given(privileged_coef=recipe.privileged_coef),
+            *given(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
         )
@@ -249,9 +251,9 @@ def params_of(values: Sequence[str]) -> tuple[str, ...]:
     return ("-params", *values) if values else ()
 
 
-def given(**numbers: float) -> tuple[object, ...]:
-    """Flags of a command line for all numbers but 0: `noise=0.1` becomes `--noise 0.1`."""
-    return tuple(part for name, value in numbers.items() if value for part in (f"--{name.replace('_', '-')}", value))
+def given(**values: float | str) -> tuple[object, ...]:
+    """Flags of a command line for all values but 0 and "": `noise=0.1` becomes `--noise 0.1`."""
+    return tuple(part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value))
 
 
 def table(shops: Sequence[Workshop]) -> str:

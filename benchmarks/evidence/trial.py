@@ -113,7 +113,7 @@ class Trial(Workshop):
             *folders,
             "-n",
             updates,
-            *given(privileged_coef=recipe.privileged_coef),
+            *given(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
         )
         often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
         where = self._common(self.folder if name == "sft" else self.folder / name)

@@ -206,6 +206,7 @@ def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypa
             sft_params=["learning_rate:1e-4"],
             evaluation_params=["chunk:4"],
             privileged_coef=1.0,
+            paraphrases="words.yml",
             algorithms=(),
         ),
         tmp_path,
@@ -213,6 +214,6 @@ def test_every_setting_of_a_recipe_reaches_its_commands(tmp_path: Path, monkeypa
     assert set(said) == {"collect", "sft", "evaluate sft train"}
     assert said["collect"].startswith("collect --env Toy-Reach --expert -n 3 --noise 0.1 --seed 7 -o")
     assert said["collect"].endswith("-params image_size:128 'env_kwargs:{sampled_starts: 9}'")
-    assert "-n 2 --eval-episodes 0 --privileged-coef 1.0 --seed 1" in said["sft"]
+    assert "-n 2 --eval-episodes 0 --privileged-coef 1.0 --paraphrases words.yml --seed 1" in said["sft"]
     assert said["sft"].endswith("-params image_size:128 learning_rate:1e-4")
     assert said["evaluate sft train"].endswith("--num-envs 16 --num-threads 1 -params chunk:4")
