@@ -97,7 +97,7 @@ def _tasks(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def _solved(run: RunFolder) -> dict[str, tuple[int, int]]:
-    """Return task name -> (solved, episodes) of an agent's test, on the start states it was trained on if it has both."""
+    """Return task name -> (solved, episodes) of an agent's test, on the training split if it has both."""
     file = run.path / RESULTS_FILE
     try:
         splits = read_json(file) if file.is_file() else {"train": {"tasks": []}}
