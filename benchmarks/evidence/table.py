@@ -35,7 +35,8 @@ def table(trials: Sequence[Outcomes]) -> str:
                 cells.append("the stronger control" if stage == stronger else "")
             else:
                 p_values.append(p_value(columns[stronger], column))
-                cells.append("{p:.2g}")
+                less = _mean_rate(column) < _mean_rate(columns[stronger])
+                cells.append("{p:.2g}, less" if less else "{p:.2g}")
             rows.append(cells)
     lines = [
         "| environment, seeds x start states | | solved | CPU minutes | points a minute | p (Holm) |",

@@ -51,6 +51,12 @@ def test_the_table_compares_with_the_stronger_control() -> None:
     ]
 
 
+def test_a_small_p_of_what_solves_less_is_no_praise() -> None:
+    # Five start states lost, none gained: 2 / 2^5.
+    last = table([trial(1, {"sft": "00000", "longer": "11111", "ppo": "00000"})]).splitlines()[-1]
+    assert last == "|  | PPO | 0.0 % | 11.0 | 0.0 | 0.062, less |"
+
+
 def test_every_p_counts_among_all() -> None:
     # Each alone has p = 2 / 2^4 = 0.125; twice as much among two.
     solved = {"sft": "0000", "ppo": "1111"}
