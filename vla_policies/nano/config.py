@@ -69,7 +69,7 @@ class NanoConfig:
     eye: Eye = "shallow"
     """"shallow": points come from a map of 2 * grid cells a side. "deep": from one of 4 * grid cells a side, after a
     residual block; twice the work. "contrast": as deep, with pictures and the points' maps standardised, so that small
-    and dark things are found, and found sooner; a sixth more work."""
+    and dark things are found, and found sooner; a quarter more work."""
     privileged_dim: int = 0
     """Numbers of the privileged vector that a head predicts from the points while fine-tuning (`Benchmark.places`);
     0 = no such head."""
