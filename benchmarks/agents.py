@@ -117,7 +117,7 @@ class Workshop:
             recipe.sft_updates,
             "--eval-episodes",
             0,
-            *given(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
+            *flags_of(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
             *common,
             *params_of([*recipe.params, *recipe.sft_params]),
         )
@@ -135,7 +135,7 @@ class Workshop:
         """Have the expert show one part; return the dataset's folder."""
         whole = part is self.recipe
         folder = self.folder / "demonstrations" if whole else self.folder / "demonstrations" / folder_name(part.env)
-        how = given(noise=part.noise, wander=part.wander, seed=part.demonstrations_seed)
+        how = flags_of(noise=part.noise, wander=part.wander, seed=part.demonstrations_seed)
         shown = (*how, "-o", folder, *params_of([*part.params, *part.collect_params]))
         name = _COLLECT if whole else f"{_COLLECT} {folder_name(part.env)}"
         self.step(name, "collect", "--env", part.env, "--expert", "-n", part.demonstrations, *shown)
@@ -251,7 +251,7 @@ def params_of(values: Sequence[str]) -> tuple[str, ...]:
     return ("-params", *values) if values else ()
 
 
-def given(**values: float | str) -> tuple[object, ...]:
+def flags_of(**values: float | str) -> tuple[object, ...]:
     """Flags of a command line for all values but 0 and "": `noise=0.1` becomes `--noise 0.1`."""
     return tuple(part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value))
 

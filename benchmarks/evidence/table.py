@@ -19,7 +19,7 @@ def table(trials: Sequence[Outcomes]) -> str:
 
     Points a minute are those gained over SFT, by the processor minutes beyond SFT's. p is of the exact sign-flip
     test over start states, all seeds together, against the control that solves most, raised by Holm's method over
-    all rows of reinforcement learning.
+    all rows of reinforcement learning; it is two-sided, so the row says where reinforcement learning is worse.
     """
     rows, p_values = [], []
     for env, of_seeds in by_env(trials).items():
@@ -35,8 +35,8 @@ def table(trials: Sequence[Outcomes]) -> str:
                 cells.append("the stronger control" if stage == stronger else "")
             else:
                 p_values.append(p_value(columns[stronger], column))
-                less = _mean_rate(column) < _mean_rate(columns[stronger])
-                cells.append("{p:.2g}, less" if less else "{p:.2g}")
+                worse = _mean_rate(column) < _mean_rate(columns[stronger])
+                cells.append("{p:.2g}, worse" if worse else "{p:.2g}")
             rows.append(cells)
     lines = [
         "| environment, seeds x start states | | solved | CPU minutes | points a minute | p (Holm) |",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents import AgentRecipe, Workshop, given, params_of
+from benchmarks.agents import AgentRecipe, Workshop, flags_of, params_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
 from vla_gym.registry import num_tasks
 from zoo.config.hyperparams import load_hyperparams
@@ -101,7 +101,7 @@ class Trial(Workshop):
         env = ("--env", recipe.env, "--expert", *student, "-n", episodes, "--seed", 2 * recipe.seed + further)
         # A student brings its own pictures.
         params = () if student else params_of([*recipe.params, *recipe.collect_params])
-        how = given(noise=noise, wander=0.0 if student else recipe.wander)
+        how = flags_of(noise=noise, wander=0.0 if student else recipe.wander)
         self.step(name, "collect", *env, *how, "-o", self.folder / name, *params)
 
     def _finetune(self, name: str, updates: int, *datasets: str) -> None:
@@ -113,7 +113,7 @@ class Trial(Workshop):
             *folders,
             "-n",
             updates,
-            *given(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
+            *flags_of(privileged_coef=recipe.privileged_coef, paraphrases=recipe.paraphrases),
         )
         often = self._often(updates) if name in CONTROLS else ("--eval-episodes", 0)
         where = self._common(self.folder if name == "sft" else self.folder / name)

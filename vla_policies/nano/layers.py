@@ -104,7 +104,11 @@ class VisionStem(nn.Module):
         """Pixels in [-1, 1] and the pooled sentence to tokens `[B, grid * grid, width]`, points `[B, 2 * points]`."""
         x = functional.gelu(self.norm1(self.conv1(pixels_BCHW)), approximate="tanh")
         x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
-        return self.tokens(x, sentence_BD), spatial_softmax(self.points(x))
+        return self.tokens(x, sentence_BD), self.keypoints(x)
+
+    def keypoints(self, x_BCHW: Tensor) -> Tensor:
+        """The map that points come from, to their coordinates in [-1, 1], `[B, 2 * points]`."""
+        return spatial_softmax(self.points(x_BCHW))
 
     def tokens(self, x_BCHW: Tensor, sentence_BD: Tensor) -> Tensor:
         """The map of 2 * grid cells a side to tokens `[B, grid * grid, width]`."""
@@ -144,13 +148,9 @@ class DeepVisionStem(VisionStem):
 
     def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> tuple[Tensor, Tensor]:
         x = functional.relu(self.norm1(self.block(self.conv1(pixels_BCHW), sentence_BD)))
-        points_BP = self.find(x)
+        points_BP = self.keypoints(x)
         x = functional.gelu(_film(self.norm2(self.conv2(x)), self.film2(sentence_BD)), approximate="tanh")
         return self.tokens(x, sentence_BD), points_BP
-
-    def find(self, x_BCHW: Tensor) -> Tensor:
-        """The finest map to the points' places, `[B, 2 * points]`."""
-        return spatial_softmax(self.points(x_BCHW))
 
 
 class ContrastVisionStem(DeepVisionStem):
@@ -164,7 +164,7 @@ class ContrastVisionStem(DeepVisionStem):
     def forward(self, pixels_BCHW: Tensor, sentence_BD: Tensor) -> tuple[Tensor, Tensor]:
         return super().forward(functional.instance_norm(pixels_BCHW), sentence_BD)
 
-    def find(self, x_BCHW: Tensor) -> Tensor:
+    def keypoints(self, x_BCHW: Tensor) -> Tensor:
         return spatial_softmax(functional.instance_norm(self.points(x_BCHW)), sharpness=2.0)
 
 

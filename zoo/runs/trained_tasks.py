@@ -99,8 +99,10 @@ def _tasks(run: RunFolder) -> list[tuple[str, str]]:
 def _solved(run: RunFolder) -> dict[str, tuple[int, int]]:
     """Return task name -> (solved, episodes) of an agent's test, on the training split if it has both."""
     file = run.path / RESULTS_FILE
+    if not file.is_file():
+        return {}
     try:
-        splits = read_json(file) if file.is_file() else {"train": {"tasks": []}}
+        splits = read_json(file)
         tasks = splits["train" if "train" in splits else "test"]["tasks"]
         return {task["name"]: (int(task["successes"]), int(task["episodes"])) for task in tasks}
     except (VLAZooError, LookupError, TypeError, ValueError) as error:

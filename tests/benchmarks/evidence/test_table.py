@@ -51,10 +51,10 @@ def test_the_table_compares_with_the_stronger_control() -> None:
     ]
 
 
-def test_a_small_p_of_what_solves_less_is_no_praise() -> None:
+def test_the_table_says_where_reinforcement_learning_is_worse() -> None:
     # Five start states lost, none gained: 2 / 2^5.
     last = table([trial(1, {"sft": "00000", "longer": "11111", "ppo": "00000"})]).splitlines()[-1]
-    assert last == "|  | PPO | 0.0 % | 11.0 | 0.0 | 0.062, less |"
+    assert last == "|  | PPO | 0.0 % | 11.0 | 0.0 | 0.062, worse |"
 
 
 def test_every_p_counts_among_all() -> None:
