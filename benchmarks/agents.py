@@ -57,8 +57,8 @@ class AgentRecipe:
     demonstrations_seed: int = 0
     """Of noise and wandering."""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Environment -> fields of the recipe that differ there: each is collected from by itself, and all are learned
-    together. Empty: from `env` alone."""
+    """Name -> fields of the recipe that differ there, the environment being that of the name unless they have an `env`:
+    each is collected from by itself, and all are learned together. Empty: from `env` alone."""
     params: Sequence[str] = ()
     """`-params` of `zoo.collect` and `zoo.sft` over the PPO recipe's environment and policy, e.g. larger images."""
     collect_params: Sequence[str] = ()
@@ -105,7 +105,7 @@ class Workshop:
     def train(self) -> None:
         """All steps."""
         recipe, env = self.recipe, ("--env", self.recipe.env)
-        datasets = [self._show(part) for part in self.parts()]
+        datasets = [self._show(name, part) for name, part in self.parts().items()]
         common = ("--seed", recipe.seed, "-f", self.folder, "--num-threads", 1)
         self.step(
             "sft",
@@ -126,19 +126,20 @@ class Workshop:
             self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
             self.evaluate(algo)
 
-    def parts(self) -> list[AgentRecipe]:
-        """The recipe, or that of each environment it is collected from."""
-        recipe = self.recipe
-        return [replace(recipe, env=env, parts={}, **own) for env, own in recipe.parts.items()] or [recipe]
+    def parts(self) -> Mapping[str, AgentRecipe]:
+        """What is collected by itself: name -> its recipe; the whole recipe is the part "" if there are none."""
+        parts = self.recipe.parts
+        return {name: replace(self.recipe, **{"env": name, "parts": {}, **own}) for name, own in parts.items()} or {
+            "": self.recipe
+        }
 
-    def _show(self, part: AgentRecipe) -> Path:
+    def _show(self, name: str, part: AgentRecipe) -> Path:
         """Have the expert show one part; return the dataset's folder."""
-        whole = part is self.recipe
-        folder = self.folder / "demonstrations" if whole else self.folder / "demonstrations" / folder_name(part.env)
+        folder = self.folder / "demonstrations" / folder_name(name)
         how = flags_of(noise=part.noise, wander=part.wander, seed=part.demonstrations_seed)
         shown = (*how, "-o", folder, *params_of([*part.params, *part.collect_params]))
-        name = _COLLECT if whole else f"{_COLLECT} {folder_name(part.env)}"
-        self.step(name, "collect", "--env", part.env, "--expert", "-n", part.demonstrations, *shown)
+        step = f"{_COLLECT} {folder_name(name)}".rstrip()
+        self.step(step, "collect", "--env", part.env, "--expert", "-n", part.demonstrations, *shown)
         return folder
 
     def run(self, stage: str) -> Path:
@@ -266,7 +267,7 @@ def table(shops: Sequence[Workshop]) -> str:
         costs = shop.costs()
         collected = sum(seconds for name, seconds in costs.items() if name.startswith(_COLLECT))
         start, taught = shop.comparison("sft").before, (collected + costs["sft"]) / 60
-        shown = f"{sum(part.demonstrations for part in shop.parts())} | {_rate(start)}"
+        shown = f"{sum(part.demonstrations for part in shop.parts().values())} | {_rate(start)}"
         if not shop.recipe.algorithms:
             lines.append(f"| {shop.recipe.env} | SFT alone | {shown} | | | | {taught:.1f} |")
         for algo in shop.recipe.algorithms:

@@ -50,14 +50,14 @@ def actions(decisions: int, slots: int) -> np.ndarray:
 
 def upstream_options(size: int) -> dict[str, Any]:
     """Keyword arguments of `gymnasium.make` that both upstream sides share."""
-    from vla_gym.adapters.maniskill.scene import RENDER_BACKENDS
+    from vla_gym.adapters.maniskill.scene import backends
     from vla_gym.system.vulkan import sapien_device
 
     return {
         "num_envs": 1,
         "control_mode": CONTROL_MODE,
         "sim_backend": "physx_cpu",
-        "render_backend": RENDER_BACKENDS[sapien_device(os.environ)],
+        "render_backend": backends("physx_cpu", sapien_device(os.environ))[1],
         "sensor_configs": {"width": size, "height": size},
         "max_episode_steps": ENDLESS,
         "disable_env_checker": True,

@@ -53,7 +53,7 @@ def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures
     """Rates of all slots, seconds per reset of a slot on the same task and on another, memory of a worker."""
     import vla_gym
 
-    options = {"protocol": PROTOCOL, "render_quality": quality}
+    options: dict[str, Any] = {"protocol": PROTOCOL, "render_quality": quality}
     envs = vla_gym.make_vec(
         "MetaWorld-MT50",
         num_envs=slots,
@@ -140,7 +140,7 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
         import metaworld  # noqa: F401  registers its ids
 
         task = f"{TASKS[slot % len(TASKS)]}-v3"
-        pictures = {"render_mode": "rgb_array", "camera_name": "corner4", "width": size, "height": size}
+        pictures: dict[str, Any] = {"render_mode": "rgb_array", "camera_name": "corner4", "width": size, "height": size}
         env = gymnasium.make("Meta-World/MT1", env_name=task, seed=42, disable_env_checker=True, **pictures)
         return AddRenderObservation(env, render_only=True)
 

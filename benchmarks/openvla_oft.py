@@ -130,7 +130,8 @@ def plain_pass(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> tuple[Tensor, T
 def plain_log_probs(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> Tensor:
     """Log-probabilities `[S, W]`, words that are no actions masked out."""
     logits_SW, _ = plain_pass(policy, obs)
-    first = policy.backbone.network.first_action_id
+    backbone: Any = policy.backbone
+    first = backbone.network.first_action_id
     mask_W = torch.full(logits_SW.shape[1:], -torch.inf)
     mask_W[first : first + 256] = 0.0
     return functional.log_softmax(logits_SW + mask_W, dim=-1)
@@ -138,7 +139,8 @@ def plain_log_probs(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> Tensor:
 
 def plain_value(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> Tensor:
     """The state's value, `[1]`."""
-    value: Tensor = policy.backbone.state_values(plain_pass(policy, obs)[1][:1])
+    backbone: Any = policy.backbone
+    value: Tensor = backbone.state_values(plain_pass(policy, obs)[1][:1])
     return value
 
 
@@ -184,7 +186,8 @@ def measure(asked: argparse.Namespace) -> dict[str, float]:
     for _ in range(asked.repeats):
         turn()
     rate = asked.repeats * asked.decisions / (now() - start)
-    parameters = sum(one.numel() for one in policy.backbone.network.parameters())
+    network: Any = policy.backbone.network
+    parameters = sum(one.numel() for one in network.parameters())
     return {"rate": rate, "GB": (peak_bytes() - before) / 1e9, "parameters": float(parameters)}
 
 

@@ -40,7 +40,7 @@ def frames(env_id: str, task: int, size: int, decisions: int) -> Iterator[tuple[
 
     simulators = []
     for quality in ("full", "fast"):
-        benchmark = libero_benchmark(env_id, render_quality=quality)  # type: ignore[arg-type]
+        benchmark = libero_benchmark(env_id, render_quality=quality)
         simulators.append(LiberoSimulator(benchmark.tasks, size, CAMERAS, **benchmark.simulator_kwargs))
     rng = np.random.default_rng(task)
     for simulator in simulators:

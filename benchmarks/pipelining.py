@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.sleeping_toy import sleeping_benchmark
 from vla_gym import make_vec
-from vla_gym.vector.sb3 import SB3VecEnv
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.types import ActionSample
 from zoo import PPO
@@ -39,7 +39,7 @@ def sleeping_act(seconds: float) -> Act:
     return act
 
 
-def decisions_per_second(env: SB3VecEnv, act: Act, rows: int) -> float:
+def decisions_per_second(env: VecEnv, act: Act, rows: int) -> float:
     """Collect `rows` decisions of every sub-environment after a warm-up of two."""
     obs: Any = env.reset()
     loop = env_loop(env, obs, act, PhaseClock())

@@ -52,7 +52,7 @@ def observation(declaration: dict[str, Any], side: int | None = None) -> dict[st
 async def client(url: str, seconds: float, side: int | None = None) -> list[float]:
     """Ask again and again; returns the seconds of each answer."""
     async with connect(url, compression=None, ping_interval=None) as ws:
-        message = pack_openpi(observation(unpack(await ws.recv())["vla_zoo"], side))
+        message = pack_openpi(observation(unpack(await ws.recv(decode=False))["vla_zoo"], side))
         took: list[float] = []
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:

@@ -34,7 +34,7 @@ class Model:
     """Ways to keep the frozen weights in fewer bits."""
 
 
-_FLOW = {"half": {"vlm_dtype": "bfloat16"}, "recompute": {"recompute_activations": True}}
+_FLOW: dict[str, Any] = {"half": {"vlm_dtype": "bfloat16"}, "recompute": {"recompute_activations": True}}
 _TABLE: dict[str, Model] = {
     "nano": Model(sizes={"tiny": "tiny", "full": "small"}),
     "openvla-oft": Model(

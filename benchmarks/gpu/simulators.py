@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def gpu_physics(settings: Settings) -> Figures:
     return _measure(env_id, side, settings.batched_envs, settings.num_envs, settings, physics="gpu")
 
 
-def _measure(env_id: str, side: int, num_envs: int, num_workers: int, settings: Settings, **options: str) -> Figures:
+def _measure(env_id: str, side: int, num_envs: int, num_workers: int, settings: Settings, **options: Any) -> Figures:
     side = side if settings.size == "full" else 64
     try:
         started = time.perf_counter()

@@ -143,6 +143,23 @@ def test_parts_of_other_environments_are_collected_by_themselves_and_learned_tog
     assert reach["-o"] != push["-o"]
 
 
+def test_two_parts_of_one_environment_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: dict[str, tuple[object, ...]] = {}
+    monkeypatch.setattr(Workshop, "step", lambda shop, name, *arguments: commands.update({name: arguments}))
+    full = "env_kwargs:{render_quality: full}"
+    parts = {"MetaWorld/push": {}, "full-push": {"env": "MetaWorld/push", "collect_params": [full]}}
+    Workshop(replace(RECIPE, algorithms=(), parts=parts), tmp_path).train()
+    fast, slow = (dict(pairwise(commands[f"collect {name}"])) for name in ("MetaWorld-push", "full-push"))
+    assert fast["--env"] == slow["--env"] == "MetaWorld/push"
+    assert full in commands["collect full-push"]
+    assert full not in commands["collect MetaWorld-push"]
+    at = commands["sft"].index("--dataset")
+    assert commands["sft"][at + 1 : at + 3] == (fast["-o"], slow["-o"])
+    assert fast["-o"] != slow["-o"]
+
+
 @pytest.mark.processes
 def test_environments_side_by_side_have_files_and_costs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
