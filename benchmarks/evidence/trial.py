@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.agents import AgentRecipe, Workshop, flags_of, params_of
 from benchmarks.evidence.outcomes import Outcome, Outcomes
-from vla_gym.registry import num_tasks
+from vla_gym.reading import read_json_object
+from vla_gym.registry import find_benchmark, num_tasks
 from zoo.config.hyperparams import load_hyperparams
+from zoo.demonstrations.lerobot_writer import PROGRESS_PATH
 from zoo.runs.folder import folder_name
 
 FURTHER = {"more": "further", "dagger": "taken-over"}
@@ -90,10 +91,12 @@ class Trial(Workshop):
         return {f"{one['task_id']}/{one['start_state']}": one["success_once"] for one in episodes}
 
     def _num_further(self) -> int:
-        """Episodes of the expert that as many simulator steps buy as reinforcement learning takes."""
-        shown = read_info(self.folder / "demonstrations")
+        """Episodes of the expert for the simulator steps of reinforcement learning, the failures it takes included."""
+        shown = read_json_object(self.folder / "demonstrations" / PROGRESS_PATH)
+        horizon = max(task.horizon for task in find_benchmark(self.recipe.env).tasks)
+        spent = shown["frames"] + (shown["tried"] - shown["episodes"]) * horizon
         steps = max(map(self._num_steps, self.recipe.algorithms))
-        return math.ceil(steps * shown["total_episodes"] / shown["total_frames"])
+        return math.ceil(steps * shown["episodes"] / spent)
 
     def _collect(self, name: str, episodes: int, *student: object) -> None:
         recipe, further = self.recipe, name != "demonstrations"
@@ -147,11 +150,6 @@ class Trial(Workshop):
 
 def _family(env: str) -> str:
     return re.split(r"[-/]", env)[0]
-
-
-def read_info(dataset: Path) -> Mapping[str, Any]:
-    """`meta/info.json` of a LeRobotDataset."""
-    return json.loads((dataset / "meta" / "info.json").read_text())
 
 
 def longer_updates(costs: Mapping[str, float], updates: int, algorithms: Sequence[str]) -> int:

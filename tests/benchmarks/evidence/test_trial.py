@@ -95,10 +95,11 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Trial, "decoding", lambda one, stage: "likeliest")
     meta = tmp_path / "seed_3" / "MetaWorld-window-open" / "demonstrations" / "meta"
     meta.mkdir(parents=True)
-    (meta / "info.json").write_text(json.dumps({"total_episodes": 10, "total_frames": 800}))
+    (meta / "vla_zoo.json").write_text(json.dumps({"tried": 12, "episodes": 10, "frames": 800}))
     trial(tmp_path, ("longer", "more", "dagger")).train()
-    # 80,000 steps of 80 to a demonstration; 160 updates of 1 s and 100 s of PPO.
-    assert (given("further", "-n"), given("taken-over", "-n")) == ("1000", "1000")
+    # 80,000 steps of 100 to a demonstration: 80 of its own, and two failures of 100 for every ten; 160 updates of 1 s
+    # and 100 s of PPO.
+    assert (given("further", "-n"), given("taken-over", "-n")) == ("800", "800")
     assert (given("further", "--noise"), given("taken-over", "--noise")) == ("0.1", "0.1")
     assert "--noise" not in commands["demonstrations"]
     student = Path(given("taken-over", "--student"))
