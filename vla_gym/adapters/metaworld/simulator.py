@@ -7,6 +7,7 @@ slots plays it, and those of `NUM_SPARE_TASKS` more.
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
 
 import mujoco
 import numpy as np
@@ -21,6 +22,9 @@ from vla_gym.specs import RenderQuality, StartState, Task
 
 NUM_SPARE_TASKS = 1
 """Tasks kept loaded beyond those in use by a slot (90 MB each, 160 MB with shadows)."""
+NUMBA = find_spec("numba") is not None
+"""Whether triangles that nobody sees can be left out of fast pictures, which stay the same bit for bit. Full ones have
+shadows, which also what is not seen may throw."""
 SETTLE_ACTION = np.zeros(4, dtype=np.float32)
 
 
@@ -56,7 +60,8 @@ class RendererPool:
             self._camera = None
 
     def _set_up(self, model: mujoco.MjModel) -> Camera:
-        camera = Camera(model, (CAMERA,), self._image_size, effects=self._quality == "full")
+        full = self._quality == "full"
+        camera = Camera(model, (CAMERA,), self._image_size, effects=full, sift=not full and NUMBA)
         forget_textures(model)
         self._scenes = camera.new_scenes()
         return camera

@@ -1,17 +1,21 @@
 """Photograph Meta-World tasks, with our simulator or with upstream's `render()`, into an npz file.
 
-Run as `python metaworld_recorder.py {adapter,fast,upstream,corner2} SIZE OUT.npz TASK...`: a fresh process for each
-side, for two renderers in one process would draw into each other's GL context. Each task gives two pictures,
-after the reset of trial 3 and seven steps later.
+Run as `python metaworld_recorder.py SIDE SIZE OUT.npz TASK...`, a fresh process for each side, for two renderers in one
+process would draw into each other's GL context: our full pictures ("adapter"), our fast ones ("fast") and those with
+every triangle drawn ("whole"), upstream's ("upstream", "corner2"). Each task gives two pictures, after the reset of
+trial 3 and seven steps later.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
+from vla_gym.adapters.metaworld import simulator
 from vla_gym.adapters.metaworld.tasks import metaworld_benchmark
+from vla_gym.adapters.mujoco.camera import Camera
 from vla_gym.specs import StartState
 
 TRIAL = 3
@@ -23,17 +27,21 @@ def actions() -> np.ndarray:
 
 
 def adapter(task: str, size: int, quality: str) -> list[np.ndarray]:
-    from vla_gym.adapters.metaworld.simulator import MetaWorldSimulator
-
     benchmark = metaworld_benchmark(f"MetaWorld/{task}", protocol="lerobot", render_quality=quality)
-    simulator = MetaWorldSimulator(benchmark.tasks, size, ("image",), **dict(benchmark.simulator_kwargs))
-    simulator.reset(StartState(task_id=0, trial_id=TRIAL))
-    pictures = [simulator.observe()["image"]]
+    one = simulator.MetaWorldSimulator(benchmark.tasks, size, ("image",), **dict(benchmark.simulator_kwargs))
+    one.reset(StartState(task_id=0, trial_id=TRIAL))
+    pictures = [one.observe()["image"]]
     for action in actions():
-        simulator.step(action)
-    pictures.append(simulator.observe()["image"])
-    simulator.close()
+        one.step(action)
+    pictures.append(one.observe()["image"])
+    one.close()
     return pictures
+
+
+def every_triangle(*arguments: Any, sift: bool, **options: Any) -> Camera:
+    """A camera that leaves none out; what was asked must be what fast pictures ask on this machine."""
+    assert sift == simulator.NUMBA
+    return Camera(*arguments, **options)
 
 
 def upstream(task: str, size: int, camera: str) -> list[np.ndarray]:
@@ -56,8 +64,10 @@ def upstream(task: str, size: int, camera: str) -> list[np.ndarray]:
 
 if __name__ == "__main__":
     side, size, out, *tasks = sys.argv[1:]
-    if side in ("adapter", "fast"):
-        log = {task: adapter(task, int(size), {"adapter": "full"}.get(side, side)) for task in tasks}
+    if side == "whole":
+        simulator.Camera = every_triangle
+    if side in ("adapter", "fast", "whole"):
+        log = {task: adapter(task, int(size), "full" if side == "adapter" else "fast") for task in tasks}
     else:
         log = {task: upstream(task, int(size), {"upstream": "corner4"}.get(side, side)) for task in tasks}
     np.savez(out, **log)

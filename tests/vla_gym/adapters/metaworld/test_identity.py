@@ -186,3 +186,13 @@ def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(tmp_path: Path
         fast = sides["fast"][task]
         different = (fast != full).any(axis=-1).mean()
         assert 0.05 < different < 0.95  # the background stays as it is
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 480])
+def test_fast_pictures_are_those_of_all_triangles(size: int, tmp_path: Path) -> None:
+    tasks = ["pick-place", "drawer-open", "assembly", "hammer"]
+    fast, whole = (photograph(side, size, tasks, tmp_path / f"{side}.npz") for side in ("fast", "whole"))
+    for task in tasks:
+        np.testing.assert_array_equal(fast[task], whole[task])
+        assert (fast[task][0] != fast[task][1]).any()
