@@ -9,10 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.agents import AgentRecipe, Workshop, read_recipes, table
 from zoo.config.hyperparams import load_hyperparams
 from zoo.files import packaged_folder
+from zoo.runs.folder import folder_name
+
+ROOT = Path(__file__).parents[2]
 
 RECIPE = AgentRecipe(env="Toy-Reach", demonstrations=3, sft_updates=2, splits=("train",))
 
@@ -199,6 +203,24 @@ def test_every_agent_has_recipes_of_its_own_for_its_algorithms() -> None:
     for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
         for algo in recipe.algorithms:
             assert load_hyperparams(algo, recipe.env, "nano").entry == f"{recipe.env}/nano"
+
+
+def test_every_shipped_agent_is_of_its_recipe() -> None:
+    shipped = 0
+    for recipe in read_recipes(packaged_folder("hyperparams") / "agents.yml"):
+        file = ROOT / "agents" / "sft" / folder_name(recipe.env) / "config.yml"
+        if not file.is_file():
+            continue
+        made, shipped = yaml.safe_load(file.read_text()), shipped + 1
+        kept = made["policy_kwargs"]["backbone_kwargs"]
+        kept.pop("privileged_dim", None)  # which the data say
+        wanted = load_hyperparams("ppo", recipe.env, "nano").values.get("policy_kwargs", {}).get("backbone_kwargs", {})
+        for name, _, value in (one.partition(":") for one in recipe.sft_params):
+            if name == "policy_kwargs":
+                wanted = {**wanted, **yaml.safe_load(value)["backbone_kwargs"]}
+        assert (made["n_timesteps"], made["seed"], kept) == (recipe.sft_updates, recipe.seed, wanted), recipe.env
+        assert made["algo_kwargs"].get("privileged_coef", 0.0) == recipe.privileged_coef, recipe.env
+    assert shipped > 15
 
 
 def test_an_unknown_field_is_named(tmp_path: Path) -> None:
