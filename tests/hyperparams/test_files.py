@@ -55,7 +55,7 @@ def test_every_setting_of_an_entry_is_used_and_a_wrong_one_is_refused(file: Path
     entry = yaml.safe_load(file.read_text())[key]
     with pytest.raises(UnknownName, match="learning_rat"):
         run_of(file, key, tmp_path, {**entry, "learning_rat": 1.0e-3})
-    other = {"ppo": ("rollouts_per_update", 2), "grpo": ("gamma", 0.9)}[file.stem]
+    other = {"ppo": ("rollouts_per_update", 2), "grpo": ("gae_lambda", 0.9)}[file.stem]
     with pytest.raises(UnknownName, match=other[0]):
         run_of(file, key, tmp_path, {**entry, other[0]: other[1]})
 

@@ -24,6 +24,12 @@ NORMALIZE_EPS = 1e-8
 """Added to the rollout's standard deviation, as in Stable-Baselines3."""
 
 
+def discounted_sum(reward_TN: Tensor, gamma: float) -> Tensor:
+    """`[T, N]` -> `[N]`: sum over t of gamma^t r_t, the return of an episode from its first decision."""
+    discount_T = gamma ** torch.arange(len(reward_TN), device=reward_TN.device, dtype=reward_TN.dtype)
+    return (discount_T[:, None] * reward_TN).sum(dim=0)
+
+
 def group_advantage(score_PG: Tensor, estimator: GroupAdvantage = "group_std", eps: float = GROUP_EPS) -> Tensor:
     """`[P, G]` -> `[P, G]`: scores compared with those of their group; a zero-variance group gets exactly zero.
 

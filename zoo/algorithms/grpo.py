@@ -15,6 +15,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
+    discounted_sum,
     group_advantage,
     groups_with_signal,
     masked,
@@ -50,10 +51,10 @@ class GRPO(VLAOnPolicyAlgorithm):
     The environment's `group_size` G is the only setting of G: sub-environments g*G .. g*G + G-1 always begin in one
     start state, which is asserted by its hash. Each update runs `rollouts_per_update` rounds of one episode
     per sub-environment in lock-step (one whose episode has ended costs nothing until the round is over). An
-    episode's score is the sum of its rewards; its advantage, (score - group mean) / (group std + 1e-6) unless
-    `advantage` says otherwise, goes to every executed token. Groups whose scores are all alike (zero variance) are left
-    out of the update and of its normalisation, so each kept episode weighs the same, 1 / (kept episodes), however long
-    it was, unless `loss_weight` says otherwise.
+    episode's score is the sum of its rewards, each discounted by gamma a decision; its advantage, (score - group
+    mean) / (group std + 1e-6) unless `advantage` says otherwise, goes to every executed token. Groups whose scores
+    are all alike (zero variance) are left out of the update and of its normalisation, so each kept episode weighs the
+    same, 1 / (kept episodes), however long it was, unless `loss_weight` says otherwise.
 
     Exploration comes from the policy's sampling temperature. Needs a `VLAPolicy` and an environment of
     `vla_gym.make_vec(..., group_size=G)`, G >= 2, with `schedule="random"`.
@@ -69,7 +70,8 @@ class GRPO(VLAOnPolicyAlgorithm):
     :param loss_weight: what counts the same: "trajectory", every episode; "token", every ratio (DAPO); or "constant",
         every ratio, with one divisor for all episodes (Dr. GRPO).
     :param score_bounds: keep only groups whose mean score lies within (low, high); None keeps all with signal.
-
+    :param gamma: discount of a reward one decision later. Below 1 a quick success scores more than a slow one, so a
+        group that is solved throughout has signal, too.
     :param normalize_advantage_per_task: divide the advantages of each task by their standard deviation over all its
         episodes in the update; for "centred" and "rloo".
 
@@ -109,6 +111,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         advantage: GroupAdvantage = "group_std",
         loss_weight: GroupLossWeight = "trajectory",
         score_bounds: tuple[float, float] | None = None,
+        gamma: float = 1.0,
         logprob_level: LogprobLevel = "token",
         recompute_logprobs: bool = False,
         entropy_level: LogprobLevel | None = None,
@@ -152,7 +155,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         super().__init__(
             **settings,
             n_steps=1,  # set from the environment below
-            gamma=1.0,
             gae_lambda=1.0,
             vf_coef=0.0,
             use_sde=False,
@@ -205,7 +207,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
         assert stats.groups is not None
         buffer, size = self.chunk_buffer, self.group_size
-        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, size)
+        score_PG = self._scores(buffer)
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
         if self.normalize_advantage_per_task:
@@ -232,6 +234,10 @@ class GRPO(VLAOnPolicyAlgorithm):
         self.record(rank_means(means, self.process_group))
         for name, values in (("advantages", advantage_N), ("returns", score_PG)):
             self.record(value_range(f"rollout/{name}", values, self.process_group))
+
+    def _scores(self, buffer: ChunkRolloutBuffer) -> Tensor:
+        """`[P, G]`: of every episode, which begins with the buffer."""
+        return discounted_sum(buffer.reward_TN, self.gamma).reshape(-1, self.group_size)
 
     def _log_groups(self, groups: GroupStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
         """Log the groups of all ranks, and keep their counts for the update's warnings."""
@@ -269,7 +275,7 @@ class GRPO(VLAOnPolicyAlgorithm):
 
     def has_signal(self, buffer: ChunkRolloutBuffer, lost_N: Tensor) -> Tensor:
         """Bool `[P]`: collected groups whose scores differ, within `score_bounds`, and that lost no episode."""
-        score_PG = buffer.reward_TN.sum(dim=0).reshape(-1, self.group_size)
+        score_PG = self._scores(buffer)
         whole_P = ~lost_N.reshape(-1, self.group_size).any(dim=1)
         return groups_with_signal(score_PG, self.score_bounds) & whole_P
 

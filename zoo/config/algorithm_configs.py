@@ -176,6 +176,8 @@ class GRPOConfig(OnPolicyConfig):
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
     score_bounds: tuple[float, float] | None = None
     """Keep groups whose mean score lies between these only. SimpleVLA-RL: 0.1 to 0.9 of success."""
+    gamma: Fraction = 1.0
+    """Discount per decision of an episode's score; below 1 a quick success scores more than a slow one."""
     resample_dead_groups: CountOrZero = 0
     """Further rounds, at most, that replace zero-variance groups. DAPO, arXiv:2503.14476, section 3.2."""
     max_barren_episodes: CountOrZero = 256

@@ -18,6 +18,7 @@ from tests.zoo.stand_ins import CHUNK, DIMS, Rows, ScriptedVecEnv, StandInPolicy
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
 from zoo.algorithms.advantages import (
+    discounted_sum,
     episodes_TN,
     group_advantage,
     groups_with_signal,
@@ -41,6 +42,13 @@ def test_published_advantages_of_k_successes_in_eight(successes: int, winner: fl
     advantage_PG = group_advantage(score_PG)
     assert advantage_PG[0, 0].item() == pytest.approx(winner, abs=6e-4)
     assert advantage_PG[0, -1].item() == pytest.approx(loser, abs=6e-4)
+
+
+def test_a_reward_is_discounted_by_the_decisions_before_it():
+    reward_TN = torch.tensor([[1.0, 0.0, 4.0], [0.0, 0.0, 0.0], [0.0, 1.0, 8.0]])
+    assert discounted_sum(reward_TN, 0.5).tolist() == [1.0, 0.25, 6.0]
+    assert discounted_sum(reward_TN, 1.0).tolist() == [1.0, 1.0, 12.0]
+    assert discounted_sum(reward_TN, 0.0).tolist() == [1.0, 0.0, 4.0]
 
 
 def test_groups_are_judged_by_themselves():

@@ -188,6 +188,17 @@ def test_what_is_logged_of_the_groups():
     assert logged["rollout/returns_mean"] == pytest.approx(1 / 8)
 
 
+@pytest.mark.parametrize(("gamma", "kept"), [(1.0, 0.0), (0.5, 0.5)])
+def test_with_a_discount_a_group_that_is_solved_throughout_has_signal(gamma: float, kept: float):
+    model = two_groups(gamma=gamma, advantage="centred")
+    model.chunk_buffer.reward_TN.zero_()
+    model.chunk_buffer.reward_TN[0, 0] = model.chunk_buffer.reward_TN[1, 1:4] = 1.0
+    model.compute_returns_and_advantages(collected())
+    assert model.logger.name_to_value["rollout/groups_kept"] == kept
+    advantages = [0.0] * 4 if gamma == 1.0 else [0.375, -0.125, -0.125, -0.125]  # scores 1, 1/2, 1/2, 1/2
+    assert model.chunk_buffer.advantage_TN[0, [0, 2, 3]].tolist() == [advantages[one] for one in (0, 2, 3)]
+
+
 def test_score_bounds_drop_groups_with_variance_too():
     model = two_groups(score_bounds=(0.3, 0.9))
     model.compute_returns_and_advantages(collected())
