@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import vla_gym
 import vla_policies
@@ -134,3 +136,17 @@ def test_the_conda_environment_names_what_is_there() -> None:
     assert (ROOT / constraints.removeprefix("-c ")).is_file()
     assert extras_in(editable) == set(EXTRAS) - {"agents", "dev", "docs"}
     assert (ROOT / agents / "pyproject.toml").is_file()
+
+
+def test_what_is_pinned_installs_with_the_oldest_python_that_is_promised() -> None:
+    oldest = re.fullmatch(r">=(\d+\.\d+)", PROJECT["requires-python"])
+    assert oldest
+    refused = {}
+    for pin in re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE):
+        try:
+            wanted = distribution(pin).metadata["Requires-Python"] or ""
+        except PackageNotFoundError:  # of an extra, or a platform, that is not here
+            continue
+        if not SpecifierSet(wanted).contains(f"{oldest[1]}.0"):
+            refused[pin] = wanted
+    assert not refused, f"pin releases that take Python {oldest[1]}.0"
