@@ -31,6 +31,10 @@ PLACED = (0.01, 0.005)
 """Metres, level and up, off its place at which a thing is let go."""
 BEHIND, PAST = 0.05, 0.03
 """Metres from the centre of a cube at which a push begins, and at which the hand aims while it pushes."""
+ROLL_BEHIND, ROLL_PAST = 0.07, 0.15
+"""The same of a ball that is rolled."""
+BASE_YAWS = {"RollBall": -np.pi / 2}
+"""Task -> where its robot faces in the world, whose actions are in its own frame; the others' faces along x."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,21 @@ def _shove(view: TableView, away: float) -> Aim:
     return _go(view, _from_above(hand_3, behind_3))
 
 
+def _roll(view: TableView) -> Aim:
+    """Shove the ball along the line to its goal, fast enough to roll there, with closed fingers across the line."""
+    hand_3, (ball_3, goal_3) = view.hand.position_3, (thing.position_3 for thing in view.things)
+    along_3 = (goal_3 - ball_3) * np.array([1.0, 1.0, 0.0])
+    along_3 /= np.linalg.norm(along_3)
+    across = float(np.arctan2(along_3[1], along_3[0])) + np.pi / 2
+    finger_yaw = nearest_yaw(yaw_of(view.hand.quat_4, 1), across, np.pi)
+    before, off = (hand_3 - ball_3) @ along_3, np.cross(along_3, hand_3 - ball_3)[2]
+    if before < -0.02 and abs(off) < 0.015 and hand_3[2] < ball_3[2] + 0.025:
+        return Aim(position_3=ball_3 + along_3 * ROLL_PAST, finger_yaw=finger_yaw, opened=False)
+    behind_3 = ball_3 - along_3 * ROLL_BEHIND
+    above_3 = funnel(hand_3, behind_3, mouth=0.02, slope=2.0, height=0.1)
+    return Aim(position_3=above_3, finger_yaw=finger_yaw, opened=False)
+
+
 def _from_above(hand_3: np.ndarray, goal_3: np.ndarray) -> np.ndarray:
     return funnel(hand_3, goal_3, mouth=0.01, slope=2.0, height=0.08)
 
@@ -117,24 +136,28 @@ AIMS: dict[str, Callable[[TableView], Aim]] = {
     "PullCube": lambda view: _shove(view, -1.0),
     "StackCube": lambda view: _put(view, 2 * HALF_CUBE, cube=True),
     "PlaceSphere": lambda view: _put(view, BIN_FLOOR + SPHERE_RADIUS, cube=False),
+    "RollBall": _roll,
 }
 """Task -> its controller."""
 
 
-def arm_action(view: TableView, aim: Aim) -> np.ndarray:
-    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down."""
+def arm_action(view: TableView, aim: Aim, base_yaw: float = 0.0) -> np.ndarray:
+    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down; the robot faces `base_yaw`."""
     way_3 = limited(aim.position_3 - view.hand.position_3, LONGEST) / REACH
     turn_3 = limited(turn_between(view.hand.quat_4, downward(aim.finger_yaw, APPROACH)) / TURN, 1.0)
-    return np.array([*way_3, *turn_3, 1.0 if aim.opened else -1.0], dtype=np.float32)
+    cosine, sine = np.cos(base_yaw), np.sin(base_yaw)
+    into_base_33 = np.array([[cosine, sine, 0.0], [-sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+    fingers = 1.0 if aim.opened else -1.0
+    return np.array([*(into_base_33 @ way_3), *(into_base_33 @ turn_3), fingers], dtype=np.float32)
 
 
 class ManiSkillExpert:
     """See `zoo.experts.base.Expert`; for the tasks of `AIMS`."""
 
     def __init__(self, task: Task) -> None:
-        self._aim = AIMS[task.name]
+        self._aim, self._base_yaw = AIMS[task.name], BASE_YAWS.get(task.name, 0.0)
 
     def action(self, privileged_P: np.ndarray) -> np.ndarray:
         """Return one step towards the aim, float32 `[7]`."""
         view = table_view(privileged_P)
-        return arm_action(view, self._aim(view))
+        return arm_action(view, self._aim(view), self._base_yaw)

@@ -18,6 +18,6 @@ def test_known_tasks_together(env_id: str, solved: int, episodes: int) -> None:
     assert (rate.successes, rate.episodes) == (solved, episodes)
 
 
-@pytest.mark.parametrize("env_id", ["ManiSkill/RollBall", "MetaWorld/assembly", "Toy-Reach"])
+@pytest.mark.parametrize("env_id", ["ManiSkill/PokeCube", "MetaWorld/assembly", "Toy-Reach"])
 def test_of_others_nothing_is_known(env_id: str) -> None:
     assert expert_success_rate(find_benchmark(env_id).tasks) is None

@@ -48,7 +48,7 @@ TASKS: dict[str, TableTask] = {
     ),
     "PlugCharger": TableTask("plug the charger into the receptacle", 200, wrist_camera=True, dense=False),
     "PokeCube": TableTask("poke the red cube onto the red and white target with the blue peg", 50),
-    "RollBall": TableTask("roll the blue ball onto the red and white target", 80),
+    "RollBall": TableTask("roll the blue ball onto the red and white target", 80, things=("ball", "goal_region")),
 }
 """Upstream's id without "-v1" -> task."""
 
