@@ -126,6 +126,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     bootstrap_time_limit: bool = True
     bootstrap_termination: bool = False
     rounds_per_update: int | None = None
+    critic_epochs: int = 0
     loss_weight: LossWeight | GroupLossWeight = "decision"
     # Beyond the constructor's settings:
     offload_idle: bool = False

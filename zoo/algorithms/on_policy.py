@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,8 +14,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym.errors import BadValue
 from zoo.algorithms.base import AlgorithmBase
+from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
+from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
@@ -132,9 +135,12 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         return callback.on_step()
 
     def train(self) -> None:
-        """Update the policy with the rollout just collected: `n_epochs` passes in fresh random order."""
+        """Update the policy with the rollout just collected: `n_epochs` passes in fresh random order.
+
+        Then `critic_epochs` passes that train the critic alone.
+        """
         loss, data, learner = self.loss(), self.rollout_data(), self.learner
-        metrics = UpdateMetrics(loss, self.process_group)
+        metrics, fitted = UpdateMetrics(loss, self.process_group), UpdateMetrics(loss, self.process_group)
         learner.policy.set_training_mode(True)  # type: ignore[operator]
         self._update_learning_rate(learner.raw_optimizer)
         with self.clock.phase("update"):
@@ -144,37 +150,17 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
                     self.record(behaviour_gap(self.chunk_buffer, self.logprob_level, self.process_group))
             if self.kl_coef and not loss.critic_only:
                 data.compute_ref_log_probs(self.reference)
-            critic = critic_parameters(learner.policy) if loss.critic_only else None
             anchor = None if loss.critic_only else self.anchor
-            with nullcontext() if critic is None else learner.train_only(critic):
-                go_on = True
-                for _ in range(self.n_epochs):
-                    metrics.begin_epoch()
-                    demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
-                    for micro_batches in data.minibatches(self._n_updates):
-                        metrics.begin_minibatch()
-                        learner.zero_grad()
-                        if anchor is not None:
-                            metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
-                        for micro_batch in micro_batches:
-                            with learner.accumulate(last=micro_batch.last):
-                                value, terms, scores = learner.score(micro_batch.batch, loss)
-                                learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
-                            metrics.add(terms, scores, micro_batch)
-                        go_on = self._within_target_kl(metrics)
-                        if not go_on:
-                            learner.zero_grad()
-                            break
-                        grad_norm, stepped = learner.apply()
-                        metrics.add_step(grad_norm, stepped=stepped)
-                    self._n_updates += 1
-                    if not go_on:
-                        break
+            self._make_passes(self.n_epochs, loss, data, metrics, anchor)
+            if self.critic_epochs:
+                self._make_passes(self.critic_epochs, replace(loss, critic_only=True), data, fitted, None)
             learner.sync_weights()
         if learner.accelerator.scaler is None:  # a loss scaler begins too high and comes down
             metrics.check_learnt(self._updates_done + 1)
         self._updates_done += 1
         self.log_update(loss, metrics)
+        if not fitted.empty:
+            self.logger.record("train/critic/value_loss_fitted", fitted.critic()["train/critic/value_loss"])
 
     # Subclasses -------------------------------------------------------------------------------------
 
@@ -212,6 +198,36 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             self.record(self.start_sampler.metrics(episodes))
             self.start_sampler.count(episodes)
             self.weigh_starts()
+
+    def _make_passes(
+        self, count: int, loss: PPOLoss, data: RolloutData, metrics: UpdateMetrics, anchor: BCAnchor | None
+    ) -> None:
+        """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
+        learner, go_on = self.learner, True
+        critic = critic_parameters(learner.policy) if loss.critic_only else None
+        with nullcontext() if critic is None else learner.train_only(critic):
+            for _ in range(count):
+                metrics.begin_epoch()
+                demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)
+                for micro_batches in data.minibatches(self._n_updates):
+                    metrics.begin_minibatch()
+                    learner.zero_grad()
+                    if anchor is not None:
+                        metrics.add_imitation(anchor.add_gradients(learner, next(demonstrations)))
+                    for micro_batch in micro_batches:
+                        with learner.accumulate(last=micro_batch.last):
+                            value, terms, scores = learner.score(micro_batch.batch, loss)
+                            learner.backward(value if micro_batch.weight == 1.0 else value * micro_batch.weight)
+                        metrics.add(terms, scores, micro_batch)
+                    go_on = loss.critic_only or self._within_target_kl(metrics)
+                    if not go_on:
+                        learner.zero_grad()
+                        break
+                    grad_norm, stepped = learner.apply()
+                    metrics.add_step(grad_norm, stepped=stepped)
+                self._n_updates += 1
+                if not go_on:
+                    break
 
     def _within_target_kl(self, metrics: UpdateMetrics) -> bool:
         # A KL that is not a number ends nothing: the step is then left out for its gradient.

@@ -83,6 +83,8 @@ class PPO(VLAOnPolicyAlgorithm):
     :param start_sampling_uniform: share of the draws that stay uniform with "learnability".
     :param start_sampling_memory: updates after which an episode counts 1/e in these rates.
     :param critic_warmup_updates: first updates (one for each rollout) that train the critic alone.
+    :param critic_epochs: passes over a rollout that train the critic alone, after those of the policy, which
+        `target_kl` may have ended.
     :param reward_level: what is credited: "chunk", a whole decision, or "action", each simulator step by its own
         reward; gamma and gae_lambda then count simulator steps.
     :param value_level: "chunk", one value for a decision, or "action", one for each step of it (with reward_level
@@ -110,6 +112,7 @@ class PPO(VLAOnPolicyAlgorithm):
     value_clip: ValueClip
     huber_delta: float | None
     critic_warmup_updates: int
+    critic_epochs: int
     rounds_per_update: int | None
     loss_weight: LossWeight
 
@@ -157,6 +160,7 @@ class PPO(VLAOnPolicyAlgorithm):
         start_sampling_uniform: float = 0.25,
         start_sampling_memory: int = 20,
         critic_warmup_updates: int = 0,
+        critic_epochs: int = 0,
         reward_level: CreditLevel = "chunk",
         value_level: CreditLevel = "chunk",
         rounds_per_update: int | None = None,
@@ -180,6 +184,8 @@ class PPO(VLAOnPolicyAlgorithm):
                 f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
                 f"vf_coef {vf_coef}"
             )
+        if critic_epochs < 0 or (critic_epochs and not vf_coef):
+            raise BadValue(f"critic_epochs must be 0 or more, and needs vf_coef > 0, got {critic_epochs} and {vf_coef}")
         if normalize_advantage_per_task and not normalize_advantage:
             raise BadValue(
                 "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
@@ -241,7 +247,7 @@ class PPO(VLAOnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        if self.critic_warmup_updates:
+        if self.critic_warmup_updates or self.critic_epochs:
             critic_parameters(self.policy)
         backbone = getattr(self.policy, "backbone", None)
         if self.value_level == "action" and backbone is not None and not backbone.step_values:

@@ -143,6 +143,9 @@ class PPOConfig(OnPolicyConfig):
     """Huber's error, with its factor 1/2, instead of the square. RLinf: 10."""
     critic_warmup_updates: CountOrZero = 0
     """First updates, one for each rollout, that train the critic alone. RLinf's `critic_warmup_steps`."""
+    critic_epochs: CountOrZero = 0
+    """Passes over a rollout that train the critic alone, after those of the policy, which `target_kl` may have ended.
+    Spinning Up's `train_v_iters`."""
     reward_level: CreditLevel = "chunk"
     """Extent of one reward. RLinf's `reward_type`."""
     value_level: CreditLevel = "chunk"
