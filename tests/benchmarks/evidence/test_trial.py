@@ -118,5 +118,5 @@ def test_each_split_has_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     test = commands["evaluate ppo test"]
     assert test[test.index("-params") + 1 :] == [
         "policy_kwargs:{greedy: likeliest}",
-        "env_kwargs:{task_seed: 3000, sampled_starts: 4}",
+        "env_kwargs:{task_seed: 4000, sampled_starts: 4}",
     ]
