@@ -73,6 +73,9 @@ class AgentRecipe:
     """`-params` of the comparison's `zoo.evaluate`, e.g. to play the usual start states instead of training's."""
     algorithms: Sequence[str] = ALGORITHMS
     """What goes on from the fine-tuned policy."""
+    validation: Sequence[str] = ()
+    """Flags of `zoo.train` that evaluate on the validation split; the best policy is then the agent. None: the last
+    policy is."""
     splits: Sequence[str] = ("train", "test")
     """Start states of the comparison."""
     episodes: int | None = None
@@ -123,7 +126,8 @@ class Workshop:
         )
         self.evaluate("sft")
         for algo in recipe.algorithms:
-            self.step(algo, "train", "--algo", algo, *env, "--policy", self.policy("sft"), *common)
+            start = ("--policy", self.policy("sft"), *recipe.validation)
+            self.step(algo, "train", "--algo", algo, *env, *start, *common)
             self.evaluate(algo)
 
     def parts(self) -> Mapping[str, AgentRecipe]:
@@ -147,8 +151,10 @@ class Workshop:
         return self.folder / stage / f"{folder_name(self.recipe.env)}_1"
 
     def policy(self, stage: str) -> Path:
-        """Folder of the policy that a stage ended with: the newest checkpoint, not the best evaluation."""
+        """Folder of the policy that a stage ended with: the newest checkpoint, or the best by `validation`."""
         run = self.run(stage)
+        if self.recipe.validation and stage in ALGORITHMS:
+            return run / "best"
         steps = sorted((run / "checkpoints").glob("step_*"), key=lambda one: int(one.name[5:]))
         return steps[-1] if steps else run / "best"
 
