@@ -185,7 +185,9 @@ class PPO(VLAOnPolicyAlgorithm):
                 f"vf_coef {vf_coef}"
             )
         if critic_epochs < 0 or (critic_epochs and not vf_coef):
-            raise BadValue(f"critic_epochs must be 0 or more, and needs vf_coef > 0, got {critic_epochs} and {vf_coef}")
+            raise BadValue(
+                f"critic_epochs must be 0 or more, and needs vf_coef > 0, got {critic_epochs} and vf_coef {vf_coef}"
+            )
         if normalize_advantage_per_task and not normalize_advantage:
             raise BadValue(
                 "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"

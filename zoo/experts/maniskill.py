@@ -34,7 +34,7 @@ BEHIND, PAST = 0.05, 0.03
 ROLL_BEHIND, ROLL_PAST = 0.07, 0.15
 """The same of a ball that is rolled."""
 BASE_YAWS = {"RollBall": -np.pi / 2}
-"""Task -> where its robot faces in the world, whose actions are in its own frame; the others' faces along x."""
+"""Task -> direction, radians from the world's x, that its robot faces; its actions' frame. 0 for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,8 @@ AIMS: dict[str, Callable[[TableView], Aim]] = {
 
 
 def arm_action(view: TableView, aim: Aim, base_yaw: float = 0.0) -> np.ndarray:
-    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down; the robot faces `base_yaw`."""
+    """Return float32 `[7]` in [-1, 1] towards the aim, the hand kept pointing down; `base_yaw` (radians): where
+    the robot faces."""
     way_3 = limited(aim.position_3 - view.hand.position_3, LONGEST) / REACH
     turn_3 = limited(turn_between(view.hand.quat_4, downward(aim.finger_yaw, APPROACH)) / TURN, 1.0)
     cosine, sine = np.cos(base_yaw), np.sin(base_yaw)
