@@ -140,6 +140,11 @@ class Backbone(nn.Module, ABC):
         """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
         return False
 
+    @contextmanager
+    def critic_trained_alone(self) -> Iterator[None]:
+        """Context manager in which only `critic_parameters` change: what does not depend on them may be kept."""
+        yield
+
     @classmethod
     @abstractmethod
     def fresh(cls, conventions: Conventions, options: Mapping[str, Any]) -> Self:

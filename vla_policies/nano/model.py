@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ from vla_policies.actions.codec import UniformBins
 from vla_policies.backbone import BackboneOutput, TokenBackbone
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.conventions import Conventions
+from vla_policies.modules.feature_cache import GIB, FeatureCache
 from vla_policies.nano.config import Eye, NanoConfig, config_from_options, fit_image_size
 from vla_policies.nano.layers import (
     ActionHead,
@@ -31,6 +33,9 @@ from vla_policies.nano.layers import (
 from vla_policies.nano.processor import prepare_inputs
 from vla_policies.transfer import upload
 from vla_policies.types import PolicyInputs
+
+KEPT_BYTES = GIB
+"""Of encodings, at most, while the critic is trained alone; one of a picture of `tiny` has 28 KB."""
 
 STEMS: Mapping[Eye, type[VisionStem]] = {
     "shallow": VisionStem,
@@ -65,6 +70,9 @@ class Encoding:
 class NanoTrunk(nn.Module):
     """Mixin of the nano families: builds encoders and blocks, and encodes observations with them."""
 
+    _encodings: FeatureCache | None = None
+    """Encodings kept while the critic is trained alone."""
+
     def build_encoders(self, conventions: Conventions, config: NanoConfig) -> None:
         """Build embeddings and stems; raises `BadValue` when the image does not divide into the grid."""
         if conventions.image_size % (4 * config.grid):
@@ -86,9 +94,36 @@ class NanoTrunk(nn.Module):
         shape = (config.width, config.heads, config.mlp_ratio)
         self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.depth))
 
+    @property
+    def keeps_features(self) -> bool:
+        return self._encodings is not None
+
+    @contextmanager
+    def critic_trained_alone(self) -> Iterator[None]:
+        """As `Backbone.critic_trained_alone`: each observation is encoded once."""
+        self._encodings = FeatureCache(KEPT_BYTES)
+        try:
+            yield
+        finally:
+            self._encodings = None
+
     def encode_observation(self, inputs: PolicyInputs) -> Encoding:
-        """One pass over words, images and state."""
-        text_BL, text_mask_BL = _drop_empty_columns(inputs.text_BL, inputs.text_mask_BL)
+        """One pass over words, images and state; none where the encoding is kept."""
+        inputs = _without_empty_columns(inputs)
+        if self._encodings is None or inputs.keys is None:
+            return self._encode(inputs)
+        length = inputs.text_BL.shape[1].to_bytes(8)  # an encoding among shorter sentences has another shape
+
+        def encode(places: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
+            made = self._encode(_at(inputs, places))
+            return list(zip(made.context_BLD, made.points_BD, made.places_BD, strict=True))
+
+        rows = self._encodings.rows([key + length for key in inputs.keys], encode)
+        context_BLD, points_BD, places_BD = (torch.stack(parts) for parts in zip(*rows, strict=True))
+        return Encoding(context_BLD, inputs.text_mask_BL, points_BD, places_BD)
+
+    def _encode(self, inputs: PolicyInputs) -> Encoding:
+        text_BL, text_mask_BL = inputs.text_BL, inputs.text_mask_BL
         words_BLD = self.words(text_BL)
         sentence_BD = self._sentence(words_BLD, text_mask_BL)
         image_tokens, points_BP = self._encode_images(inputs.pixels_BMCHW.to(words_BLD.dtype), sentence_BD)
@@ -196,10 +231,20 @@ def _attend(queries_QD: Tensor, encoding: Encoding, readers: Iterable[nn.Module]
     return x_BQD
 
 
-def _drop_empty_columns(text_BL: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the right end that is padding in every row: the masked result is the same, the work less."""
-    length = int(mask_BL.sum(dim=1).max())
-    return text_BL[:, :length], mask_BL[:, :length]
+def _without_empty_columns(inputs: PolicyInputs) -> PolicyInputs:
+    """Cut the right end of the text that is padding in every row: the masked result is the same, the work less."""
+    length = int(inputs.text_mask_BL.sum(dim=1).max())
+    return replace(inputs, text_BL=inputs.text_BL[:, :length], text_mask_BL=inputs.text_mask_BL[:, :length])
+
+
+def _at(inputs: PolicyInputs, places: list[int]) -> PolicyInputs:
+    """The observations at `places` alone."""
+    return PolicyInputs(
+        pixels_BMCHW=inputs.pixels_BMCHW[places],
+        text_BL=inputs.text_BL[places],
+        text_mask_BL=inputs.text_mask_BL[places],
+        state_BS=None if inputs.state_BS is None else inputs.state_BS[places],
+    )
 
 
 def _attention_mask(text_mask_BL: Tensor, *, before: int, length: int, device: torch.device) -> Tensor | None:

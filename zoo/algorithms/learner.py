@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -172,9 +172,13 @@ class Learner:
                 sync_weights(self.policy, self.acting)
 
     @contextmanager
-    def train_only(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Context manager in which steps change `parameters` alone; the others keep their optimiser state too."""
-        trained = {id(parameter) for parameter in parameters}
+    def train_critic(self) -> Iterator[None]:
+        """Context manager in which steps change the critic alone; the others keep their optimiser state too.
+
+        Raises `BadValue` for a policy without a critic of its own.
+        """
+        trained = {id(parameter) for parameter in critic_parameters(self.policy)}
+        backbone = getattr(self.policy, "backbone", None)
         self._frozen = [
             parameter for parameter in self._parameters if parameter.requires_grad and id(parameter) not in trained
         ]
@@ -183,7 +187,8 @@ class Learner:
         try:
             for parameter in self._frozen if alone else ():
                 parameter.requires_grad_(False)
-            yield
+            with nullcontext() if backbone is None else backbone.critic_trained_alone():
+                yield
         finally:
             for parameter in self._frozen:
                 parameter.requires_grad_(True)

@@ -15,7 +15,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from vla_gym.errors import BadValue
 from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.bc_anchor import BCAnchor
-from zoo.algorithms.learner import critic_parameters
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap
@@ -204,8 +203,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
     ) -> None:
         """Make `count` passes over the rollout, fewer where the policy leaves `target_kl`."""
         learner, go_on = self.learner, True
-        critic = critic_parameters(learner.policy) if loss.critic_only else None
-        with nullcontext() if critic is None else learner.train_only(critic):
+        with learner.train_critic() if loss.critic_only else nullcontext():
             for _ in range(count):
                 metrics.begin_epoch()
                 demonstrations = iter(()) if anchor is None else anchor.batches(self._n_updates)

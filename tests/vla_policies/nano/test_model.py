@@ -9,6 +9,7 @@ from vla_gym.errors import BadValue
 from vla_policies import Conventions
 from vla_policies.nano.config import NanoConfig
 from vla_policies.nano.model import NanoBackbone
+from vla_policies.processing.observations import observation_keys
 
 MakeObs = Callable[..., dict[str, np.ndarray]]
 OPTIONS = {"size": "tiny", "width": 32, "heads": 2}
@@ -145,3 +146,73 @@ def test_where_things_are_is_told_from_the_pictures_and_not_from_the_arm(
     taught = {name for name, p in nano.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert {"vision.conv1.weight", "vision.points.weight", "points.weight"} <= taught
     assert not any(name.startswith(("state", "blocks", "readers")) for name in taught)
+
+
+@pytest.fixture
+def encoded(nano: NanoBackbone) -> list[int]:
+    """Numbers of observations that the eye was given, one a call."""
+    sizes: list[int] = []
+    nano.vision.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    return sizes
+
+
+def keyed(nano: NanoBackbone, obs: dict[str, np.ndarray]):
+    tensors = {key: torch.from_numpy(value) for key, value in obs.items()}
+    return replace(nano.prepare(tensors), keys=observation_keys(tensors))
+
+
+def test_an_observation_is_encoded_once_while_the_critic_is_trained_alone(
+    nano: NanoBackbone, make_obs: MakeObs, encoded: list[int]
+) -> None:
+    obs = make_obs(6)
+    others = {key: value[[5, 1, 3]] for key, value in obs.items()}
+    expected, of_others = nano(inputs_of(nano, obs)), nano(inputs_of(nano, others))
+    encoded.clear()
+    with nano.critic_trained_alone():
+        assert nano.keeps_features
+        first = nano(keyed(nano, {key: value[:4] for key, value in obs.items()}))
+        second = nano(keyed(nano, obs))
+        third = nano(keyed(nano, others))
+        third.value_B.sum().backward()
+    cameras = len(nano.conventions.cameras)
+    assert encoded == [4] * cameras + [2] * cameras
+    torch.testing.assert_close(first.value_B, expected.value_B[:4])
+    torch.testing.assert_close(second.logits_BKAV, expected.logits_BKAV)
+    torch.testing.assert_close(third.value_B, of_others.value_B)
+    assert nano.vision.conv1.weight.grad is None
+    assert nano.value_head.query.grad is not None
+
+
+def test_encodings_are_forgotten_when_the_policy_learns_again(
+    nano: NanoBackbone, make_obs: MakeObs, encoded: list[int]
+) -> None:
+    for _ in range(2):
+        with nano.critic_trained_alone():
+            nano(keyed(nano, make_obs(3)))
+    assert not nano.keeps_features
+    nano(keyed(nano, make_obs(3)))
+    cameras = len(nano.conventions.cameras)
+    assert encoded == [3] * 3 * cameras
+
+
+def test_encodings_among_shorter_sentences_are_others(nano: NanoBackbone, make_obs: MakeObs) -> None:
+    inputs = keyed(nano, make_obs(2))
+    mask = inputs.text_mask_BL.clone()
+    mask[:, 1:] = False
+    mask[1, :3] = True
+    inputs = replace(inputs, text_mask_BL=mask)  # sentences of one word and of three
+    with nano.critic_trained_alone():
+        both = nano(inputs)
+        alone = nano(
+            replace(
+                inputs,
+                pixels_BMCHW=inputs.pixels_BMCHW[:1],
+                text_BL=inputs.text_BL[:1],
+                text_mask_BL=mask[:1],
+                state_BS=inputs.state_BS[:1],
+                keys=inputs.keys[:1],
+            )
+        )
+        again = nano(inputs)
+    torch.testing.assert_close(alone.value_B, both.value_B[:1])
+    assert torch.equal(again.value_B, both.value_B)
