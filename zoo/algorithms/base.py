@@ -106,6 +106,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
     clip_range_high: float | None
     normalize_advantage: bool = False
     target_kl: float | None
+    desired_kl: float | None
     dual_clip: float | None
     logprob_level: LogprobLevel
     recompute_logprobs: bool
@@ -165,6 +166,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._log_window = LogWindow()
         self._start_sampler: StartSampler | None = None
         self._updates_done = 0
+        self._rate_factor = 1.0
+        """With `desired_kl`: on the scheduled learning rate of the policy."""
         self._needs_reset = True
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
@@ -383,6 +386,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             progress_remaining=self._current_progress_remaining,
             noise_seed=self.noise_seed,
             needs_reset=self._needs_reset if self.whole_episodes else None,
+            rate_factor=None if self.desired_kl is None else self._rate_factor,
         )
 
     def restore_state(self, state: TrainState) -> None:
@@ -418,6 +422,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self.noise_seed = counters.noise_seed
         if self.whole_episodes:
             self._needs_reset = bool(counters.needs_reset)
+        if counters.rate_factor is not None:
+            self._rate_factor = counters.rate_factor
 
     # Inside -----------------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
         *,
+        desired_kl: float | None = None,
         dual_clip: float | None = None,
         advantage: GroupAdvantage = "group_std",
         loss_weight: GroupLossWeight = "trajectory",

@@ -63,6 +63,9 @@ class PPO(VLAOnPolicyAlgorithm):
       every epoch, and steps of a chunk that were not executed carry no loss.
 
     :param clip_range_high: upper clip bound where it differs from `clip_range` ("clip-higher").
+    :param desired_kl: KL (k3) that the policy's learning rate aims at: a factor on its schedule is divided by 1.5 where
+        the policy is farther than twice of it from the one that acted, and multiplied by 1.5 below half of it
+        (RSL-RL's "adaptive"). Measured from an update's second minibatch on.
     :param dual_clip: cap of the loss where the advantage is negative, in units of |advantage|, > 1.
     :param value_clip: how `clip_range_vf` acts: "replace" as in SB3, or "max", the worse of both errors.
     :param huber_delta: Huber's error for the critic (with its factor 1/2) instead of the square.
@@ -146,6 +149,7 @@ class PPO(VLAOnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         clip_range_high: float | None = None,
+        desired_kl: float | None = None,
         dual_clip: float | None = None,
         value_clip: ValueClip = "replace",
         huber_delta: float | None = None,

@@ -132,6 +132,11 @@ class UpdateMetrics:
             )
 
     @property
+    def num_minibatches(self) -> int:
+        """Minibatches so far."""
+        return self._num_minibatches
+
+    @property
     def empty(self) -> bool:
         """Whether no rank had a minibatch."""
         return not self._num_minibatches

@@ -74,6 +74,9 @@ class OnPolicyConfig:
     """Global norm at which a gradient is cut, critic included."""
     target_kl: Annotated[float, Range(above=0, high=1000)] | None = None
     """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
+    desired_kl: Annotated[float, Range(above=0, high=1000)] | None = None
+    """KL (k3) that the policy's learning rate aims at: a factor on its schedule falls above twice of it and rises below
+    half of it; None = the schedule alone. RSL-RL's schedule "adaptive"."""
     dual_clip: Positive | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
     logprob_level: LogprobLevel
