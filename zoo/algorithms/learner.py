@@ -178,7 +178,8 @@ class Learner:
         Raises `BadValue` for a policy without a critic of its own.
         """
         trained = {id(parameter) for parameter in critic_parameters(self.policy)}
-        backbone = getattr(self.policy, "backbone", None)
+        # Ranks that share a sharded policy encode together, and one may have kept what another has not.
+        backbone = None if self.sharded else getattr(self.policy, "backbone", None)
         self._frozen = [
             parameter for parameter in self._parameters if parameter.requires_grad and id(parameter) not in trained
         ]
