@@ -68,7 +68,7 @@ def test_the_step_that_ends_an_update_counts():
     model.learn(1)
     passes = model._n_updates
     assert 1 < passes < 20
-    # One minibatch a pass. The last was too far away, and so, by hand of its log, were those above twice 1e-5.
+    # One minibatch a pass; the last was beyond 1.5e-4, and so beyond twice 1e-5.
     assert model._rate_factor < 1.0
 
 
