@@ -54,6 +54,17 @@ def test_they_are_made_where_the_policy_was_stopped():
     assert steps_taken(model) == ({10.0}, {1.0})
 
 
+def test_encodings_are_kept_meanwhile_unless_ranks_share_a_sharded_policy():
+    learner = build("ppo").learner
+    backbone = learner.policy.backbone
+    with learner.train_critic():
+        assert backbone.keeps_features
+    assert not backbone.keeps_features
+    learner.sharded = True
+    with learner.train_critic():
+        assert not backbone.keeps_features
+
+
 def test_they_need_a_critic():
     with pytest.raises(BadValue, match="critic_epochs must be 0 or more"):
         PPO("MlpPolicy", "CartPole-v1", critic_epochs=-1, device="cpu")
