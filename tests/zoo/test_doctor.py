@@ -61,7 +61,7 @@ def test_what_it_refuses(argv: list[str], error: type[Exception], words: str) ->
 
 def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "policy"
-    shutil.copytree(AGENTS / "ppo" / "MetaWorld-reach", folder)
+    shutil.copytree(AGENTS / "sft" / "MetaWorld-reach", folder)
     assert run(["--policy", str(folder)]) == 0
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
         ["ok", "config.json"],

@@ -15,11 +15,13 @@ from zoo.experts.motion import Command, downward, limited, yaw_of
 
 FLAT = 0.02
 """Half height of what is dragged instead of lifted: a rim so low that the fingers cannot reach below it."""
-WITHIN = 0.5
-"""Where the fingers come down, from the dish's middle towards its rim (1)."""
-FINGERTIPS = 0.012
-"""Height of the grip site over the table."""
-LEAD = 0.05
+WITHIN = 0.2
+"""Where the fingers come down, from the dish's middle towards its rim (1); nearer to it they tip the dish."""
+FINGERTIPS = 0.006
+"""Height of the grip site's target over the table: on the dish's floor, which stops it a little higher."""
+DOWN = 0.017
+"""Height of the grip site over the table below which it has come down."""
+LEAD = 0.08
 """Metres by which the hand's target leads the dish."""
 ARRIVED = 0.012
 PATIENCE = 80
@@ -48,16 +50,19 @@ class DraggingSkill:
     def __init__(self) -> None:
         self.stage, self._steps = Stage.APPROACH, 0
         self._yaw: float | None = None
+        self._table = 0.0
 
     def command(self, hand: Hand, part: Placing) -> Command | None:
         """Return where the hand should be; None when the last stage is over."""
         if self._yaw is None:
             self._yaw = yaw_of(hand.quat_4, CLOSING)
+            # Of a dish that tips the lowest corner goes down, and fingers that followed it would press on its rim.
+            self._table = part.thing.bottom
         way_3 = part.target.origin_3 - part.thing.centre_3
         way_3[2] = 0.0
         radius = float(min(part.thing.half_3[:2]))
         inside_3 = part.thing.centre_3 + limited(way_3, 1e-9) / 1e-9 * WITHIN * radius
-        inside_3[2] = part.thing.bottom + FINGERTIPS
+        inside_3[2] = self._table + FINGERTIPS
         dragged_3 = inside_3 + limited(way_3, LEAD)
         point_3 = {
             Stage.APPROACH: inside_3 + ABOVE,
@@ -68,7 +73,7 @@ class DraggingSkill:
         arrived = float(np.linalg.norm(point_3 - hand.point_3)) < ARRIVED
         over = {
             Stage.APPROACH: arrived,
-            Stage.DESCEND: arrived,
+            Stage.DESCEND: arrived or float(hand.point_3[2]) < self._table + DOWN,
             Stage.DRAG: part.met or float(np.linalg.norm((hand.point_3 - part.thing.centre_3)[:2])) > radius,
             Stage.RETREAT: self._steps >= BACK,
         }[self.stage]

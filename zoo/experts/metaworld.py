@@ -19,8 +19,11 @@ from zoo.experts.motion import funnel
 
 GAIN = 16.0
 """Action per metre of remaining way. The target runs 4 cm ahead of the hand at full speed: more overshoots."""
-OPEN, CLOSE = -1.0, 1.0
+OPEN, REST, CLOSE = -1.0, 0.0, 1.0
 """Efforts of the gripper."""
+
+TIPS = np.array([0.0, 0.0, -0.045])
+"""From the hand to the middle of its half-open fingers, whose distance from the ball is reach's success, within 5 cm."""
 
 HINGE = np.array([0.115, 0.35, 0.0])
 """From a door's goal to its hinge."""
@@ -57,6 +60,11 @@ class Aim:
     position_3: np.ndarray
     effort: float
     """From -1, opens, to 1, closes."""
+
+
+def reach_ball(privileged_P: np.ndarray) -> Aim:
+    """The fingers' middle into the ball. Upstream's policy takes the hand there, and has 5 of the 50 mm left."""
+    return Aim(position_3=privileged_P[-3:] - TIPS, effort=REST)
 
 
 def open_door(privileged_P: np.ndarray) -> Aim:
@@ -97,7 +105,11 @@ def _turned(vector_2: np.ndarray, angle: float) -> np.ndarray:
     return np.array([[cosine, -sine], [sine, cosine]]) @ vector_2
 
 
-AIMS: dict[str, Callable[[np.ndarray], Aim]] = {"door-open": open_door, "peg-insert-side": insert_peg}
+AIMS: dict[str, Callable[[np.ndarray], Aim]] = {
+    "reach": reach_ball,
+    "door-open": open_door,
+    "peg-insert-side": insert_peg,
+}
 """Task -> its controller."""
 
 

@@ -11,7 +11,7 @@ from vla_gym import find_benchmark, make_vec
 from vla_gym.specs import StartState
 from zoo.demonstrations.recorder import demonstrate
 from zoo.experts.base import expert_class
-from zoo.experts.metaworld import GAIN, Aim, arm_action, insert_peg, open_door
+from zoo.experts.metaworld import GAIN, Aim, arm_action, insert_peg, open_door, reach_ball
 
 GOAL = (-0.3, 0.4, 0.15)
 """A door's: its hinge stands at (-0.185, 0.75)."""
@@ -28,6 +28,27 @@ def privileged(
 ) -> np.ndarray:
     frame = np.concatenate([hand, [opening], thing, np.zeros(11)])
     return np.concatenate([frame, frame, goal])
+
+
+def test_the_hand_stays_above_the_ball_by_its_fingers_length() -> None:
+    aim = reach_ball(privileged((0.0, 0.6, 0.2), PEG, (0.05, 0.85, 0.1)))
+    np.testing.assert_allclose(aim.position_3, [0.05, 0.85, 0.145])
+    assert aim.effort == 0.0
+
+
+@pytest.mark.sim
+def test_the_fingers_middle_comes_to_the_ball_and_not_only_within_its_bounds() -> None:
+    pytest.importorskip("metaworld")
+    from vla_gym.adapters.metaworld.task_env import make_env, start_vectors
+
+    env = make_env("reach")
+    for goal in start_vectors(env, 0, 3):
+        env.freeze(goal)
+        env.reset()
+        for _ in range(60):
+            privileged_P = env.full_observation()
+            env.advance(arm_action(privileged_P, reach_ball(privileged_P)))
+        assert np.linalg.norm(env.tcp_center - env.full_observation()[-3:]) < 0.02  # success is 0.05
 
 
 def test_the_hand_goes_over_the_bar_before_it_comes_down_behind_it() -> None:
