@@ -1,4 +1,4 @@
-"""Experts of Meta-World: its own scripted policies, and controllers of ours where those miss start states.
+"""Experts of Meta-World: its own scripted policies, and controllers of ours where those miss start states or nearly do.
 
 The controllers keep no memory, so they go on from wherever noise, or another policy, has brought the scene. They read
 the 39 numbers of `LeanEnv.full_observation`. Metres, radians; z is up.
