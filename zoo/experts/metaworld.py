@@ -23,7 +23,7 @@ OPEN, REST, CLOSE = -1.0, 0.0, 1.0
 """Efforts of the gripper."""
 
 TIPS = np.array([0.0, 0.0, -0.045])
-"""From the hand to the middle of its half-open fingers, whose distance from the ball is reach's success, within 5 cm."""
+"""From the hand to the middle of its half-open fingers; that within 5 cm of the ball is reach's success."""
 
 HINGE = np.array([0.115, 0.35, 0.0])
 """From a door's goal to its hinge."""

@@ -29,7 +29,8 @@ def test_fingers_come_down_inside_the_rim_and_lead_the_dish() -> None:
     skill = DraggingSkill()
     above = skill.command(hand(0.0, -0.2, 1.2), PART)
     assert above is not None
-    np.testing.assert_allclose(above.point_3, [0.0, 0.02, 0.9 + 0.006 + 0.07])  # a fifth of the radius towards the target
+    # A fifth of the radius towards the target.
+    np.testing.assert_allclose(above.point_3, [0.0, 0.02, 0.9 + 0.006 + 0.07])
     down = skill.command(hand(0.0, 0.02, 0.976), PART)
     assert down is not None
     np.testing.assert_allclose(down.point_3, [0.0, 0.02, 0.906])
