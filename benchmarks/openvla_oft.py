@@ -34,6 +34,7 @@ from vla_policies.modules.activation_checkpointing import store_activations
 from vla_policies.modules.lora import FusedLoraLinear
 from vla_policies.openvla.llama import run_layers
 from vla_policies.openvla.network import LANGUAGE_TARGETS
+from vla_policies.transfer import upload
 
 BATCH = 8
 """Observations decided at a time, and decisions in one optimiser step."""
@@ -101,7 +102,8 @@ def update_ours(
             {key: value[part] for key, value in obs.items()},
             {key: value[part] for key, value in sample.record.items()},
         )
-        loss = clipped_loss(result.logprob_BKA, sample.logprob_BKA[part], result.value_B)
+        old_BKA = upload(sample.logprob_BKA[part], result.logprob_BKA.device)
+        loss = clipped_loss(result.logprob_BKA, old_BKA, result.value_B)
         (loss * len(result.value_B) / num).backward()
     policy.optimizer.step()
     policy.optimizer.zero_grad()

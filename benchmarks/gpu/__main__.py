@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     size: Size = arguments.size or ("full" if device.type == "cuda" else "tiny")
     if size == "full" and device.type != "cuda":
         raise Skipped("--size full needs a CUDA device, and torch sees none; --size tiny runs on a CPU")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # as zoo.train and zoo.evaluate have it
     settings = settings_of(size, device, num_cores())
     machine = dict(run_apart("machine", partial(describe, device), 60.0).figures)
     machine |= {"size": size, "device": str(device), "cores": num_cores(), "python": platform.python_version()}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import emulated_device
 import numpy as np
 import torch
-from emulated_device import DEVICE, Counts, watch
+from emulated_device import DEVICE, watch
 from torch import Tensor
 
 import vla_gym
@@ -41,6 +42,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "pi05": {"size": "tiny"},
     "smolvla": {"size": "tiny"},
 }
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {**options, **({"lora": LORA} if "openvla" in family else {})})
+       for family, options in FAMILIES.items()},
+    "openvla-oft without adapters": ("openvla-oft", TINY),
+    "openvla-oft, recompute": ("openvla-oft", {**TINY, "lora": LORA, "recompute": True}),
+    "openvla, recompute": ("openvla", {**TINY, "lora": LORA, "recompute": True}),
+    "nano-flow, noise": ("nano-flow", {**FAMILIES["nano-flow"], "scheme": "flow_noise"}),
+    "pi0, whole": ("pi0", {"size": "tiny", "train_expert_only": False, "recompute_activations": True}),
+}  # fmt: skip
 
 
 def start(threads: int = 1) -> None:
@@ -111,15 +122,26 @@ def observations(num: int, *, one_length: bool = True) -> dict[str, np.ndarray]:
 
 
 @dataclass
-class _Run:
+class Run:
+    """What a policy computed in one act, one evaluation and one update, and what each cost."""
+
     numbers: list[Tensor] = field(default_factory=list)
-    counts: list[Counts] = field(default_factory=list)
+    """Actions, log-probabilities and values acted, both evaluated, and the trained weights after a step."""
+    counts: list[Any] = field(default_factory=list)
+    """What `watch` gave for each of the three."""
     ratio_gap: float = 0.0
 
+    def gap(self, other: Run) -> float:
+        """Largest difference between the numbers of two runs."""
+        pairs = zip(self.numbers, other.numbers, strict=True)
+        return max(float((a.detach().cpu().float() - b.detach().cpu().float()).abs().max()) for a, b in pairs)
 
-def _run(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> _Run:
+
+def act_and_update(
+    policy: VLAPolicy, obs: dict[str, np.ndarray], watch: Callable[[], AbstractContextManager[Any]] = watch
+) -> Run:
     """Act, evaluate, update; each is run once before it is counted, as the first time fills caches."""
-    run, num = _Run(), len(obs["state"])
+    run, num = Run(), len(obs["state"])
 
     def act() -> Any:
         return policy.act(obs, noise=SlotNoise(0, (0, 0), np.arange(num)))
@@ -155,24 +177,24 @@ def costs(family: str, options: Mapping[str, Any], *, num: int = 2, one_length: 
     beside = copy.deepcopy(policy) if cpu else None
     policy.to(DEVICE)
     policy._build(lambda _: 1e-3)
-    run = _run(policy, obs)
+    run = act_and_update(policy, obs)
     gap = float("nan")
     if beside is not None:
         beside._build(lambda _: 1e-3)
-        pairs = zip(run.numbers, _run(beside, obs).numbers, strict=True)
-        gap = max(float((a.detach().cpu().float() - b.detach().float()).abs().max()) for a, b in pairs)
+        gap = run.gap(act_and_update(beside, obs))
     waits = [f"{step}: {n} x {where}" for step, c in zip(("act", "evaluate", "update"), run.counts, strict=True)
              for where, n in c.waits.items()]  # fmt: skip
     return Costs(*(c.summary() for c in run.counts), waits=waits, gap=gap, ratio_gap=run.ratio_gap,
-                 restored=_restored(policy, obs))  # fmt: skip
+                 restored=is_restored(policy, obs, DEVICE))  # fmt: skip
 
 
-def _restored(policy: VLAPolicy, obs: dict[str, np.ndarray]) -> bool:
+def is_restored(policy: VLAPolicy, obs: dict[str, np.ndarray], device: str) -> bool:
+    """Whether the policy, saved and opened again on `device`, decides as before."""
     noise = np.arange(len(obs["state"]))
     want = policy.act(obs, noise=SlotNoise(0, (0, 0), noise)).action_BKA.cpu()
     with tempfile.TemporaryDirectory() as folder:
         policy.save_pretrained(Path(folder) / "saved")
-        opened = VLAPolicy.from_pretrained(Path(folder) / "saved", device=DEVICE)
+        opened = VLAPolicy.from_pretrained(Path(folder) / "saved", device=device)
         got = opened.act(obs, noise=SlotNoise(0, (0, 0), noise)).action_BKA.cpu()
     return float((got - want).abs().max()) < 1e-3
 
@@ -202,7 +224,7 @@ def learn(family: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     """One rollout and its update, on the device and on the CPU."""
     weights, waits, rates = [], [], [0.0, 0.0]
     for device in (DEVICE, "cpu"):
-        model = _ppo(family, options, settings, device)
+        model = make_ppo(family, options, settings, device)
         policy = model.policy
         act, step = policy.act, policy.optimizer.step
         called = {"act": 0, "step": 0}
@@ -228,7 +250,8 @@ def learn(family: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     return Learnt(rates[0], rates[1], gap, waits)
 
 
-def _ppo(family: str, options: Mapping[str, Any], settings: Mapping[str, Any], device: str) -> zoo.PPO:
+def make_ppo(family: str, options: Mapping[str, Any], settings: Mapping[str, Any], device: str) -> zoo.PPO:
+    """PPO on Toy-Reach: two minibatches of eight decisions, twice an update."""
     chunk = 1 if family == "openvla" else 4
     common = {"backbone": family, "backbone_kwargs": options}
     sizes: dict[str, Any] = {"n_steps": 4, "batch_size": 8, "n_epochs": 2}

@@ -8,7 +8,7 @@ from typing import Any
 import emulated_cases
 import planted_faults
 import pytest
-from emulated_cases import FAMILIES, LORA, TINY, Costs, Learnt
+from emulated_cases import FAMILIES, LORA, TINY, VARIANTS, Costs, Learnt
 
 pytestmark = [pytest.mark.emulated, pytest.mark.processes]
 Run = Callable[..., Any]
@@ -24,17 +24,6 @@ BUDGETS = {
     "smolvla": (1030, 475),
 }
 """Two layers deep, two observations; tokens' adapters of rank 4 (OpenVLA), two cameras and four steps (pi0)."""
-WAITS_INSIDE = {"smolvla": 1}
-"""transformers' SmolVLM vision tower asks the device whether any patch is padding, in every pass."""
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {**options, **({"lora": LORA} if "openvla" in family else {})})
-       for family, options in FAMILIES.items()},
-    "openvla-oft without adapters": ("openvla-oft", TINY),
-    "openvla-oft, recompute": ("openvla-oft", {**TINY, "lora": LORA, "recompute": True}),
-    "openvla, recompute": ("openvla", {**TINY, "lora": LORA, "recompute": True}),
-    "nano-flow, noise": ("nano-flow", {**FAMILIES["nano-flow"], "scheme": "flow_noise"}),
-    "pi0, whole": ("pi0", {"size": "tiny", "train_expert_only": False, "recompute_activations": True}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.REFUSED])
@@ -66,9 +55,8 @@ def test_a_policy_computes_as_on_the_cpu_and_waits_once(on_device: Run, name: st
     assert costs.ratio_gap == 0.0
     assert costs.restored
     # Decisions come back in one piece; scoring and the step ask for nothing.
-    inside = WAITS_INSIDE.get(family, 0)
     waits = [costs.act["waits"], costs.evaluate["waits"], costs.update["waits"]]
-    assert waits == [1 + inside, inside, 0], costs.waits
+    assert waits == [1, 0, 0], costs.waits
     if name in BUDGETS:
         assert costs.act["launches"] <= BUDGETS[name][0]
         assert costs.evaluate["launches"] <= BUDGETS[name][1]

@@ -55,9 +55,17 @@ class VisionLanguageModel(nn.Module):
         self.text_model = TextModel(shape)
 
     def image_tokens(self, pixels_BCHW: Tensor) -> Tensor:
-        """Images in [-1, 1] to tokens `[B, tokens, W]`, unscaled."""
-        pixels_BCHW = pixels_BCHW.to(self.connector.modality_projection.proj.weight.dtype)
-        tokens: Tensor = self.connector(self.vision_model(pixel_values=pixels_BCHW).last_hidden_state)
+        """Images in [-1, 1] to tokens `[B, tokens, W]`, unscaled.
+
+        The tower's own `forward` uploads a mask of patches and asks the GPU, twice in every pass, whether it hides any.
+        None is hidden.
+        """
+        tower, pixels_BCHW = self.vision_model, pixels_BCHW.to(self.connector.modality_projection.proj.weight.dtype)
+        rows, columns = (side // tower.patch_size for side in pixels_BCHW.shape[-2:])
+        seen_BHW = pixels_BCHW.new_ones((len(pixels_BCHW), rows, columns), dtype=torch.bool)
+        x_BPW = tower.embeddings(pixel_values=pixels_BCHW, patch_attention_mask=seen_BHW)
+        x_BPW = tower.post_layernorm(tower.encoder(inputs_embeds=x_BPW).last_hidden_state)
+        tokens: Tensor = self.connector(x_BPW)
         return tokens
 
     def embed(
