@@ -4,7 +4,8 @@
     python -m benchmarks.gpu --size tiny     # the same way on a CPU, in minutes; its figures mean nothing
     python -m benchmarks.gpu --stages act update:pi0 -o results
 
-It writes `gpu.json` and `gpu.md` and prints the latter. Exit code 1 if a stage failed that should work.
+It writes `gpu.json` and `gpu.md`, anew after every stage, and prints the latter. Exit code 1 if a stage failed that
+should work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -36,9 +37,9 @@ def describe(device: torch.device) -> Figures:
     return {"card": card_name(device), "memory, GiB": round(memory, 1)}
 
 
-def measure(stages: Mapping[str, Stage], settings: Settings, seconds: float) -> list[Outcome]:
+def measure(stages: Mapping[str, Stage], settings: Settings, seconds: float) -> Iterator[Outcome]:
     """Run the stages one after another; those for which no time is left are skipped."""
-    until, outcomes = time.monotonic() + seconds, []
+    until = time.monotonic() + seconds
     for name, stage in stages.items():
         left = until - time.monotonic()
         if left > 0:
@@ -48,8 +49,7 @@ def measure(stages: Mapping[str, Stage], settings: Settings, seconds: float) -> 
             outcome = Outcome(name=name, status="skipped", seconds=0.0, reason="no time was left; --minutes gives more")
         reason = f": {outcome.reason}" if outcome.reason else ""
         print(f"{outcome.seconds:6.1f} s  {name:<22} {outcome.status}{reason}", file=sys.stderr, flush=True)
-        outcomes.append(outcome)
-    return outcomes
+        yield outcome
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,22 +68,28 @@ def run(arguments: argparse.Namespace) -> int:
     machine = dict(run_apart("machine", partial(describe, device), 60.0).figures)
     machine |= {"size": size, "device": str(device), "cores": num_cores(), "python": platform.python_version()}
     machine |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    outcomes = measure(stages, settings, seconds)
-    peak = data_sheet(str(machine["card"])) or _measured(outcomes)
-    machine["peak"] = (
-        f"{peak.flops / 1e12:.4g} TFLOP/s, {peak.bandwidth / 1e9:.4g} GB/s ({peak.source})" if peak else "?"
-    )
-    records = with_shares(outcomes, peak)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    page = markdown(machine, records)
-    document: dict[str, Any] = {"machine": machine, "stages": records}
-    (arguments.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (arguments.out / "gpu.md").write_text(page, encoding="utf-8")
+    page, outcomes = "", []
+    for outcome in measure(stages, settings, seconds):
+        outcomes.append(outcome)
+        page = write(machine, outcomes, arguments.out)
     print(page)
     return exit_code(outcomes)
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def write(machine: Mapping[str, Any], outcomes: Sequence[Outcome], folder: Path) -> str:
+    """Write what is known so far as `gpu.json` and `gpu.md`: a run that is cut short keeps it. Returns the page."""
+    peak = data_sheet(str(machine["card"])) or _measured(outcomes)
+    bounds = f"{peak.flops / 1e12:.4g} TFLOP/s, {peak.bandwidth / 1e9:.4g} GB/s ({peak.source})" if peak else "?"
+    about, records = {**machine, "peak": bounds}, with_shares(outcomes, peak)
+    page = markdown(about, records)
+    folder.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {"machine": about, "stages": records}
+    (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "gpu.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
     """Return 1 if a stage failed that should work."""
     return int(any(one.status == "failed" and not one.optional for one in outcomes))
 

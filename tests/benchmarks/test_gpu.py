@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,12 +99,25 @@ def stage(*figures: tuple[str, float], optional: bool = False) -> Stage:
 @pytest.mark.processes
 def test_the_exit_code_is_of_stages_that_should_work() -> None:
     stages = {"good": stage(("a", 1.0)), "graph:x": stage(optional=True)}
-    outcomes = measure(stages, TINY, 60.0)
+    outcomes = list(measure(stages, TINY, 60.0))
     assert [one.status for one in outcomes] == ["measured", "failed"]
     assert exit_code(outcomes) == 0
     assert exit_code(measure({**stages, "bad": stage()}, TINY, 60.0)) == 1
     (late,) = measure({"good": stages["good"]}, TINY, -1.0)
     assert (late.status, exit_code([late])) == ("skipped", 0)
+
+
+def test_what_was_measured_outlives_a_run_that_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_short(*_: object) -> Iterator[Outcome]:
+        yield Outcome(name="act:nano", status="measured", seconds=1.0, figures={"decisions/s": 3.0})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.gpu.__main__.measure", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--size", "tiny", "--device", "cpu", "-o", str(tmp_path)])
+    (kept,) = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+    assert kept["figures"] == {"decisions/s": 3.0}
+    assert "decisions/s" in (tmp_path / "gpu.md").read_text()
 
 
 def test_stages_are_chosen_by_name_or_kind() -> None:

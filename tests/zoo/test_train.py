@@ -120,6 +120,25 @@ def test_a_run_leaves_every_file_of_the_contract(ppo_run: Path, capsys: pytest.C
     assert not list(ppo_run.rglob("*.pkl"))
 
 
+def test_a_film_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_ffmpeg() -> str:
+        raise RuntimeError("no ffmpeg")
+
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", no_ffmpeg)
+    run = train(tmp_path, "ppo", "-n 100 --video-freq 50")
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert "warning: cannot write the video" in text
+    assert "training_0.mp4" in text
+    assert "IMAGEIO_FFMPEG_EXE" in text
+    # What comes after the films: the page, and what to do next.
+    assert (run / "report.html").is_file()
+    assert "zoo.evaluate -i" in text
+    assert not list(run.rglob("*.mp4"))
+
+
 def test_by_default_it_is_evaluated_before_it_trains_and_on_the_way(tmp_path: Path) -> None:
     # Evaluations of 4 x 12 steps: a tenth of 1000 steps affords two before the end.
     run, plain = (

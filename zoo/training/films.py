@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from vla_gym.errors import BadValue
 from vla_gym.observation import decode_instruction
 from vla_gym.video.grid import VideoGrid
 from zoo.rollout.types import Step
@@ -30,6 +31,18 @@ class Films:
     """Parent of their folder; None = in the run folder."""
     evaluation: bool = True
     """Whether the last evaluation is filmed."""
+
+
+def write_film(grid: VideoGrid, path: Path, *, fps: float) -> Path | None:
+    """Write a film of a run and return its path; None, with a warning, where it cannot be written.
+
+    Days of training do not end for want of ffmpeg.
+    """
+    try:
+        return grid.write(path, fps=fps)
+    except BadValue as error:
+        _logger.warning("warning: %s", error)
+        return None
 
 
 class TrainingFilms(BaseCallback):
@@ -105,7 +118,8 @@ class TrainingFilms(BaseCallback):
 
     def _write(self) -> None:
         assert self._grid is not None
-        path = self._grid.write(self._folder / f"training_{self._filmed_at}.mp4", fps=self._fps)
-        _logger.info(f"{self.model.num_timesteps:>10} filmed: {len(self._grid)} training episodes, {path}")
+        path = write_film(self._grid, self._folder / f"training_{self._filmed_at}.mp4", fps=self._fps)
+        if path is not None:
+            _logger.info(f"{self.model.num_timesteps:>10} filmed: {len(self._grid)} training episodes, {path}")
         self._grid = None
         self._tile_N = [None] * len(self._tile_N)

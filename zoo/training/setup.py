@@ -44,7 +44,7 @@ from zoo.runs.progress import Progress
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
-from zoo.training.films import EPISODES, TrainingFilms
+from zoo.training.films import EPISODES, TrainingFilms, write_film
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class RLTrainer(Trainer):
             self.write_evaluation(episodes)
             if self.job.films.evaluation:
                 fps = float(self.envs.metadata["render_fps"])
-                video = evaluator.video.write(self.videos / f"step_{steps}.mp4", fps=fps)
+                video = write_film(evaluator.video, self.videos / f"step_{steps}.mp4", fps=fps)
                 filmed = f"{evaluator.video.num_solved} of {len(evaluator.video)} episodes solved"
         report_of(self.run)
         lines = closing_lines(
