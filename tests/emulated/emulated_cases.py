@@ -221,10 +221,11 @@ reference policy: whether adapters begin as no change, and its scores before the
 
 
 def learn(family: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Learnt:
-    """One rollout and its update, on the device and on the CPU."""
+    """Two rollouts with their updates, on the device and on the CPU. The second is counted: constants have gone up."""
     weights, waits, rates = [], [], [0.0, 0.0]
     for device in (DEVICE, "cpu"):
         model = make_ppo(family, options, settings, device)
+        model.learn(1)
         policy = model.policy
         act, step = policy.act, policy.optimizer.step
         called = {"act": 0, "step": 0}
@@ -238,7 +239,7 @@ def learn(family: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
 
         policy.act, policy.optimizer.step = counted("act", act), counted("step", step)
         with watch() as counts:
-            model.learn(1)
+            model.learn(1, reset_num_timesteps=False)
         del policy.act
         weights.append([parameter.detach().cpu() for parameter in policy.parameters()])
         if device == DEVICE:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from emulated_device import DEVICE, EmulatedTensor, watch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_policies.transfer import upload
+
 
 def numbers() -> Tensor:
     """2 x 3 numbers on the device."""
-    return torch.arange(6.0).view(2, 3).to(DEVICE)
+    return upload(torch.arange(6.0).view(2, 3), torch.device(DEVICE))
 
 
 def mixed_devices() -> Tensor:
@@ -82,13 +86,17 @@ def an_index_of_the_cpu() -> Tensor:
     return numbers()[torch.tensor([0])]
 
 
+def an_upload_of_pinned_numbers() -> Tensor:
+    return numbers() + upload(torch.ones(3), torch.device(DEVICE))
+
+
 REFUSED = (
     mixed_devices, a_mask_left_on_the_cpu, a_weight_left_on_the_cpu, a_gather_by_an_index_of_the_cpu,
     an_attention_mask_left_on_the_cpu, a_table_indexed_from_the_device, numpy_of_a_device_tensor,
     a_generator_of_the_cpu,
 )  # fmt: skip
 WAITED_FOR = (a_hidden_item, a_hidden_branch, a_hidden_list, a_hidden_download, a_boolean_index, a_nonzero)
-UPLOADED = {an_upload_in_a_loop: 3, an_index_of_the_cpu: 1}
+UPLOADED = {an_upload_in_a_loop: 3, an_index_of_the_cpu: 1, an_upload_of_pinned_numbers: 1}
 
 
 def refusal(name: str) -> str:
@@ -100,11 +108,13 @@ def refusal(name: str) -> str:
     return ""
 
 
-def found(name: str) -> tuple[list[str], int]:
-    """Places where the host waits for the device, and the number of uploads after the numbers' own."""
+def found(name: str) -> tuple[Counter[str], int]:
+    """Waits of the host for the device by place, and the number of uploads; both after those of the numbers."""
+    with watch() as own:
+        numbers()
     with watch() as counts:
         globals()[name]()
-    return list(counts.waits), counts.uploads.total() - 1
+    return counts.waits - own.waits, counts.uploads.total() - own.uploads.total()
 
 
 def kernels() -> dict[str, int]:

@@ -33,13 +33,17 @@ def test_what_cuda_refuses_is_refused(on_device: Run, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", [fault.__name__ for fault in planted_faults.WAITED_FOR])
 def test_a_wait_is_found_at_its_place(on_device: Run, fault: str) -> None:
-    (place,), _ = on_device(planted_faults.found, fault)
+    waits, uploads = on_device(planted_faults.found, fault)
+    (place,) = waits
     assert "planted_faults.py:" in place
+    assert (waits.total(), uploads) == (1, 0)
 
 
 @pytest.mark.parametrize(("fault", "uploads"), [(fault.__name__, n) for fault, n in planted_faults.UPLOADED.items()])
-def test_uploads_are_counted(on_device: Run, fault: str, uploads: int) -> None:
-    assert on_device(planted_faults.found, fault) == ([], uploads)
+def test_uploads_are_counted_and_waited_for_unless_pinned(on_device: Run, fault: str, uploads: int) -> None:
+    waits, counted = on_device(planted_faults.found, fault)
+    assert counted == uploads
+    assert waits.total() == (0 if "pinned" in fault else uploads)
 
 
 def test_launches_are_those_of_cudas_kernels(on_device: Run) -> None:
