@@ -77,7 +77,9 @@ class VideoGrid:
                     raise OSError("ffmpeg did not finish it")
                 os.replace(draft, path)
         except OSError as error:
-            raise BadValue(f"cannot write the video '{path}': {error.strerror or error}") from error
+            # ffmpeg itself may be the file that is missing.
+            place = f" ('{error.filename}')" if isinstance(error.filename, str) else ""
+            raise BadValue(f"cannot write the video '{path}': {error.strerror or error}{place}") from error
         return path
 
     def _encode(self, path: Path, fps: float) -> None:

@@ -85,6 +85,13 @@ def test_a_machine_without_ffmpeg_is_told_what_is_missing(tmp_path: Path, monkey
         one_frame().write(tmp_path / "film.mp4", fps=1)
 
 
+def test_an_ffmpeg_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "bin" / "ffmpeg"
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(missing))
+    with pytest.raises(BadValue, match=rf"cannot write the video .*film.mp4': No such file .*'{missing}'"):
+        one_frame().write(tmp_path / "film.mp4", fps=1)
+
+
 @pytest.mark.parametrize(("error", "says"), [(None, "ffmpeg did not finish it"), (ENOSPC, "No space left on device")])
 def test_a_film_that_fails_leaves_the_earlier_one_alone(
     error: int | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
