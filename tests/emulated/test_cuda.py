@@ -30,8 +30,6 @@ CLOSE = 1e-4
 """Of float32 sums in another order."""
 STEP = 1e-3
 """Of the optimiser, which moves a weight by as much where its gradient is next to nothing, to one side or the other."""
-
-
 UNNORM_KEYS = {"openvla_tiny": "libero_spatial", "openvla_oft_tiny": "libero_spatial_no_noops"}
 
 

@@ -57,8 +57,8 @@ class VisionLanguageModel(nn.Module):
     def image_tokens(self, pixels_BCHW: Tensor) -> Tensor:
         """Images in [-1, 1] to tokens `[B, tokens, W]`, unscaled.
 
-        The tower's own `forward` uploads a mask of patches and asks the GPU, twice in every pass, whether it hides any.
-        None is hidden.
+        The tower's own `forward` lets the host wait for a GPU twice: it uploads a mask of patches and asks whether
+        that hides any. None is hidden.
         """
         tower, pixels_BCHW = self.vision_model, pixels_BCHW.to(self.connector.modality_projection.proj.weight.dtype)
         rows, columns = (side // tower.patch_size for side in pixels_BCHW.shape[-2:])
