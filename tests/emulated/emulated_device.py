@@ -27,7 +27,8 @@ from torch.utils.backend_registration import _DummyDeviceGuard, _DummyPrivateUse
 
 DEVICE = "emulated"
 PACKAGES = ("/vla_gym/", "/vla_policies/", "/zoo/", "/planted_faults.py")
-UNWAITED = "vla_policies/transfer.py"
+PINNED = "vla_policies/transfer.py"
+"""The module that uploads from pinned memory."""
 WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "is_nonzero",
     "equal", "bincount",
@@ -225,7 +226,7 @@ def _count_copy(name: str, args: Sequence[Any], *, to_here: bool, to_host: bool)
 def _count_upload(name: str) -> None:
     """An upload. The host waits for its end, except where `vla_policies.transfer` uploads from pinned memory."""
     _count("uploads", name)
-    if not _place().startswith(UNWAITED):
+    if not _place().startswith(PINNED):
         _count("waits", f"{name} of what is not pinned")
 
 
