@@ -168,8 +168,7 @@ class Learner:
     def sync_weights(self) -> None:
         """Copy the weights into the acting policy after an update. Every rank must call it."""
         if self.sharded:
-            with lost_ranks():
-                sync_weights(self.policy, self.acting)
+            sync_weights(self.policy, self.acting)
 
     @contextmanager
     def train_critic(self) -> Iterator[None]:

@@ -2,12 +2,14 @@
 
 Exit codes: 0 done, 2 the user's input cannot work or the machine refuses (a full disk, no memory; one line says why),
 130 interrupted, 141 the output has no reader any more (`| head`). Any other error is a fault of this package and shows
-its traceback. A launcher finds the message in torch's error file.
+its traceback; a crash in native code (a simulator, a GL driver, gloo) shows the Python lines at which it came. A
+launcher finds the message in torch's error file.
 """
 
 from __future__ import annotations
 
 import errno
+import faulthandler
 import io
 import json
 import os
@@ -54,6 +56,8 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
     log_to_screen()
     let_waiting_threads_sleep()
     try:

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vla_gym.errors import BadValue
 from vla_policies.modules.quantization import quantized_layers
 from vla_policies.modules.sharding_units import units
+from zoo.distributed.process_group import lost_ranks
 
 MASTER = "master"
 """Name in an optimiser's state of a weight in float32 that the policy acts on in less."""
@@ -165,12 +166,16 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded, gathered on the ranks' own devices. Every rank must call it."""
+    """All of a tensor that may be sharded, gathered on the ranks' own devices. Every rank must call it.
+
+    Raises `LostRank` where another rank has ended.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     # Parts that are kept in main memory travel between GPUs nevertheless.
     on_device = cast(DTensor, tensor.to(tensor.device_mesh.device_type))
-    return on_device.full_tensor()
+    with lost_ranks():
+        return on_device.full_tensor()
 
 
 @torch.no_grad()

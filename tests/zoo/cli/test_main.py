@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -161,6 +162,14 @@ def test_errors_become_one_line_and_faults_of_ours_stay_visible(capsys: pytest.C
     assert guarded(interrupted, []) == 130
     with pytest.raises(ZeroDivisionError):
         guarded(fault, [])
+
+
+def test_a_crash_in_native_code_shows_where_it_came() -> None:
+    program = "import os; from zoo.cli.main import guarded; guarded(lambda argv: os.abort(), [])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert '"<string>", line 1 in <lambda>' in done.stderr
 
 
 @pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])

@@ -277,3 +277,41 @@ def test_the_learning_policy_hands_its_trained_weights_over(alone: DeviceMesh) -
     assert torch.equal(acting.weight, before)
     sync_weights(learning, acting)
     torch.testing.assert_close(acting.weight.detach(), before - 1.0)
+
+
+LAST_RANK = """
+import os, sys, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from vla_gym.errors import LostRank
+from zoo.distributed.fsdp import whole
+from zoo.distributed.process_group import join
+
+group, _ = join("cpu")
+cut = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+assert whole(cut).tolist() == [0, 1, 2, 3]
+if group.rank:
+    os._exit(0)
+try:
+    whole(cut)
+except LostRank as error:
+    print("lost:", error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_gathering_without_the_other_rank_says_that_it_is_lost() -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAST_RANK],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    first, _ = (rank.communicate(timeout=120)[0] for rank in ranks)
+    assert first.strip().endswith("lost: another process of the run ended; its own message says why"), first
