@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import FunctionType
@@ -10,8 +11,9 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from vla_gym.adapters.gymnasium_env import DESCRIBED, Description, gymnasium_benchmark
-from vla_gym.errors import BadValue, check_integer
+from vla_gym.adapters.gymnasium_env import DESCRIBED, Description, gymnasium_benchmark, sizes
+from vla_gym.errors import BadValue, check_integer, shown
+from vla_gym.observation import check_instruction
 from vla_gym.registry import register_benchmark
 from vla_gym.specs import Benchmark
 
@@ -51,14 +53,18 @@ def from_gymnasium(
     Raises `BadValue` for what cannot be driven, and for an `id` that is taken.
     """
     registered = isinstance(env, str)
-    name = env if isinstance(env, str) else importable("env", env)
     if isinstance(env, str):
-        limit = _spec(env).max_episode_steps
-        horizon = limit if horizon is None else horizon
+        spec = _spec(env)
+        name = env if ":" in env or in_process else _with_module(spec)
+        horizon = spec.max_episode_steps if horizon is None else horizon
+    else:
+        name = importable("env", env)
     if horizon is None:
         raise BadValue(f"{name} does not say after how many steps an episode ends; give horizon=")
-    if not instruction.strip():
-        raise BadValue("instruction must be the sentence that the policy gets, got an empty one")
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise BadValue(f"instruction must be the sentence that the policy gets, got {shown(instruction)}")
+    check_instruction(instruction)
+    _check_json(kwargs)
     own_id = id or name.rpartition(":")[2].rpartition("/")[2].replace(".", "-")
     described = Description(
         env=name,
@@ -75,6 +81,7 @@ def from_gymnasium(
     )
     if DESCRIBED.get(own_id, described) != described:
         raise BadValue(f"environment id '{own_id}' is taken by another environment; choose another id=")
+    sizes(described)  # before anything is registered: what fails here can be called again, put right
     register_benchmark(f"{gymnasium_benchmark.__module__}:gymnasium_benchmark", {own_id: 1})
     DESCRIBED[own_id] = described
     return gymnasium_benchmark(own_id)
@@ -88,6 +95,29 @@ def importable(what: str, value: object) -> str:
             f"{what} must be a class or a function at the top of a module (worker processes import it), got {value!r}"
         )
     return f"{module}:{name}"
+
+
+def _with_module(spec: EnvSpec) -> str:
+    """The id with the module that registers it, as worker processes need it; Gymnasium's own ids as they are."""
+    entry = spec.entry_point
+    module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", None)
+    if module is None or module.partition(".")[0] == "gymnasium":
+        return spec.id
+    if module == "__main__":
+        raise BadValue(
+            f"'{spec.id}' is registered in the program itself, which worker processes do not import; give "
+            "in_process=True, or register it in a module"
+        )
+    return f"{module}:{spec.id}"
+
+
+def _check_json(kwargs: Mapping[str, Any]) -> None:
+    """Raise `BadValue` for an argument that no JSON file can hold."""
+    for name, value in kwargs.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise BadValue(f"{name} must be a JSON value (it is recorded, and sent to workers): {error}") from error
 
 
 def _spec(env: str) -> EnvSpec:

@@ -43,7 +43,7 @@ def make_vec(
     *,
     chunk: int = 1,
     group_size: int = 1,
-    split: str = "train",
+    split: str | None = None,
     schedule: str = "random",
     image_size: int | None = None,
     wrist_camera: bool = False,
@@ -69,11 +69,11 @@ def make_vec(
 
     Args:
         env_id: for example "LIBERO-Spatial", "LIBERO-Spatial/3" (one task) or "Toy-Reach"; or a
-            `Benchmark` of your own, to which `split` and `family_options` do not apply.
+            `Benchmark`, which has its split and its family's options already.
         num_envs: N.
         chunk: K, simulator steps that one `step` (one decision) may run.
         group_size: G adjacent environments always share their start state; must divide `num_envs`.
-        split: which start states.
+        split: which start states; "train" by default.
         schedule: "random" draws every episode's (task, trial) uniformly; "grid" plays all of them exactly
             once (once per member with `group_size`), then environments are idle.
         image_size: side of the square images, pixels; the benchmark's own by default.
@@ -132,7 +132,7 @@ def make_vec(
         group_size=group_size,
         group_offset=group_offset,
         num_groups=starts.num_groups,
-        split=split,
+        split=benchmark.split,
         schedule=schedule,
         image_size=_image_size(benchmark, image_size),
         cameras=_cameras(benchmark, wrist_camera=_flag("wrist_camera", wrist_camera)),
@@ -194,13 +194,18 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     )
 
 
-def _benchmark(env_id: str | Benchmark, split: str, options: Mapping[str, Any]) -> Benchmark:
+def _benchmark(env_id: str | Benchmark, split: str | None, options: Mapping[str, Any]) -> Benchmark:
     if isinstance(env_id, str):
-        return find_benchmark(env_id, split=split, **options)
+        return find_benchmark(env_id, split="train" if split is None else split, **options)
     if not isinstance(env_id, Benchmark):
         raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {shown(env_id)}")
     if options:
         raise BadValue(f"{env_id.id} was given as a Benchmark, which takes no {', '.join(sorted(options))}")
+    if split not in (None, env_id.split):
+        raise BadValue(
+            f"{env_id.id} was given as a Benchmark of split '{env_id.split}', so split must be left out, got "
+            f"{shown(split)}; vla_gym.find_benchmark({env_id.id!r}, split=...) makes another"
+        )
     return env_id
 
 

@@ -197,7 +197,7 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
         if option not in known:
             raise unknown_name(f"option of {listed}", option, known)
     benchmark: Benchmark = function(listed, **options)
-    return benchmark
+    return dataclasses.replace(benchmark, split=options.get("split", benchmark.split))
 
 
 register_all()

@@ -25,6 +25,8 @@ class SimStep:
     """Whether the task is solved in the state reached."""
     terminated: bool
     """Whether the episode ends here by the task's own rule (never by time)."""
+    truncated: bool = False
+    """Whether the simulator itself cuts the episode off here, before the task's horizon."""
 
 
 class Simulator(Protocol):

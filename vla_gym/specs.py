@@ -97,6 +97,8 @@ class Benchmark:
     """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
     places: tuple[int, ...] = ()
     """Which of its numbers are coordinates of things and goals, metres; others are the robot's, turns and sizes."""
+    split: str = "train"
+    """Which start states `num_trials` counts; `find_benchmark(id, split=...)` sets it."""
     start_kind: str = "start states"
     """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)

@@ -49,7 +49,27 @@ class Yard(gym.Env):
 def nearly(info):
     return info["far"] > 1.0
 
+def limited(steps):
+    return gym.wrappers.TimeLimit(Yard(render_mode="rgb_array"), steps)
+
+class Shown(gym.Env):  # its picture is in the observation; it has no render_mode
+    observation_space = gym.spaces.Dict(
+        pixels=gym.spaces.Box(0, 255, (4, 4, 3), np.uint8), arm=gym.spaces.Box(-1.0, 1.0, (2,))
+    )
+    action_space = gym.spaces.Box(0, 10, (1,), np.int64)
+    metadata = {"render_modes": ["rgb_array"]}
+    taken = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"pixels": np.full((4, 4, 3), 7, np.uint8), "arm": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        Shown.taken.append(int(action[0]))
+        return *self.reset()[:1], 0.0, False, False, {}
+
 gym.register("Yard-v0", entry_point=Yard, max_episode_steps=7)
+gym.register("ShownYard-v0", entry_point=Shown, max_episode_steps=7)
 """
 
 
@@ -142,3 +162,75 @@ def test_pictures_become_square() -> None:
     assert square(image, 2)[:, :, 0].tolist() == [[0, 200], [0, 200]]
     with pytest.raises(ValueError, match=r"uint8 \[H, W, 3\], got float64 \[2, 2\]"):
         square(np.zeros((2, 2)), 2)
+
+
+def step_through(envs: vla_gym.VLAVectorEnv, action: list[float]) -> tuple[list[bool], list[bool]]:
+    envs.reset()
+    terminated, truncated = [], []
+    while not (terminated and (terminated[-1] or truncated[-1])):
+        _, _, terminated_N, truncated_N, _ = envs.step(np.float32([action]))
+        terminated.append(bool(terminated_N[0]))
+        truncated.append(bool(truncated_N[0]))
+    envs.close()
+    return terminated, truncated
+
+
+def test_a_time_limit_inside_truncates() -> None:
+    import their_yard
+
+    vla_gym.from_gymnasium(their_yard.limited, "go", id="Limited-Yard", horizon=9, in_process=True, steps=3)
+    envs = vla_gym.make_vec("Limited-Yard", 1, autoreset_mode="disabled")
+    assert step_through(envs, [-1.0, 0.0]) == ([False] * 3, [False, False, True])
+
+
+def test_a_class_is_asked_for_pictures_where_it_has_a_render_mode() -> None:
+    import their_yard
+
+    vla_gym.from_gymnasium(their_yard.Yard, "go", id="Class-Yard", horizon=3, in_process=True)
+    envs = vla_gym.make_vec("Class-Yard", 1)
+    simulator = envs.pool._envs[0]._simulator  # type: ignore[attr-defined]
+    assert simulator._env.unwrapped.render_mode == "rgb_array"
+    envs.close()
+
+
+def test_a_picture_of_the_observation_needs_no_render_mode() -> None:
+    vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixels", state="arm", in_process=True)
+    envs = vla_gym.make_vec("ShownYard-v0", 1, image_size=16, autoreset_mode="disabled")
+    obs, _ = envs.reset()
+    assert obs["image"].shape == (1, 16, 16, 3)
+    assert np.unique(obs["image"]).tolist() == [7]
+    import their_yard
+
+    # Of 0 to 10 the numbers 5.9 and 10 are the integers 6 and 10.
+    for action in (0.18, 1.0):
+        envs.step(np.float32([[action]]))
+    assert their_yard.Shown.taken == [6, 10]
+    envs.close()
+    with pytest.raises(UnknownName, match="no key of the observation 'pixel'"):
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="pixel", id="A")
+    with pytest.raises(BadValue, match=r"the image 'arm' must be uint8 \[H, W, 3\], got Box"):
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", image="arm", id="A")
+    with pytest.raises(BadValue, match=r"ShownYard-v0 cannot be made with \{\}: .*render_mode"):
+        vla_gym.from_gymnasium("their_yard:ShownYard-v0", "look", id="A")
+
+
+def test_what_failed_can_be_called_again_put_right() -> None:
+    with pytest.raises(BadValue, match=r"cannot be made with \{'sped': 0.5\}: .*sped"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, sped=0.5)
+    assert "Again" not in vla_gym.list_envs()
+    assert vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Again", in_process=True, speed=0.5).id == "Again"
+    with pytest.raises(BadValue, match="speed must be a JSON value"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", "go", id="Other", speed=np.int64(1))
+    with pytest.raises(BadValue, match="instruction must be the sentence that the policy gets, got None"):
+        vla_gym.from_gymnasium("their_yard:Yard-v0", None, id="Other")  # type: ignore[arg-type]
+
+
+def test_workers_import_the_module_that_registers_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    import their_yard
+
+    benchmark = vla_gym.from_gymnasium("Yard-v0", "go", id="Plain")
+    assert benchmark.simulator_kwargs["env"] == "their_yard:Yard-v0"
+    assert vla_gym.from_gymnasium("Pendulum-v1", "swing up", id="Own").simulator_kwargs["env"] == "Pendulum-v1"
+    monkeypatch.setattr(their_yard.Yard, "__module__", "__main__")
+    with pytest.raises(BadValue, match="registered in the program itself"):
+        vla_gym.from_gymnasium("Yard-v0", "go", id="Main")

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from scripted_simulator import scripted_benchmark
 
-from vla_gym import VLAVectorEnv, make_vec
+from vla_gym import VLAVectorEnv, find_benchmark, make_vec
 from vla_gym.errors import BadValue, MissingDependency, UnknownName, VLAZooError
 from vla_gym.workers.environment import num_cores
 
@@ -96,3 +97,18 @@ def test_a_benchmark_of_one_s_own() -> None:
     missing = dataclasses.replace(only_main, requires=("no_such_simulator",), extra="libero")
     with pytest.raises(MissingDependency, match="vla-zoo"):
         make_vec(missing)
+
+
+def test_a_benchmark_keeps_its_split() -> None:
+    test = find_benchmark("Toy-Reach", split="test")
+    place = {"task_id": np.array([0]), "trial_id": np.array([0]), "reset_mask": np.array([True])}
+    starts, splits = [], []
+    for env, options in (("Toy-Reach", {"split": "test"}), (test, {}), (test, {"split": "test"}), ("Toy-Reach", {})):
+        envs = make_vec(env, 1, num_workers=0, **options)
+        starts.append(envs.reset(options=place)[1]["start_state"][0])
+        splits.append(envs.protocol()["split"])
+        envs.close()
+    assert splits == ["test", "test", "test", "train"]
+    assert starts[0] == starts[1] == starts[2] != starts[3]
+    with pytest.raises(BadValue, match=r"a Benchmark of split 'test', so split must be left out, got 'train'"):
+        make_vec(test, split="train")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from vla_gym.simulator import SimStep
 from vla_gym.specs import ActionSpec, Benchmark, StartState, Task
 
 SPLITS = ("train", "test", "validation")
+_UNBOUNDED = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,11 @@ class Description:
     kwargs: Mapping[str, Any] = field(hash=False)
 
     def make(self) -> gym.Env[Any, Any]:
-        """The environment itself, without a time limit of its own."""
-        return make_env(self.env, self.kwargs, registered=self.registered)
+        """The environment itself; raises `BadValue` where its constructor does not take what it is given."""
+        try:
+            return make_env(self.env, self.kwargs, registered=self.registered, rendered=self.image is None)
+        except (TypeError, gym.error.Error) as error:
+            raise BadValue(f"{self.env} cannot be made with {dict(self.kwargs)}: {error}") from error
 
 
 DESCRIBED: dict[str, Description] = {}
@@ -53,7 +58,7 @@ def gymnasium_benchmark(env_id: str, *, split: str = "train") -> Benchmark:
     """Describe an environment that `from_gymnasium` has registered; makes it once to read its spaces."""
     check_known("split", split, SPLITS)
     described = DESCRIBED[env_id]
-    action_dim, state_dim = _sizes(described)
+    action_dim, state_dim = sizes(described)
     task = Task(
         name=env_id,
         instruction=described.instruction,
@@ -108,7 +113,7 @@ class GymnasiumSimulator:
         state: str | bool,
         first_seed: int,
     ) -> None:
-        self._env = make_env(env, env_kwargs, registered=registered)
+        self._env = make_env(env, env_kwargs, registered=registered, rendered=image is None)
         self._low, self._high = action_bounds(self._env.action_space, env)
         self._success = pkgutil.resolve_name(success) if ":" in success else functools.partial(_named, success)
         self._image_key, self._image_size, self._cameras = image, image_size, cameras
@@ -125,13 +130,17 @@ class GymnasiumSimulator:
     def step(self, action_A: np.ndarray) -> SimStep:
         space = self._env.action_space
         scaled_A = self._low + (action_A.astype(np.float64) + 1.0) / 2.0 * (self._high - self._low)
-        space = self._env.action_space
+        if np.issubdtype(space.dtype, np.integer):
+            scaled_A = np.rint(scaled_A)
         self._obs, reward, terminated, truncated, info = self._env.step(
             scaled_A.astype(space.dtype).reshape(space.shape)
         )
-        solved = bool(self._success(info))
-        # Its own time limit is off, so whatever cuts it off is a rule of the task.
-        return SimStep(reward=float(reward), success=solved, terminated=bool(terminated or truncated))
+        return SimStep(
+            reward=float(reward),
+            success=bool(self._success(info)),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
 
     def observe(self) -> Mapping[str, np.ndarray]:
         out: dict[str, np.ndarray] = {}
@@ -147,12 +156,18 @@ class GymnasiumSimulator:
         self._env.close()
 
 
-def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool) -> gym.Env[Any, Any]:
-    """Return the environment: of a Gymnasium id without its time limit, or what "module:name" makes."""
+def make_env(env: str, kwargs: Mapping[str, Any], *, registered: bool, rendered: bool) -> gym.Env[Any, Any]:
+    """Return the environment: of a Gymnasium id without its time limit, or what "module:name" makes.
+
+    With `rendered` it is asked for arrays of `render()`, a class or function where it has a `render_mode`.
+    """
+    asked = {"render_mode": "rgb_array"} if rendered else {}
     if registered:
-        options = {"render_mode": "rgb_array", **kwargs}
-        return gym.make(env, max_episode_steps=-1, disable_env_checker=True, **options)
-    made: gym.Env[Any, Any] = pkgutil.resolve_name(env)(**kwargs)
+        return gym.make(env, max_episode_steps=-1, disable_env_checker=True, **{**asked, **kwargs})
+    target = pkgutil.resolve_name(env)
+    if "render_mode" not in inspect.signature(target).parameters:
+        asked = {}
+    made: gym.Env[Any, Any] = target(**{**asked, **kwargs})
     return made
 
 
@@ -178,10 +193,24 @@ def state_space(space: gym.Space[Any], state: str | bool) -> gym.spaces.Box | No
     return space if is_vector else None  # type: ignore[return-value]
 
 
+def picture_space(space: gym.Space[Any], image: str | None) -> None:
+    """Raise for an `image` that is no key of the observation or no picture."""
+    if image is None:
+        return
+    known = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    if image not in known:
+        raise unknown_name("key of the observation", image, known)
+    if not (isinstance(found := known[image], gym.spaces.Box) and found.dtype == np.uint8 and len(found.shape) == 3):
+        raise BadValue(f"the image '{image}' must be uint8 [H, W, 3], got {found}")
+
+
 def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
-    """Return the state, float32 `[S]`, entries that have both bounds in [-1, 1]."""
+    """Return the state, float32 `[S]`, entries that have both bounds in [-1, 1].
+
+    Bounds that are millions apart are none: many spaces have float32's largest number for infinity.
+    """
     low_S, high_S = space.low.astype(np.float64), space.high.astype(np.float64)
-    bounded_S = np.isfinite(low_S) & np.isfinite(high_S) & (high_S > low_S)
+    bounded_S = (high_S > low_S) & (high_S - low_S < _UNBOUNDED)
     span_S = np.where(bounded_S, high_S - low_S, 2.0)
     scaled_S = np.where(bounded_S, 2.0 * (value_S - np.where(bounded_S, low_S, 0.0)) / span_S - 1.0, value_S)
     return scaled_S.astype(np.float32)
@@ -189,6 +218,8 @@ def scaled_state(value_S: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
 
 def square(picture: Any, size: int) -> np.ndarray:
     """Return the picture in `size` x `size` pixels, whole: uint8 `[size, size, 3]`."""
+    if picture is None:
+        raise ValueError("render() gave no picture; the environment must be made with render_mode='rgb_array'")
     image = np.asarray(picture)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(f"the picture must be uint8 [H, W, 3], got {image.dtype} {list(image.shape)}")
@@ -200,11 +231,12 @@ def square(picture: Any, size: int) -> np.ndarray:
 
 
 @functools.cache
-def _sizes(described: Description) -> tuple[int, int]:
-    """Length of the environment's actions and of its state, 0 without one."""
+def sizes(described: Description) -> tuple[int, int]:
+    """Length of the environment's actions and of its state, 0 without one; raises `BadValue` for what does not fit."""
     env = described.make()
     try:
         low, _ = action_bounds(env.action_space, described.env)
+        picture_space(env.observation_space, described.image)
         state = state_space(env.observation_space, described.state)
         return len(low), 0 if state is None else state.shape[0]
     finally:

@@ -91,11 +91,12 @@ class Stage:
         """Wait for the pending request."""
         assert self._pending is not None, "receive() without send_step() or send_reset()"
         pending, self._pending = self._pending, None
+        part, table = self.part, self._runner.table
         with self._guard():
             decision = self._runner.receive(pending)
-        part, table = self.part, self._runner.table
+            obs = self._runner.observe(part)
         return Outcome(
-            obs=self._runner.observe(part),
+            obs=obs,
             reward_n=decision.reward_N[part],
             terminated_n=table.terminated[part].copy(),
             truncated_n=table.truncated[part].copy(),

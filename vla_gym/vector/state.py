@@ -125,6 +125,7 @@ def save(table: EpisodeTable, schedule: Schedule, benchmark: Benchmark) -> dict[
         "version": VERSION,
         "env_id": benchmark.id,
         "schedule": schedule.kind,
+        "group_size": schedule.group_size,
         "seed": schedule.seed,
         "episodes": table.episodes.tolist(),
         "slots": entries,
@@ -134,17 +135,21 @@ def save(table: EpisodeTable, schedule: Schedule, benchmark: Benchmark) -> dict[
 def replay_commands(
     state: Mapping[str, Any], table: EpisodeTable, schedule: Schedule, benchmark: Benchmark
 ) -> list[Command]:
-    """Check that a saved state belongs to this environment and return the replays that lead to it."""
-    for key, value in (("version", VERSION), ("env_id", benchmark.id), ("schedule", schedule.kind)):
-        if state.get(key) != value:
-            raise BadValue(f"saved environment state has {key}={shown(state.get(key))}, this one has {shown(value)}")
+    """Check that a saved state belongs to this environment, which is left alone, and return the replays to it."""
+    for key, value in (
+        ("version", VERSION),
+        ("env_id", benchmark.id),
+        ("schedule", schedule.kind),
+        ("group_size", schedule.group_size),
+    ):
+        saved = state.get(key, value if key == "group_size" else None)  # older states do not name theirs
+        if saved != value:
+            raise BadValue(f"saved environment state has {key}={shown(saved)}, this one has {shown(value)}")
     if len(state["slots"]) != len(table.idle):
         raise BadValue(f"saved environment state has {len(state['slots'])} slots, this one {len(table.idle)}")
-    table.episodes[:] = state["episodes"]
     commands = []
     for env, entry in enumerate(state["slots"]):
         if entry is None:
-            table.retire(env)
             continue
         task_id = check_integer(f"task_id of slot {env}", entry["task_id"], 0, len(benchmark.tasks) - 1)
         last = benchmark.tasks[task_id].num_trials - 1
@@ -164,6 +169,10 @@ def restore(
     state: Mapping[str, Any], table: EpisodeTable, commands: Sequence[Command], reports: Sequence[Report]
 ) -> None:
     """Enter the replays' reports in the table; raise `BadValue` when a replay began in another state."""
+    table.episodes[:] = state["episodes"]
+    for env, entry in enumerate(state["slots"]):
+        if entry is None:
+            table.retire(env)
     for command, report in zip(commands, reports, strict=True):
         entry = state["slots"][command.slot]
         if report.fingerprint != entry["start_state"]:

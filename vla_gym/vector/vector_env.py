@@ -105,7 +105,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             self._table.begin_schedule(np.ones(self.num_envs, dtype=np.bool_))
         self._run(self._runner.begin_commands(np.flatnonzero(mask_N).tolist(), starts))
         self._was_reset = True
-        return self._runner.observe(), self._runner.infos(self._runner.no_decision())
+        return self._observe(), self._runner.infos(self._runner.no_decision())
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Run one decision; see the class."""
@@ -122,7 +122,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         decision = self._run(commands)
         terminated_N, truncated_N = table.terminated.copy(), table.truncated.copy()
         ended_N = running_N & table.finished
-        obs, infos = self._runner.observe(), self._runner.infos(decision)
+        obs, infos = self._observe(), self._runner.infos(decision)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and ended_N.any():
             obs, infos = self._begin_same_step(ended_N, obs, decision)
         return obs, decision.reward_N, terminated_N, truncated_N, infos
@@ -198,16 +198,16 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
         """Replay to the state that `state_dict` saved; returns what `reset` returns.
 
-        Raises `BadValue` when the state is of another environment or a replay does not reach it.
+        Raises `BadValue` when the state is of another environment, and, after closing this one, when a replay does not
+        reach it.
         """
         self._require_open()
         commands = vector_state.replay_commands(state, self._table, self._runner.schedule, self.benchmark)
         self._runner.schedule = self._runner.schedule.reseeded(int(state["seed"]))
         with self._closed_on_failure():
-            reports = self._pool.run(commands)
-        vector_state.restore(state, self._table, commands, reports)
+            vector_state.restore(state, self._table, commands, self._pool.run(commands))
         self._was_reset = True
-        return self._runner.observe(), self._runner.infos(self._runner.no_decision())
+        return self._observe(), self._runner.infos(self._runner.no_decision())
 
     # -- Inside ------------------------------------------------------------------------------------
 
@@ -220,6 +220,10 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     def _run(self, commands: Sequence[Command]) -> Decision:
         with self._closed_on_failure():
             return self._runner.run(commands)
+
+    def _observe(self) -> Observation:
+        with self._closed_on_failure():
+            return self._runner.observe()
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
@@ -247,4 +251,4 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
             "final_info": final_info,
             "_final_info": ended_N.copy(),
         }
-        return self._runner.observe(), infos
+        return self._observe(), infos

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from vla_gym.errors import BadValue
+from vla_gym.system.writable_paths import check_destination
 from vla_gym.vector.vector_env import Observation, VLAVectorEnv
 from vla_gym.video.grid import VideoGrid
 
@@ -25,9 +26,13 @@ class RecordVideo(VectorWrapper):
     env: VLAVectorEnv
 
     def __init__(self, envs: VLAVectorEnv, path: str | Path, *, episodes: int = 9, fps: float | None = None) -> None:
-        """`fps` defaults to the speed of the simulated world (decisions per simulated second)."""
+        """`fps` defaults to the speed of the simulated world (decisions per simulated second).
+
+        Raises `BadValue` for a `path` that is no mp4 or cannot be written.
+        """
         if episodes < 1:
             raise BadValue(f"episodes must be at least 1, got {episodes}")
+        check_destination(Path(path), suffix=".mp4")
         super().__init__(envs)
         self.path = Path(path)
         self.written = False
@@ -81,9 +86,11 @@ class RecordVideo(VectorWrapper):
 
     def close(self, **kwargs: Any) -> None:
         """Write the file if that has not happened, and close the environment."""
-        if not self.written and len(self._grid):
-            self._write()
-        self.env.close(**kwargs)
+        try:
+            if not self.written and len(self._grid):
+                self._write()
+        finally:
+            self.env.close(**kwargs)
 
     def _begin(self, env: int, obs: Observation, *, idle: bool) -> None:
         if idle or len(self._grid) == self._wanted or self.written:

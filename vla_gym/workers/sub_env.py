@@ -48,7 +48,7 @@ class Report:
     terminated: bool = False
     """The task's own rule ended the episode."""
     truncated: bool = False
-    """The time limit (or the loss of a worker) ended it."""
+    """A time limit (or the loss of a worker) ended it."""
     lost: bool = False
     """The worker failed with the episode; nothing else here is meaningful."""
     episode: EpisodeStats | None = None
@@ -92,7 +92,7 @@ class SubEnv:
             solved = bool(outcome.success)
             success = success or solved
             terminated = bool(outcome.terminated)
-            truncated = not terminated and self._length >= self._horizon
+            truncated = not terminated and (bool(outcome.truncated) or self._length >= self._horizon)
             if terminated or truncated:
                 break
         self._total_reward += sum(rewards)

@@ -95,6 +95,22 @@ def test_states_of_others_are_refused(make: Make) -> None:
         make(None, 3, schedule="grid").load_state_dict(state)
     with pytest.raises(BadValue, match="version"):
         envs.load_state_dict({**state, "version": 0})
+    with pytest.raises(BadValue, match="group_size=1, this one has 3"):
+        make(None, 3, group_size=3).load_state_dict(state)
+    del state["group_size"]  # as older versions wrote it
+    envs.load_state_dict(state)
+
+
+def test_a_refused_state_changes_nothing(make: Make) -> None:
+    envs = make(None, 3)
+    envs.reset()
+    before = envs.state_dict()
+    bad = json.loads(json.dumps(before))
+    bad["episodes"], bad["slots"][0] = [7, 7, 7], None
+    bad["slots"][2]["trial_id"] = 99
+    with pytest.raises(BadValue, match="trial_id of slot 2"):
+        envs.load_state_dict(bad)
+    assert envs.state_dict() == before
 
 
 def test_another_simulator_is_noticed(make: Make) -> None:
@@ -103,6 +119,7 @@ def test_another_simulator_is_noticed(make: Make) -> None:
     changed = make(scripted_benchmark(stamp="ff"), 3)
     with pytest.raises(BadValue, match=r"began in state ff.*differ"):
         changed.load_state_dict(envs.state_dict())
+    assert changed.closed  # its simulators stand elsewhere than its table says
 
 
 def test_an_episode_from_its_start_to_its_end() -> None:

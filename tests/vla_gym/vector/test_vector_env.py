@@ -364,4 +364,4 @@ def test_an_observation_that_is_not_finite_is_named_where_it_begins(monkeypatch:
     envs = vla_gym.make_vec("Toy-Reach", num_envs=2, num_workers=0)
     with pytest.raises(WorkerFailed, match=r"observation 'state'\[1\] is nan \[Toy-Reach, slot 0, task \d"):
         envs.reset(seed=0)
-    envs.close()
+    assert envs.closed

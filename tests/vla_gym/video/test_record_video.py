@@ -96,6 +96,21 @@ def test_real_pictures_and_the_wrappers_of_gymnasium(tmp_path: Path) -> None:
     assert frames[:, 44:].std() > 0
 
 
+def test_where_no_film_can_be_is_said_before_the_first_episode(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"must end in \.mp4"):
+        RecordVideo(make(None, 3), tmp_path / "film.avi")
+
+
+def test_a_film_that_cannot_be_written_closes_the_environment(make: Make, tmp_path: Path) -> None:
+    envs = make(None, 3, chunk=5)
+    filmed = RecordVideo(envs, tmp_path / "films" / "film.mp4")
+    (tmp_path / "films").write_text("a file by now")
+    filmed.reset()
+    with pytest.raises(BadValue, match="cannot write"):
+        filmed.close()
+    assert envs.closed
+
+
 def test_a_film_of_nothing_is_refused(make: Make, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="at least 1, got 0"):
         RecordVideo(make(), tmp_path / "film.mp4", episodes=0)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scripted_simulator import Scripted, scripted_benchmark
 
 from vla_gym.rewards import RewardRule
+from vla_gym.simulator import SimStep
 from vla_gym.specs import StartState
 from vla_gym.workers.sub_env import SubEnv
 
@@ -49,6 +52,18 @@ def test_the_time_limit_counts_simulator_steps() -> None:
     assert (len(last.step_rewards), last.terminated, last.truncated) == (3, False, True)
     assert last.episode is not None
     assert (last.episode.length, last.episode.success_once) == (8, False)
+
+
+def test_a_simulator_may_cut_an_episode_off_itself() -> None:
+    class Cut(Scripted):
+        def step(self, action_A: np.ndarray) -> SimStep:
+            return dataclasses.replace(super().step(action_A), truncated=self._count == 2)
+
+    tasks = scripted_benchmark((0,)).tasks
+    slot = SubEnv(Cut(tasks, 8, ("image",), lengths=(0,)), tasks, RewardRule())
+    slot.reset(cell(0))
+    last = slot.step(ACTION_5A)
+    assert (len(last.step_rewards), last.terminated, last.truncated) == (2, False, True)
 
 
 def test_solving_on_the_last_allowed_step_is_no_truncation() -> None:
