@@ -60,6 +60,7 @@ from zoo.rollout.types import RolloutStart
 
 PLAIN_REFUSES = {
     "recompute_logprobs": False,
+    "logprob_level": "action",
     "entropy_level": None,
     "kl_coef": 0.0,
     "reward_level": "chunk",
@@ -70,6 +71,8 @@ PLAIN_REFUSES = {
     "loss_weight": "decision",
     "masked_minibatches": False,
     "bc_coef": 0.0,
+    "bc_dataset": None,
+    "bc_batch_size": None,
     "normalize_advantage_per_task": False,
     "start_sampling": "uniform",
 }
@@ -357,6 +360,29 @@ class AlgorithmBase(OnPolicyAlgorithm):
         for key, value in values.items():
             self.logger.record(key, value)
 
+    # Environment ------------------------------------------------------------------------------------
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """As Stable-Baselines3's; what follows from the environment follows."""
+        super().set_env(env, force_reset)
+        self._start_sampler = self._anchor = None
+        num_decisions = self.n_steps
+        self._fit_to_env()
+        if self.n_steps != num_decisions:
+            self.rollout_buffer = type(self.rollout_buffer)(
+                self.n_steps,
+                self.observation_space,
+                self.action_space,
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **self.rollout_buffer_kwargs,
+            )
+
+    def _fit_to_env(self) -> None:
+        """Set `n_steps` where it follows from the environment, which is there."""
+
     # State ------------------------------------------------------------------------------------------
 
     def capture_state(self) -> TrainState:
@@ -441,6 +467,8 @@ class AlgorithmBase(OnPolicyAlgorithm):
         return policy_class is not None and is_chunk_policy(policy_class)
 
     def _setup_model(self) -> None:
+        if self.env is not None:  # that of a model which is loaded may be another than it was saved with
+            self._fit_to_env()
         if self.chunked:
             self._check_chunk_settings()
             # Without a seed a run draws one; all ranks have rank 0's, and so the same weights.

@@ -42,7 +42,7 @@ from zoo.rollout.collector import RolloutCollector, is_chunk_policy
 from zoo.rollout.env_views import vla_envs
 from zoo.rollout.group_collector import GroupCollector, GroupConfig, all_outcomes, group_lines
 from zoo.rollout.round_collector import decisions_of_an_episode
-from zoo.rollout.stats import GroupOutcome, GroupStats, RolloutStats
+from zoo.rollout.stats import GroupOutcome, RolloutStats, TrainingEpisode
 
 
 class GRPO(VLAOnPolicyAlgorithm):
@@ -152,6 +152,8 @@ class GRPO(VLAOnPolicyAlgorithm):
                 f"masked_minibatches weighs every episode by 1 / (all episodes), got loss_weight={loss_weight!r}; "
                 "leave one of the two out"
             )
+        if score_bounds is not None and not score_bounds[0] < score_bounds[1]:
+            raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(score_bounds)}")
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
             **settings,
@@ -168,11 +170,11 @@ class GRPO(VLAOnPolicyAlgorithm):
                 f"GRPO needs a policy with `act` and `evaluate`, such as 'VLAPolicy'; got {self.policy_class.__name__}"
             )
         if self.env is not None:
-            self._check_env()
+            self._fit_to_env()
         if _init_setup_model:
             self._setup_model()
 
-    def _check_env(self) -> None:
+    def _fit_to_env(self) -> None:
         config = self.grouped_envs.config
         if config.group_size < 2:
             raise BadValue(
@@ -225,25 +227,28 @@ class GRPO(VLAOnPolicyAlgorithm):
             self.process_group,
             masked=self.masked_minibatches,
         )
-        self._log_groups(stats.groups, signal_P, zero_variance_P=~groups_with_signal(score_PG))
+        self._log_groups(stats, signal_P, zero_variance_P=~groups_with_signal(score_PG))
         executed_TN = buffer.executed_TN > 0
+        counting = advantage_N[signal_P.repeat_interleave(size)]
         means = {
             "rollout/rewards": buffer.reward_TN[executed_TN],
             "rollout/returns_mean": score_PG,
-            "rollout/advantages_mean": advantage_N,
+            "rollout/advantages_mean": counting,
         }
         self.record(rank_means(means, self.process_group))
-        for name, values in (("advantages", advantage_N), ("returns", score_PG)):
+        for name, values in (("advantages", counting), ("returns", score_PG)):
             self.record(value_range(f"rollout/{name}", values, self.process_group))
 
     def _scores(self, buffer: ChunkRolloutBuffer) -> Tensor:
         """`[P, G]`: of every episode, which begins with the buffer."""
         return discounted_sum(buffer.reward_TN, self.gamma).reshape(-1, self.group_size)
 
-    def _log_groups(self, groups: GroupStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
+    def _log_groups(self, stats: RolloutStats, signal_P: Tensor, zero_variance_P: Tensor) -> None:
         """Log the groups of all ranks, and keep their counts for the update's warnings."""
+        groups = stats.groups
+        assert groups is not None
         outcomes = all_outcomes(groups.outcomes, signal_P, self.process_group)
-        self._count_no_signal(outcomes)
+        self._count_no_signal(outcomes, stats.episodes)
         kept = sum(group.kept for group in outcomes)
         self._health = {
             "groups": len(outcomes),
@@ -253,8 +258,10 @@ class GRPO(VLAOnPolicyAlgorithm):
         }
         for line in group_lines(outcomes):
             self.logger.info(line)
-        own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled, groups.extra_rounds])
-        zero_variance, resampled, extra_rounds = self.process_group.all_reduce_sum(own).tolist()
+        own = torch.tensor([int(zero_variance_P.sum()), groups.num_resampled])
+        zero_variance, resampled = self.process_group.all_reduce_sum(own).tolist()
+        self._health["groups_left_out"] = len(outcomes) - kept - int(zero_variance)
+        extra_rounds = float(self.process_group.all_reduce_max(torch.tensor([groups.extra_rounds]))[0])
         values = {
             "rollout/groups_kept": kept / len(outcomes),
             "rollout/groups_dead": zero_variance,
@@ -264,13 +271,16 @@ class GRPO(VLAOnPolicyAlgorithm):
             values |= {"rollout/groups_resampled": resampled, "rollout/resample_rounds": extra_rounds}
         self.record(values)
 
-    def _count_no_signal(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count episodes since the last signal or success; raises `NothingToLearn` past the limit."""
-        if any(group.kept or group.successes for group in outcomes):
+    def _count_no_signal(self, outcomes: Sequence[GroupOutcome], episodes: Sequence[TrainingEpisode]) -> None:
+        """Count episodes, those of further rounds included, since the last signal or success.
+
+        Raises `NothingToLearn` past the limit.
+        """
+        if any(group.kept or group.successes for group in outcomes) or any(episode.success for episode in episodes):
             self._barren_updates = self._barren_episodes = 0
         else:
             self._barren_updates += 1
-            self._barren_episodes += sum(group.size for group in outcomes)
+            self._barren_episodes += len(episodes)
         if 0 < self.max_barren_episodes <= self._barren_episodes:
             raise NothingToLearn(nothing_to_learn(self._barren_episodes))
 

@@ -208,6 +208,8 @@ def critic_parameters(policy: Any) -> list[nn.Parameter]:
         parameters = policy.backbone.critic_parameters()
     elif hasattr(policy, "value_net") and hasattr(policy, "mlp_extractor"):
         parameters = [*policy.value_net.parameters(), *policy.mlp_extractor.value_net.parameters()]
+        if not policy.share_features_extractor:
+            parameters += policy.vf_features_extractor.parameters()
     else:
         raise BadValue(f"{type(policy).__name__} has no value head of its own to train before the rest")
     return [parameter for parameter in parameters if parameter.requires_grad]

@@ -18,7 +18,7 @@ from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
-from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap
+from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
 from zoo.rollout.env_views import vla_envs
@@ -159,6 +159,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             metrics.check_learnt(self._updates_done + 1)
         self._updates_done += 1
         self.log_update(loss, metrics)
+        if self.desired_kl is not None:  # the rate in use, where SB3's is the schedule's
+            self.logger.record("train/learning_rate", learning_rates(learner.raw_optimizer)["train/actor/lr"])
         if not fitted.empty:
             self.logger.record("train/critic/value_loss_fitted", fitted.critic()["train/critic/value_loss"])
 

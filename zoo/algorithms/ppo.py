@@ -205,7 +205,8 @@ class PPO(VLAOnPolicyAlgorithm):
         super().__init__(**settings)
         self._largest_reward = 0.0
         self._barren_episodes: int | None = 0
-        self._set_rounds()
+        if self.env is not None:
+            self._fit_to_env()
         self._check_batch()
         if _init_setup_model:
             self._setup_model()
@@ -214,9 +215,9 @@ class PPO(VLAOnPolicyAlgorithm):
     def whole_episodes(self) -> bool:
         return self.rounds_per_update is not None
 
-    def _set_rounds(self) -> None:
+    def _fit_to_env(self) -> None:
         """With rounds, n_steps is what an episode takes at most; raises `BadValue` where rounds cannot be."""
-        if self.rounds_per_update is None or self.env is None:
+        if self.rounds_per_update is None:
             return
         envs = vla_envs(self.env)
         if envs is None or not self.chunked:

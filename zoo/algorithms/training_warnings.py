@@ -31,6 +31,8 @@ class UpdateHealth:
     """GRPO: groups collected."""
     groups_with_signal: int = 0
     """GRPO: groups whose scores differ (and pass the filter)."""
+    groups_left_out: int = 0
+    """GRPO: groups whose scores differ and that the filter or a lost episode left out."""
     groups_solved: int = 0
     """GRPO: groups of which every member succeeded."""
     no_signal_updates: int = 0
@@ -90,10 +92,16 @@ def faults(health: UpdateHealth) -> dict[str, str]:
     """Name -> sentence and remedy, for every number out of its normal range."""
     found: dict[str, str] = {}
     # All solved is no fault: nothing is left to learn.
-    if not health.groups_with_signal and health.groups_solved < health.groups:
+    if not health.groups_with_signal and health.groups_left_out:
+        found["AllGroupsDead"] = (
+            f"of {health.groups} groups {health.groups_left_out} have both better and worse members, and score_bounds "
+            "or a lost episode left them out, so nothing was learnt. Loosen score_bounds, or raise temperature or "
+            "group_size"
+        )
+    elif not health.groups_with_signal and health.groups_solved < health.groups:
         found["AllGroupsDead"] = (
             f"none of {health.groups} groups has both better and worse members, so nothing was learnt. Start from a "
-            "policy that sometimes succeeds, raise temperature or group_size, or loosen score_bounds"
+            "policy that sometimes succeeds, or raise temperature or group_size"
         )
     if health.no_signal_updates >= NO_SIGNAL_UPDATES_HIGH:
         found["NoSuccessAtAll"] = (

@@ -142,14 +142,14 @@ class UpdateMetrics:
         return not self._num_minibatches
 
     def latest_kl(self) -> float:
-        """k3 estimate of the latest minibatch, nats per element."""
+        """k3 estimate of the latest minibatch, nats per element; nan where all of it is masked."""
         kl, count = torch.zeros(2, dtype=torch.float64)
         latest = self._num_minibatches - 1
         for micro_batch in takewhile(lambda record: record.minibatch == latest, reversed(self._micro_batches)):
             kl += _masked(kl_k3(micro_batch.log_ratio_BL), micro_batch.mask_BL).sum().cpu()
             count += micro_batch.mask_BL.sum().cpu()
         kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
-        return float(kl / count.clamp(min=1))
+        return float(kl / count)
 
     def actor(self) -> dict[str, float]:
         """`train/actor/*` and `train/loss`."""
@@ -183,21 +183,24 @@ class UpdateMetrics:
         if self._micro_batches:
             value = torch.cat([record.counted(record.value_BU) for record in self._micro_batches])
             target = torch.cat([record.counted(record.target_BU) for record in self._micro_batches])
-        return {
-            "train/critic/value_loss": float(sums["value"].mean()),
+        values = {"train/critic/explained_variance": explained_variance(value, target, self._process_group)}
+        if self._loss.vf_coef:
+            values["train/critic/value_loss"] = float(sums["value"].mean())
             # 0 where values are not clipped.
-            "train/critic/value_clip_ratio": float(sums["moved"].sum() / sums["values"].sum()),
-            "train/critic/explained_variance": explained_variance(value, target, self._process_group),
-        }
+            values["train/critic/value_clip_ratio"] = float(sums["moved"].sum() / sums["values"].sum())
+        return values
 
     def as_sb3(self) -> dict[str, float]:
-        """The keys of Stable-Baselines3's PPO, computed as it does: plain means over minibatches."""
-        sums, elements = self._sums, self._sums["elements"].clamp(min=1)
+        """The keys of Stable-Baselines3's PPO, computed as it does: plain means over minibatches.
+
+        Of ratios those that hold more than masked places.
+        """
+        sums, elements = self._sums, self._sums["elements"]
         values = {
             "train/entropy_loss": -float(sums["entropy_bonus"].mean()),
             "train/policy_gradient_loss": float(sums["policy"].mean()),
-            "train/approx_kl": float((sums["approx_kl_k3"] / elements)[self._epoch_start :].mean()),
-            "train/clip_fraction": float((sums["outside"] / elements).mean()),
+            "train/approx_kl": float((sums["approx_kl_k3"] / elements)[self._epoch_start :].nanmean()),
+            "train/clip_fraction": float((sums["outside"] / elements).nanmean()),
             "train/loss": float(sums["loss"][-1]),
         }
         if self._loss.vf_coef:

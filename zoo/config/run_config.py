@@ -235,10 +235,15 @@ def _checked_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def without_counts(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's `values`, without its number of environments where `given` settings have one in its place."""
-    counts = ("num_envs", PER_PROCESS)
-    asked = any(name in given for name in counts)
-    return {name: value for name, value in values.items() if not (asked and name in counts)}
+    """Return a recipe's `values`, without its number of environments where `given` settings have one in its place.
+
+    Nor its `n_steps` where they say `rounds_per_update`.
+    """
+    counts = {"num_envs", PER_PROCESS}
+    replaced = counts if counts & given.keys() else set()
+    if given.get("rounds_per_update") is not None:
+        replaced = {*replaced, "n_steps"}
+    return {name: value for name, value in values.items() if name not in replaced}
 
 
 def build_config(

@@ -53,7 +53,7 @@ def test_each_step_but_the_first_of_an_update_changes_the_policys_rate(desired_k
     assert model._rate_factor == pytest.approx(expected)
     assert rates(model)["backbone"] == pytest.approx(rates(model)["value_head"] * expected)
     row = model.logger.output_formats[0].rows[0]
-    assert row["train/actor/lr"] == pytest.approx(rates(model)["backbone"])
+    assert row["train/actor/lr"] == row["train/learning_rate"] == pytest.approx(rates(model)["backbone"])
 
 
 def test_a_rate_without_a_desired_kl_is_that_of_the_schedule():

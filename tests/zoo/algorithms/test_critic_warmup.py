@@ -126,3 +126,15 @@ def test_no_action_depends_on_what_warms_up(family: str, chunk: int):
         gradient is not None and gradient.any()
         for gradient in torch.autograd.grad(result.value_B.sum(), critic, allow_unused=True)
     )
+
+
+def test_an_eye_of_the_critics_own_is_trained_with_it():
+    model = PPO(
+        "MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, critic_warmup_updates=1, device="cpu",
+        policy_kwargs={"share_features_extractor": False},
+    )  # fmt: skip
+    model.policy.vf_features_extractor.eye = torch.nn.Linear(4, 4)
+    model.policy.features_extractor.eye = torch.nn.Linear(4, 4)
+    critic = {id(parameter) for parameter in critic_parameters(model.policy)}
+    assert {id(parameter) for parameter in model.policy.vf_features_extractor.parameters()} <= critic
+    assert not {id(parameter) for parameter in model.policy.features_extractor.parameters()} & critic

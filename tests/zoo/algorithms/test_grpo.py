@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from stable_baselines3.common.logger import Logger
 
 import vla_gym
 from tests.zoo.stand_ins import Rows, ScriptedVecEnv, StandInPolicy
+from vla_gym.adapters.toy import toy_benchmark
 from vla_gym.errors import BadValue, UnknownName
+from vla_gym.specs import Benchmark
 from vla_policies.types import ActionSample
 from zoo import GRPO
 from zoo.algorithms.advantages import group_advantage
@@ -39,6 +42,7 @@ def two_groups(**kwargs: Any) -> GRPO:
     """
     model = toy(**kwargs)
     model.n_steps = 4
+    model._fit_to_env = lambda: None  # type: ignore[method-assign]
     model._setup_model()
     buffer = model.chunk_buffer
     buffer.logprob_TNKA = torch.zeros(4, 8, 3, 2)
@@ -171,6 +175,8 @@ def test_advantages_of_each_task_are_divided_by_their_own_deviation(advantage: s
         ({"loss_weight": "decision"}, UnknownName, "constant, token, trajectory"),
         ({"loss_weight": "token", "masked_minibatches": True}, BadValue, "leave one of the two out"),
         ({"normalize_advantage_per_task": True}, BadValue, "set advantage to 'centred' or 'rloo'"),
+        ({"score_bounds": (0.9, 0.1)}, BadValue, r"low below high, got \(0.9, 0.1\)"),
+        ({"score_bounds": (0.5, 0.5)}, BadValue, "low below high"),
     ],
 )
 def test_estimates_and_weights_that_do_not_exist_are_refused(settings: dict[str, Any], error: type, match: str):
@@ -186,6 +192,9 @@ def test_what_is_logged_of_the_groups():
     assert logged["rollout/groups_dead"] == 1
     assert logged["rollout/groups_kept"] == 0.5
     assert logged["rollout/returns_mean"] == pytest.approx(1 / 8)
+    # Of the group that counts: (0.25 - mean 0.25 of 1, 0, 0, 0) / deviation 0.5.
+    assert logged["rollout/advantages_max"] == pytest.approx(1.5, abs=1e-3)
+    assert logged["rollout/advantages_min"] == pytest.approx(-0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(("gamma", "kept"), [(1.0, 0.0), (0.5, 0.5)])
@@ -204,6 +213,7 @@ def test_score_bounds_drop_groups_with_variance_too():
     model.compute_returns_and_advantages(collected())
     assert model.logger.name_to_value["rollout/groups_kept"] == 0.0
     assert len(model.chunk_buffer.selected_indices()) == 0
+    assert not [name for name in model.logger.name_to_value if "advantages" in name]
 
 
 def test_a_lost_episode_takes_its_group_with_it():
@@ -257,9 +267,9 @@ def test_the_ratio_is_one_before_the_first_step(level: str):
     assert "train/critic/value_loss" not in rows[-1]
 
 
-def standing_still() -> GRPO:
+def standing_still(**kwargs: Any) -> GRPO:
     """Nothing it does is a success."""
-    model = toy()
+    model = toy(**kwargs)
     act = model.policy.act
 
     def stand_still(obs: Any, **given: Any) -> ActionSample:
@@ -386,3 +396,32 @@ def test_grpo_saves_and_loads(tmp_path):
     loaded.set_logger(Logger(None, []))
     loaded.learn(1, reset_num_timesteps=False)
     assert loaded.num_timesteps > model.num_timesteps
+
+
+def longer_toy(env_id: str, *, split: str = "train") -> Benchmark:
+    benchmark = toy_benchmark("Toy-Reach", split=split)
+    tasks = tuple(dataclasses.replace(task, horizon=24) for task in benchmark.tasks)
+    return dataclasses.replace(benchmark, id=env_id, tasks=tasks)
+
+
+@pytest.mark.parametrize("how", ["load", "set_env"])
+def test_another_environment_brings_its_own_horizon(how: str, tmp_path):
+    model = toy()
+    model.learn(1)
+    before = model.n_steps
+    envs = vla_gym.make_vec(longer_toy("Long-Toy"), num_envs=8, chunk=3, group_size=4, seed=9)
+    if how == "load":
+        model.save(tmp_path / "model")
+        model = GRPO.load(tmp_path / "model", env=envs, device="cpu")
+        model.set_logger(Logger(None, []))
+    else:
+        model.set_env(envs.as_sb3())
+    assert model.n_steps == model.chunk_buffer.buffer_size == 8 > before
+    model.learn(1, reset_num_timesteps=False)
+
+
+def test_episodes_of_further_rounds_count_towards_the_refusal():
+    model = standing_still(resample_dead_groups=2)
+    model.max_barren_episodes = 3 * model.env.num_envs
+    with pytest.raises(NothingToLearn, match=f"in {3 * model.env.num_envs} episodes"):
+        model.learn(1, reset_num_timesteps=False)

@@ -437,6 +437,10 @@ def test_plain_policies_take_the_options_beyond_stable_baselines3s():
 def test_an_option_that_cannot_apply_is_refused():
     with pytest.raises(BadValue, match="recompute_logprobs"):
         PPO("MlpPolicy", "CartPole-v1", recompute_logprobs=True, device="cpu")
+    with pytest.raises(BadValue, match=r"logprob_level is for policies .* leave it at 'action'"):
+        PPO("MlpPolicy", "CartPole-v1", logprob_level="token", device="cpu")
+    with pytest.raises(BadValue, match="bc_dataset is for policies"):
+        PPO("MlpPolicy", "CartPole-v1", bc_dataset="nowhere", device="cpu")
 
 
 def test_chunk_and_tokens_agree_on_the_weights_of_equal_chunks():

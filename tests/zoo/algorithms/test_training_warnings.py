@@ -40,6 +40,8 @@ def test_a_healthy_update_is_not_complained_about():
 def test_groups_that_are_all_solved_are_no_fault():
     assert faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=8)) == {}
     assert "AllGroupsDead" in faults(UpdateHealth(groups=8, groups_with_signal=0, groups_solved=7))
+    left_out = faults(UpdateHealth(groups=8, groups_with_signal=0, groups_left_out=3))["AllGroupsDead"]
+    assert left_out.startswith("of 8 groups 3 have both better and worse members, and score_bounds or a lost episode")
 
 
 def test_what_does_not_apply_is_not_complained_about():

@@ -161,3 +161,30 @@ def test_the_gap_to_the_weights_that_decided():
     gap = behaviour_gap(buffer, "token", ProcessGroup())
     assert gap["train/actor/behav_approx_kl"] == pytest.approx((-0.1 - 1.0 + 0.4) / 3)
     assert gap["train/actor/behav_clip_fraction"] == pytest.approx(1 / 3)
+
+
+def test_a_minibatch_of_masked_places_says_nothing_of_the_ratio():
+    result, before = metrics(), metrics().as_sb3()
+    ones, masked = torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)
+    batch = Minibatch(
+        obs="not kept",
+        choice="not kept",
+        executed_B=None,
+        old_logprob_BL=ones,
+        advantage_BL=ones[:, :1],
+        return_BU=ones[:, :1],
+        old_value_BU=ones[:, :1],
+        mask_BL=masked,
+        weight_BL=masked.float(),
+    )
+    scores = Scores(ones, ones, ones[:, :1])
+    result.begin_minibatch()
+    result.add(LOSS(scores, batch), scores, MicroBatch(batch, weight=1.0, last=True))
+    assert math.isnan(result.latest_kl())
+    after = result.as_sb3()
+    for name in ("train/approx_kl", "train/clip_fraction"):
+        assert after[name] == before[name]
+
+
+def test_without_a_critic_there_is_no_value_loss():
+    assert set(metrics(dataclasses.replace(LOSS, vf_coef=0.0)).critic()) == {"train/critic/explained_variance"}

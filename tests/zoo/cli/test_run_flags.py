@@ -107,7 +107,7 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach --pipeline-stages 0", "must be at least 1, got 0; or one of off, on, auto"),
         ("--env Toy-Reach --pipeline-stages both", "must be a whole number, got 'both'; or one of"),
         ("--env Toy-Reach --track wandbb", "wandb"),
-        ("--env Toy-Reach -params rounds_per_update:2", "rounds_per_update and n_steps are two ways"),
+        ("--env Toy-Reach -params rounds_per_update:2 n_steps:8", "rounds_per_update and n_steps are two ways"),
         (
             "--env Toy-Reach --push-to-hub it",
             "'it' is no name of a Hub repository; it must look like org/name",
