@@ -20,6 +20,8 @@ from zoo.demonstrations import lerobot_format as lr
 
 PICTURES = ("video", "image")
 """Dtypes of a camera in `info.json`."""
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
+"""ffmpeg's names of the files that are read as video."""
 
 
 def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
@@ -127,20 +129,17 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
     if not path.is_file():
         raise BadValue(f"the dataset lacks '{path}'")
     # `imageio_ffmpeg.read_frames` would leave its pipes open.
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
-    command += ["-i", str(path), "-fps_mode", "passthrough"]
     with (
         tempfile.TemporaryFile() as log,
-        # A PPM says its own size, which `info.json` may have wrong.
-        subprocess.Popen(  # noqa: S603 - our own ffmpeg
-            [*command, "-f", "image2pipe", "-c:v", "ppm", "-"], stdout=subprocess.PIPE, stderr=log
-        ) as process,
+        subprocess.Popen(_decoding(path), stdout=subprocess.PIPE, stderr=log) as process,  # noqa: S603 - our own ffmpeg
     ):
         assert process.stdout is not None
         try:
-            while process.stdout.readline() == b"P6\n":
-                width, height = map(int, process.stdout.readline().split())
-                process.stdout.readline()
+            while kind := process.stdout.readline():
+                size, largest = process.stdout.readline(), process.stdout.readline()
+                if (kind, largest) != (b"P6\n", b"255\n"):
+                    raise BadValue(f"'{path}' cannot be read as video: ffmpeg's pictures are not of one byte a colour")
+                width, height = map(int, size.split())
                 data = process.stdout.read(height * width * 3)
                 yield np.frombuffer(data, np.uint8).reshape(height, width, 3)
             if process.wait():
@@ -149,3 +148,11 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
                 raise BadValue(f"'{path}' cannot be read as video: {cause[-200:]}")
         finally:
             process.kill()  # the reader may stop early
+
+
+def _decoding(path: Path) -> list[str]:
+    """Command that writes a video's frames to its output as PPM, which says its own size: `info.json` may be wrong."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
+    # Playlists, whatever their file is called, would name other files.
+    command += ["-format_whitelist", _CONTAINERS, "-protocol_whitelist", "file", "-i", f"file:{path}"]
+    return [*command, "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24", "-"]

@@ -6,11 +6,13 @@ import io
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,6 +20,7 @@ from PIL import Image
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations import lerobot_video
 from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
 from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
@@ -311,6 +314,68 @@ def test_a_video_is_read_no_further_than_wanted(tmp_path: Path) -> None:
     assert video.position == 6
     np.testing.assert_array_equal(video.read(7, 5), shown(2).images["image"])
     assert len(video.read(0, 1)) == 0
+
+
+def film(path: Path, *encoding: str, frames: int = 3) -> Path:
+    """A red video of 16 x 16 pixels, encoded as `encoding` says."""
+    raw = ["-f", "lavfi", "-i", "color=c=red:size=16x16:rate=10", "-frames:v", str(frames)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *raw, *encoding, str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixels"),
+    [
+        ("eight.mp4", "libx264", "yuv420p"),
+        ("ten.mp4", "libx264", "yuv420p10le"),
+        ("ten.mp4", "libx264", "yuv444p10le"),
+        ("av1.mkv", "libsvtav1", "yuv420p10le"),
+        ("twelve.webm", "libvpx-vp9", "yuv420p12le"),
+        ("shop.mov", "prores_ks", "yuv422p10le"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_video_of_more_bits_is_read_as_eight(name: str, codec: str, pixels: str, tmp_path: Path) -> None:
+    found_THWC = Video(film(tmp_path / name, "-c:v", codec, "-pix_fmt", pixels)).read(0, 5)
+    assert found_THWC.shape == (3, 16, 16, 3)
+    assert np.abs(found_THWC.astype(int) - [255, 0, 0]).max() <= 8
+
+
+@pytest.mark.timeout(60)
+def test_pictures_of_two_bytes_are_refused_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = film(tmp_path / "ten.mp4", "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-s", "256x256")
+    own = lerobot_video._decoding
+    monkeypatch.setattr(lerobot_video, "_decoding", lambda path: [w.replace("rgb24", "rgb48be") for w in own(path)])
+    with pytest.raises(BadValue, match=r"ten.mp4' cannot be read as video: .* not of one byte a colour"):
+        Video(path).read(0, 3)
+
+
+DASH = """<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"
+mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><Period><AdaptationSet
+mimeType="video/mp4"><Representation id="0" bandwidth="1" codecs="avc1.64000a"><BaseURL>{other}</BaseURL>
+<SegmentBase/></Representation></AdaptationSet></Period></MPD>"""
+HLS = """#EXTM3U
+#EXT-X-TARGETDURATION:1
+#EXTINF:1,
+{other}
+#EXT-X-ENDLIST
+"""
+
+
+@pytest.mark.parametrize("playlist", [DASH, HLS, "ffconcat version 1.0\nfile {other}\n"])
+def test_a_list_of_other_files_is_no_video(playlist: str, tmp_path: Path) -> None:
+    other = film(tmp_path / "other.mp4", "-c:v", "libx264")
+    path = tmp_path / "list.mp4"
+    path.write_text(playlist.format(other=other.name))
+    with pytest.raises(BadValue, match=r"list.mp4' cannot be read as video"):
+        Video(path).read(0, 1)
+
+
+def test_a_folder_may_be_called_like_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data:x").mkdir()
+    assert len(Video(film(tmp_path / "data:x" / "a.mp4", "-c:v", "libx264").relative_to(tmp_path)).read(0, 5)) == 3
 
 
 @pytest.mark.parametrize("step", ["_write_tasks", "_write_stats", "_write_info"])
