@@ -155,7 +155,9 @@ class LeRobotWriter:
         for name in every[0]:
             value = np.concatenate([columns[name] for columns in every])
             flat = pa.array(value.ravel())
-            table[name] = flat if value.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
+            # One number a frame is no list: lerobot reads features of shape [1] as numbers.
+            is_flat = value.size == len(value)
+            table[name] = flat if is_flat else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
         return table
 
     def _episode_rows(

@@ -99,6 +99,35 @@ def test_what_the_expert_saw_is_read_when_asked_for(tmp_path: Path) -> None:
         read_dataset(tmp_path / "bare", privileged=True)
 
 
+def test_one_number_a_frame_is_a_plain_column(tmp_path: Path) -> None:
+    """lerobot reads features of shape [1] as numbers, and refuses lists of one for them."""
+    seen_T1 = np.array([[0.5], [0.25], [-1.0]], dtype=np.float32)
+    one = replace(shown(3), state_TS=seen_T1, action_TA=-seen_T1, extra={PRIVILEGED: 2 * seen_T1})
+    write = LeRobotWriter(tmp_path / "d", SETTINGS, fps=10)
+    write.add([one], tried=1)
+    write.add([one], tried=2)
+    pa, pq = lr.parquet()
+    schema = pq.read_schema(tmp_path / "d" / lr.DATA_PATH.format(**lr.place(0)))
+    features = json.loads((tmp_path / "d" / lr.INFO_PATH).read_text())["features"]
+    for name in (lr.STATE, lr.ACTION, PRIVILEGED):
+        assert (schema.field(name).type, features[name]["shape"]) == (pa.float32(), [1])
+    for found in read_dataset(tmp_path / "d", privileged=True):
+        np.testing.assert_array_equal(found.state_TS, seen_T1)
+        np.testing.assert_array_equal(found.action_TA, -seen_T1)
+        np.testing.assert_array_equal(found.extra[PRIVILEGED], 2 * seen_T1)
+    stats = json.loads((tmp_path / "d" / lr.STATS_PATH).read_text())
+    assert stats[lr.ACTION]["max"] == [1.0]
+
+
+def test_lists_of_one_number_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    action_T1 = np.array([[0.5], [-0.25]], dtype=np.float32)
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=10).add([replace(shown(2), action_TA=action_T1)], tried=1)
+    change_table(tmp_path / "d", DATA, action=action_T1.tolist())
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=10).add([replace(shown(2), action_TA=action_T1)], tried=2)
+    for found in read_dataset(tmp_path / "d"):
+        np.testing.assert_array_equal(found.action_TA, action_T1)
+
+
 def test_a_reward_that_is_no_number_stops_only_what_reads_it(tmp_path: Path) -> None:
     episode = replace(shown(2), extra={REWARD: np.array([0.0, np.nan], dtype=np.float32)})
     LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([episode], tried=1)
