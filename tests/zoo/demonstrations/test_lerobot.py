@@ -401,6 +401,54 @@ def test_a_list_of_other_files_is_no_video(playlist: str, tmp_path: Path) -> Non
         Video(path).read(0, 1)
 
 
+FAILING = """#!/bin/sh
+{ffmpeg} "$@" || exit
+for last; do :; done
+case "$*" in *libx264*) {then};; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "says"),
+    [
+        (
+            "echo '[out#0/mp4 @ 0x1] Error closing file: No space left on device' >&2; exit 228",
+            "Error closing file: No sp",
+        ),
+        ("exit 1", "ffmpeg ended with status 1"),
+        ("kill -9 $$", "ffmpeg ended with status -9"),
+    ],
+)
+def test_a_video_that_ffmpeg_does_not_finish_is_not_counted(
+    then: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, root = tmp_path / "ffmpeg", tmp_path / "d"
+    script.write_text(FAILING.format(ffmpeg=imageio_ffmpeg.get_ffmpeg_exe(), then=then))
+    script.chmod(0o755)
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    with monkeypatch.context() as disk_is_full:
+        disk_is_full.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+        with pytest.raises(BadValue, match=rf"^cannot write the video '.*file-001.mp4': {says}"):
+            LeRobotWriter(root, SETTINGS, fps=20).add([shown(3)], tried=2)
+        with pytest.raises(BadValue, match=r"^cannot write the video '.*file-000.mp4'"):
+            LeRobotWriter(tmp_path / "first", SETTINGS, fps=20).add([shown(3)], tried=2)
+    assert not list((tmp_path / "first").iterdir())
+    writer = LeRobotWriter(root, SETTINGS, fps=20)
+    assert (writer.episodes, writer.tried, len(read_dataset(root))) == (1, 1, 1)
+    writer.add([shown(3)], tried=2)
+    assert len(read_dataset(root)) == 2
+
+
+def test_an_ffmpeg_that_takes_no_picture_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "ffmpeg"
+    script.write_text("#!/bin/sh\necho 'Unknown encoder' >&2; exit 8\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+    pictures = np.zeros((99, 64, 64, 3), np.uint8)
+    with pytest.raises(BadValue, match=r"cannot write the video '.*d.mp4': Unknown encoder"):
+        lerobot_video.write_video(tmp_path / "d.mp4", [pictures], fps=10, crf=0)
+
+
 def test_a_folder_may_be_called_like_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data:x").mkdir()
