@@ -44,6 +44,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*TOY, "--dataset", "none"], "no folder 'none'"),
         ([*TOY, "--episodes", "0"], "there is no --dataset to learn from"),
         ([*TOY, "--weight", "some"], "invalid choice: 'some'"),
+        ([*TOY, "--privileged-coef", "1"], "unknown argument '--privileged-coef'"),
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
         ([*TOY, "--rounds", "0"], "must be at least 1"),
         ([*TOY, "--temperature", "0"], "must be a number above 0"),
