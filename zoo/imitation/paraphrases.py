@@ -68,7 +68,7 @@ def check_taught(others: Iterable[str], folders: Sequence[Path], benchmark: Benc
     known = told | {task.instruction for task in benchmark.tasks}
     for sentence in others:
         if sentence not in known:
-            raise unknown_name("sentence in the demonstrations", sentence, known)
+            raise unknown_name("sentence of the demonstrations or tasks", sentence, known)
 
 
 def paraphrases_of(others: Mapping[str, Sequence[str]], instruction_FL: Tensor) -> Paraphrases:
