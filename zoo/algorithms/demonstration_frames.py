@@ -49,7 +49,7 @@ class Frames:
         """
         numbers = {_ACTION: self.action_BKA, "weight": self.weight_B, PRIVILEGED: self.privileged_BP}
         bare, whole = hashlib.sha256(), hashlib.blake2b(digest_size=32)
-        for name, column_B in ({**numbers, _MASK: self.mask_BK, **self.obs}).items():
+        for name, column_B in {**numbers, _MASK: self.mask_BK, **dict(sorted(self.obs.items()))}.items():
             if column_B is not None:
                 data = column_B.contiguous().numpy().data
                 whole.update(f"{name} {column_B.dtype} {tuple(column_B.shape)};".encode())
