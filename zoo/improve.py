@@ -26,6 +26,7 @@ from typing import Any
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.reading import user_path
 from vla_gym.system.writable_paths import check_folder
+from vla_gym.vector.instructions import with_instructions
 from zoo import collect, evaluate, sft
 from zoo.cli.agent import unplayed_split
 from zoo.cli.arguments import (
@@ -44,12 +45,14 @@ from zoo.cli.arguments import (
 )
 from zoo.cli.demonstration_source import policy_source
 from zoo.cli.main import guarded
-from zoo.cli.rounds_plan import EPISODES, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
+from zoo.cli.rounds_plan import EPISODES, LEARNED, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
+from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.demonstrations.lerobot_format import parquet
 from zoo.demonstrations.lerobot_reader import check_dataset, solved_episodes
 from zoo.files import content_of, quoted, read_json, write_text
+from zoo.imitation.weights import NothingSolved
 from zoo.runs.folder import (
     COMMAND_FILE,
     EVALUATION_FILE,
@@ -119,10 +122,11 @@ def run(argv: Sequence[str]) -> int:
 
 def _begin(args: argparse.Namespace, command: str) -> int:
     args.seed = secrets.randbits(32) if args.seed is None else args.seed
-    plan = _checked(args, Path(), 0)
+    rounds: list[dict[str, Any]] = []
+    plan = _checked(args, Path(), rounds)
     check_folder(Path(args.log_folder), what="rounds", flag="-f DIR")
     given = {name: value for name, value in vars(args).items() if name not in ("log_folder", "resume")}
-    record: dict[str, Any] = {"argv": as_flags(given), "rounds": []}
+    record = {"argv": as_flags(given), "rounds": rounds}
     plan = replace(plan, folder=create_run_folder(Path(args.log_folder), "improve", args.env).path)
     try:
         return _improve(plan, record, command)
@@ -151,19 +155,19 @@ def _go_on(args: argparse.Namespace, command: str) -> int:
         if getattr(args, name) is not None:
             setattr(stored, name, getattr(args, name))
     done = max(0, len(lines) - 1)
-    plan = _checked(stored, folder, done)
+    plan = _checked(stored, folder, record["rounds"])
     if done >= plan.rounds:
         raise BadValue(f"'{folder}' has done its {done} rounds; for more give --rounds, e.g. --rounds {2 * done}")
     return _improve(plan, record, command)
 
 
-def _checked(args: argparse.Namespace, folder: Path, done: int) -> RoundsPlan:
-    """Return the plan of flags that every round can use, `done` of which are; raises for others, and starts nothing."""
+def _checked(args: argparse.Namespace, folder: Path, done: Sequence[Mapping[str, Any]]) -> RoundsPlan:
+    """Return the plan of flags that every round can use after those `done`; raises for others, and starts nothing."""
     import_named_packages(args)
     for name, example in (("env", "Toy-Reach"), ("policy", "logs/sft/Toy-Reach_1")):
         if getattr(args, name) is None:
             raise BadValue(f"--{name} is missing. Example: --{name} {example}")
-    plan = RoundsPlan(args=args, folder=folder, split=args.eval_split, eval_episodes=0)
+    plan = RoundsPlan(args=args, folder=folder, split=args.eval_split, eval_episodes=0, done=done)
     if not plan.episodes and not args.dataset:
         raise BadValue("--episodes 0 collects nothing, and there is no --dataset to learn from; give one of them")
     if not plan.episodes and plan.rounds > 1:
@@ -171,14 +175,16 @@ def _checked(args: argparse.Namespace, folder: Path, done: int) -> RoundsPlan:
     for dataset in args.dataset:
         check_dataset(user_path(dataset))
     parquet()
+    number = max(1, len(done))
+    policy = plan.policy_after(number - 1)
+    config = resolve_new_finetuning(sft.parser().parse(plan.learning(number, policy)))
     if args.paraphrases is not None:
-        from zoo.imitation.paraphrases import read_paraphrases  # brings torch
+        from zoo.imitation.paraphrases import check_taught, read_paraphrases  # brings torch
 
-        read_paraphrases(user_path(args.paraphrases))
-    policy = plan.policy_after(done)
-    config = resolve_new_finetuning(sft.parser().parse(plan.learning(done + 1, policy)))
+        tasks = with_instructions(benchmark_of(config), config.env_options.get("instructions", {}))
+        check_taught(read_paraphrases(user_path(args.paraphrases)), list(map(user_path, args.dataset)), tasks)
     if plan.episodes:
-        policy_source(collect.parser().parse(plan.collecting(done + 1, policy)))
+        policy_source(collect.parser().parse(plan.collecting(number, policy)))
     options = {"split": "train", **config.env_options}
     split = args.eval_split or unplayed_split(args.env, options, "validation")
     return replace(plan, split=split, eval_episodes=config.eval_episodes)
@@ -204,10 +210,11 @@ def _improve(plan: RoundsPlan, record: dict[str, Any], command: str) -> int:
             rounds.append({**done, "cpu_seconds": _cpu_seconds() - began})
             _write(plan, record)
             print(_line(number, rounds[-1]), flush=True)
-    last = plan.run_of(plan.rounds)
-    packages = packages_flag(plan.args.gym_packages)
     print("\n".join(["", *(_line(number, one) for number, one in enumerate(rounds))]))
-    print(f"policy      {last.best}\nnext:\n  python -m zoo.evaluate{packages} -i {quoted(last.path)}")
+    print(f"policy      {plan.policy_after(plan.rounds)}\nnext:")
+    if learned := plan.learned(plan.rounds):
+        packages = packages_flag(plan.args.gym_packages)
+        print(f"  python -m zoo.evaluate{packages} -i {quoted(plan.run_of(learned).path)}")
     print(f"  {again} --rounds {2 * plan.rounds}   (more rounds)")
     return 0
 
@@ -221,7 +228,10 @@ def _start(plan: RoundsPlan) -> dict[str, Any]:
 
 
 def _round(plan: RoundsPlan, number: int) -> dict[str, Any] | None:
-    """Collect and learn; None where learning was stopped. What an earlier process has done of it is not repeated."""
+    """Collect and learn; None where learning was stopped. What an earlier process has done of it is not repeated.
+
+    Where nothing was solved, and solved episodes alone are learned, the policy stays as it is for the next round.
+    """
     folder, policy = plan.round_folder(number), plan.policy_after(number - 1)
     if plan.episodes and not (folder / "sft").is_dir():
         collect.run(plan.collecting(number, policy))
@@ -230,17 +240,25 @@ def _round(plan: RoundsPlan, number: int) -> dict[str, Any] | None:
         sft.run(as_flags({"resume": run.path, "device": plan.args.device, "num_threads": plan.args.num_threads}))
     elif not has_ended(run):
         shutil.rmtree(folder / "sft", ignore_errors=True)
-        sft.run(plan.learning(number, policy))
+        try:
+            sft.run(plan.learning(number, policy))
+        except NothingSolved:
+            if not plan.episodes:
+                raise
+            return _collected(folder) | {LEARNED: False}
     run = plan.run_of(number)
     if not has_ended(run):
         return None
-    done: dict[str, Any] = {}
-    if plan.episodes:
-        rollouts = folder / "rollouts"
-        done = {"collected": check_dataset(rollouts).total_episodes, "solved": solved_episodes(rollouts)}
+    done = _collected(folder) if plan.episodes else {}
     if plan.eval_episodes:
         done |= {"success": read_json(run.path / EVALUATION_FILE)["success"], "split": plan.split}
     return done
+
+
+def _collected(folder: Path) -> dict[str, Any]:
+    """Count the episodes of a round."""
+    rollouts = folder / "rollouts"
+    return {"collected": check_dataset(rollouts).total_episodes, "solved": solved_episodes(rollouts)}
 
 
 def _line(number: int, done: Mapping[str, Any]) -> str:
@@ -254,6 +272,8 @@ def _line(number: int, done: Mapping[str, Any]) -> str:
         )
     if "solved" in done:
         parts.append(f"{done['solved']} of {done['collected']} collected episodes solved")
+    if not done.get(LEARNED, True):
+        parts.append("nothing learned, the policy stays")
     parts.append(f"{done['cpu_seconds']:.0f} s of CPU")
     return f"round {number}: {'; '.join(parts)}"
 

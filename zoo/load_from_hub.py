@@ -29,9 +29,11 @@ def run(argv: Sequence[str]) -> int:
     found = install_run(args.repo, Path(args.log_folder))
     folder = quoted(found.path)
     print(f"run folder  {found.path}\nnext:\n  python -m zoo.evaluate -i {folder} -P")
-    if steps := found.saved_steps():
-        more = longer(found.config().n_timesteps, steps[-1])
-        print(f"  python -m zoo.train -i {folder} -n {more}   (train on)")
+    steps, config = found.saved_steps(), found.config()
+    if steps and config.algo == "sft":
+        print(f"  python -m zoo.sft -i {folder}   (go on; --dataset FOLDER says where its demonstrations are)")
+    elif steps:
+        print(f"  python -m zoo.train -i {folder} -n {longer(config.n_timesteps, steps[-1])}   (train on)")
     return 0
 
 

@@ -49,8 +49,7 @@ def run(argv: Sequence[str]) -> int:
             "where they find it",
             file=sys.stderr,
         )
-    url = publish(publication)
-    print(f"pushed to  {url}  ({'public' if args.public else 'private'})")
+    print(f"pushed to  {publish(publication)}")
     return 0
 
 

@@ -33,6 +33,13 @@ def parser() -> OneLineParser:
     )
     p.add_argument("--episodes", type=count, metavar="N", help="learn the first N episodes of each only (default: all)")
     add_learning_arguments(p, updates=f"updates (default: {DEFAULT_UPDATES})", weight="none")
+    p.add_argument(
+        "--privileged-coef",
+        type=number(lambda coef: 0.0 <= coef <= 1000.0, "a number in 0 .. 1000"),
+        metavar="X",
+        help="learn beside the actions to tell what the expert saw (places of hand, things and goal), with this weight "
+        f"(default: {defaults_of(SFTConfig)['privileged_coef']:g})",
+    )
     add_new_run_arguments(
         p,
         steps="updates",
@@ -79,13 +86,6 @@ def add_learning_arguments(p: OneLineParser, *, updates: str, weight: str) -> No
         "--paraphrases",
         metavar="FILE",
         help="YAML of taught sentence: [other sentences]; each frame of an update is shown with one, drawn anew",
-    )
-    p.add_argument(
-        "--privileged-coef",
-        type=number(lambda coef: 0.0 <= coef <= 1000.0, "a number in 0 .. 1000"),
-        metavar="X",
-        help="learn beside the actions to tell what the expert saw (places of hand, things and goal), with this weight "
-        f"(default: {sft['privileged_coef']:g})",
     )
     p.add_argument(
         "--weight",

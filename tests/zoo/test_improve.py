@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vla_gym.errors import BadValue
 from zoo import improve
 from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
+from zoo.imitation.weights import NothingSolved, weighed
 
 pytest.importorskip("pyarrow")
 TOY = ("--env", "Toy-Reach", "--policy", "nano", "--device", "cpu", "--num-threads", "1", "--seed", "0")
@@ -44,6 +46,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([*TOY, "--dataset", "none"], "no folder 'none'"),
         ([*TOY, "--episodes", "0"], "there is no --dataset to learn from"),
         ([*TOY, "--weight", "some"], "invalid choice: 'some'"),
+        ([*TOY, "--privileged-coef", "1"], "unknown argument '--privileged-coef'"),
         ([*TOY, "--beta", "2"], "--beta is of --weight advantage"),
         ([*TOY, "--rounds", "0"], "must be at least 1"),
         ([*TOY, "--temperature", "0"], "must be a number above 0"),
@@ -58,6 +61,15 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_it_says_what_is_wrong(argv: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert says in complaint(capsys, *argv)
     assert not list(tmp_path.iterdir())
+
+
+def test_paraphrases_are_of_sentences_that_datasets_or_tasks_have(
+    demos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("words.yml").write_text("reach the red block: [go to red]\nreach the rod block: [go there]\n")
+    asked = [*TOY, "--dataset", str(demos), "--paraphrases", "words.yml"]
+    assert "or tasks 'reach the rod block'. Known: reach the blue block, " in complaint(capsys, *asked)
+    assert not RUN.exists()
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +161,52 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_stopped_goes_on(
     assert [weights(1), weights(2)] == whole
     assert len((RUN / "command.txt").read_text().splitlines()) == 2
     assert "has done its 2 rounds; for more give --rounds, e.g. --rounds 4" in complaint(capsys, "-i", str(RUN))
+
+
+def learn_from(most: int) -> Callable[..., Any]:
+    """`weighed` that finds no episode solved among fewer than so many, and else takes all."""
+
+    def scripted(episodes: Any, kind: str, **how: Any) -> Any:
+        if len(episodes) < most:
+            raise NothingSolved(f"none of the {len(episodes)} episodes was solved")
+        return weighed(episodes, "none", **how)
+
+    return scripted
+
+
+@pytest.mark.processes
+def test_a_round_in_which_nothing_was_solved_learns_nothing_and_the_next_collects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*TOY, *SIZE, "--rounds", "2", *TINY]
+    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(6))
+    assert improve.run(asked) == 0
+    said = capsys.readouterr().out
+    assert "\nround 1: " in said
+    assert " of 3 collected episodes solved; nothing learned, the policy stays; " in said
+    assert "6 episodes, " in said
+    assert f"python -m zoo.evaluate -i {RUN}/round_2/sft/Toy-Reach_1" in said
+    assert not (RUN / "round_1/sft").exists()
+    rounds = json.loads((RUN / "improve.json").read_text())["rounds"]
+    assert [one.get("learned", True) for one in rounds] == [True, False, True]
+    # Where no round learns, it goes on all the same, and says what the policy is.
+    RUN.rename(tmp_path / "first")
+    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(1000))
+    assert improve.run([*asked[:-4], "--rounds", "1", *TINY]) == 0
+    assert "policy      nano\nnext:\n  python -m zoo.improve -i " in capsys.readouterr().out
+    assert improve.run(["-i", str(RUN), "--rounds", "2"]) == 0
+    assert "round 2: " in capsys.readouterr().out
+    assert not (RUN / "round_2/sft").exists()
+
+
+@pytest.mark.processes
+def test_a_dataset_alone_in_which_nothing_was_solved_is_refused(
+    demos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.imitation.setup.weighed", learn_from(1000))
+    asked = [*TOY, *SIZE, "--dataset", str(demos), "--rounds", "1", *TINY]
+    assert "none of the 3 episodes was solved" in complaint(capsys, *asked, "--episodes", "0", "--eval-episodes", "0")
+    assert not RUN.exists()
 
 
 @pytest.mark.processes

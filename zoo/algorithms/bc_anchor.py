@@ -55,8 +55,8 @@ class BCAnchor:
         """`batch_size` counts frames of a step, all ranks together; `micro_batch_size` those scored at once."""
         check_dealing(batch_size, process_group.size, "bc_batch_size")
         self.frames = frames
-        self.digest = frames.digest()
-        """SHA-256 of the demonstrations' actions."""
+        self.digests = frames.digests()
+        """Of the demonstrations, as checkpoints note them and as earlier versions did."""
         self._coef = coef
         self._batch_size = batch_size
         self._micro_batch_size = micro_batch_size

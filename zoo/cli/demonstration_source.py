@@ -11,7 +11,7 @@ from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
-from zoo.cli.agent import plan_rollout, task_options
+from zoo.cli.agent import RolloutPlan, plan_rollout, task_options
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.hyperparams import load_hyperparams
@@ -118,6 +118,7 @@ def student_source(args: argparse.Namespace) -> Source:
         "student": plan.policy,
         "student_share": share,
         "stochastic": plan.protocol.sample,
+        **_opened_with(plan),
     }
     return Source(
         env=plan.env,
@@ -161,7 +162,7 @@ def policy_source(args: argparse.Namespace) -> Source:
         "options": _recorded(options),
         "policy": plan.policy,
         "stochastic": plan.protocol.sample,
-        **({"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}),
+        **_opened_with(plan),
         "gamma": gamma,
         "gae_lambda": gae_lambda,
         "seed": args.seed,
@@ -189,6 +190,11 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
     both = {**values.get("env_kwargs", {}), **given.get("env_kwargs", {})}
     options = env_options({**values, **given, "env_kwargs": both}, without=_UNUSED)
     return options | task_options(args)
+
+
+def _opened_with(plan: RolloutPlan) -> dict[str, Any]:
+    """What says how the policy acts, such as its temperature; nothing where nothing was asked for."""
+    return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
 
 
 def _recorded(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from zoo.runs.shipped_agents import local_or_shipped
 
 START_FILE = "round_0.json"
 """Evaluation of the policy that the first round begins with."""
+LEARNED = "learned"
+"""False in the record of a round that had nothing to learn."""
 ROUNDS, EPISODES, UPDATES = 3, 100, 300
 """Without flags: rounds, and in each the episodes collected and the updates learned."""
 _OF_SFT = ("batch_size", "micro_batch_size", "learning_rate", "augment", "paraphrases", "beta", "gamma")
@@ -35,6 +37,8 @@ class RoundsPlan:
     """Split of the evaluations; None = not known yet."""
     eval_episodes: int
     """Start states of an evaluation."""
+    done: Sequence[Mapping[str, Any]] = ()
+    """The rounds so far as `improve.json` has them, from 0 on; grows."""
 
     @property
     def rounds(self) -> int:
@@ -60,7 +64,7 @@ class RoundsPlan:
             "episodes": self.episodes,
             "skip": (number - 1) * self.episodes,
             "output": self.round_folder(number) / "rollouts",
-            "params": self._params(opens=number == 1, learns=False),
+            "params": self._params(opens=not self.learned(number - 1), learns=False),
         }
         return as_flags(flags)
 
@@ -75,7 +79,7 @@ class RoundsPlan:
             "n_updates": self.args.n_updates or UPDATES,
             "eval_split": self.split,
             "log_folder": self.round_folder(number),
-            "params": self._params(opens=number == 1, learns=True),
+            "params": self._params(opens=not self.learned(number - 1), learns=True),
         }
         return as_flags(flags)
 
@@ -108,8 +112,14 @@ class RoundsPlan:
         runs = sorted((self.round_folder(number) / "sft").glob("*"))
         return RunFolder(runs[-1] if runs else self.round_folder(number) / "sft")
 
+    def learned(self, number: int) -> int:
+        """The last round, up to `number`, that learned anything; 0 = none."""
+        idle = {one for one, record in enumerate(self.done) if not record.get(LEARNED, True)}
+        return next((one for one in range(number, 0, -1) if one not in idle), 0)
+
     def policy_after(self, number: int) -> str:
-        """The policy that a round left; after round 0 the one that was given, of a run its best."""
+        """The policy that a round left; before any has learned the one that was given, of a run its best."""
+        number = self.learned(number)
         if number:
             best = self.run_of(number).best
             if not holds_policy(best):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
+from vla_gym.reading import user_path
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
 from vla_policies.conventions import check_lengths
@@ -263,9 +264,14 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given_sft(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the flags among `names` that were given; of a single dataset its name."""
+    """Return the flags among `names` that were given; of a single dataset its name, and each dataset but once."""
     given = given_flags(args, *names)
-    if len(given.get("dataset", ())) == 1:
+    folders: set[str] = set()
+    for name in given.get("dataset", ()):
+        if (folder := os.path.realpath(user_path(name))) in folders:
+            raise BadValue(f"--dataset names '{name}' twice; name each folder once")
+        folders.add(folder)
+    if len(folders) == 1:
         (given["dataset"],) = given["dataset"]
     return given
 

@@ -77,6 +77,13 @@ def solved_episodes(root: Path) -> int:
     return sum(solved[: info.total_episodes])
 
 
+def sentences_of(root: Path) -> set[str]:
+    """Return the sentences of all episodes of a dataset, those of `read_dataset` or not."""
+    check_dataset(root)
+    with lr.opening(root):
+        return set(_sentences(root).values())
+
+
 def _sentences(root: Path) -> dict[int, str]:
     """Map indices to instructions, which are the one column of texts, whatever its name."""
     pa, _ = lr.parquet()

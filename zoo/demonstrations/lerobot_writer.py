@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import imageio_ffmpeg
 import numpy as np
 
 from vla_gym.errors import BadValue, check_integer, shown
 from vla_gym.reading import check_no_pipe, read_json_object
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations.dataset_folder import is_unused, remove_parts
+from zoo.demonstrations.lerobot_video import write_video
 from zoo.demonstrations.recorder import Demonstration
 
 PROGRESS_PATH = "meta/vla_zoo.json"
@@ -155,7 +155,9 @@ class LeRobotWriter:
         for name in every[0]:
             value = np.concatenate([columns[name] for columns in every])
             flat = pa.array(value.ravel())
-            table[name] = flat if value.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
+            # One number a frame is no list: lerobot reads features of shape [1] as numbers.
+            is_flat = value.size == len(value)
+            table[name] = flat if is_flat else pa.FixedSizeListArray.from_arrays(flat, value.shape[1])
         return table
 
     def _episode_rows(
@@ -268,30 +270,3 @@ def column_TD(table: Any, name: str, where: str) -> np.ndarray:
         column = column.flatten()
     flat = column.to_numpy(zero_copy_only=False)
     return np.asarray(flat, dtype=np.float32).reshape(len(table), -1)
-
-
-def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int) -> None:
-    """Pictures `[T, H, W, 3]` of several episodes as one mp4; every second frame can be jumped to.
-
-    `crf` is x264's: 0 keeps every byte, 16 a quarter of the size and mean errors of 3 in 255.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    height, width = images[0].shape[1:3]
-    pixels = lr.pixel_format(width, crf)
-    writer = imageio_ffmpeg.write_frames(
-        str(path),
-        (width, height),
-        fps=fps,
-        codec="libx264rgb" if pixels == lr.EXACT else "libx264",
-        quality=None,
-        pix_fmt_out="rgb24" if pixels == lr.EXACT else pixels,
-        macro_block_size=1,
-        output_params=["-crf", str(crf), "-g", "2", "-bf", "0", "-threads", "1"],
-    )
-    writer.send(None)
-    try:
-        for image_THWC in images:
-            for image_HWC in image_THWC:
-                writer.send(np.ascontiguousarray(image_HWC))
-    finally:
-        writer.close()

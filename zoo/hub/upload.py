@@ -87,7 +87,10 @@ def default_name(run: RunFolder) -> str:
 
 
 def publish(publication: Publication) -> str:
-    """Send the run in one commit; returns the repository's address. Raises `BadValue` of one line whatever fails."""
+    """Send the run in one commit; returns the repository's address and who may see it.
+
+    Raises `BadValue` of one line whatever fails.
+    """
     with TemporaryDirectory() as scratch:
         files = repository_files(publication, Path(scratch))
         return call(lambda: _send(publication, files), f"'{publication.repo}' was not updated on the Hub")
@@ -184,7 +187,8 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
         constants.HF_HUB_DISABLE_XET = True
     api, repo = HfApi(library_name="vla-zoo"), publication.repo
     url = api.create_repo(repo, private=not publication.public, exist_ok=True)
-    if not publication.public and api.repo_info(repo).private is False:
+    hidden = api.repo_info(repo).private
+    if not publication.public and hidden is False:
         raise BadValue("it is public already; where that is meant: zoo.push_to_hub --public")
     stale = [
         name
@@ -198,7 +202,8 @@ def _send(publication: Publication, files: Mapping[str, Path]) -> str:
     ]
     config = publication.run.config()
     api.create_commit(repo, operations, commit_message=f"{config.algo.upper()} on {config.env}, by vla-zoo")
-    return str(url)
+    kept = ", as it was; its settings on the Hub can change that" if hidden and publication.public else ""
+    return f"{url}  ({'private' if hidden else 'public'}{kept})"
 
 
 def _rename_base(files: dict[str, Path], base: str, scratch: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.observation import check_instruction, decode_instruction, encode_instruction
+from vla_gym.specs import Benchmark
 from vla_policies.actions.noise import Noise
+from zoo.demonstrations.lerobot_reader import sentences_of
 from zoo.yaml_text import read_yaml_mapping
 
 MOST = 100
 """Paraphrases of one sentence."""
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,21 @@ def read_paraphrases(path: Path) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def paraphrases_of(others: Mapping[str, Sequence[str]], instruction_FL: Tensor) -> Paraphrases:
-    """For frames with these sentences, uint8 `[F, L]`; raises `UnknownName` for a sentence that none of them has."""
-    rows = {decode_instruction(row): row for row in torch.unique(instruction_FL, dim=0).numpy()}
+def check_taught(others: Iterable[str], folders: Sequence[Path], benchmark: Benchmark) -> None:
+    """Raise `UnknownName` for a sentence that no episode of the datasets in `folders` has, and no task either."""
+    told = {sentence for folder in folders for sentence in sentences_of(folder)}
+    known = told | {task.instruction for task in benchmark.tasks}
     for sentence in others:
-        if sentence not in rows:
-            raise unknown_name("sentence in the demonstrations", sentence, rows)
+        if sentence not in known:
+            raise unknown_name("sentence of the demonstrations or tasks", sentence, known)
+
+
+def paraphrases_of(others: Mapping[str, Sequence[str]], instruction_FL: Tensor) -> Paraphrases:
+    """For frames with these sentences, uint8 `[F, L]`; a sentence that none of them has is noted and left out."""
+    rows = [decode_instruction(row) for row in torch.unique(instruction_FL, dim=0).numpy()]
+    if absent := [sentence for sentence in others if sentence not in rows]:
+        listed = f"{shown(absent[0])}" + (f" and {len(absent) - 1} more" if len(absent) > 1 else "")
+        _logger.info(f"--paraphrases: no episode that is learned has the sentence {listed}")
     choices = {sentence: [sentence, *others.get(sentence, ())] for sentence in rows}
     most = max(map(len, choices.values()))
     choices_SML = torch.zeros(len(rows), most, instruction_FL.shape[1], dtype=torch.uint8)

@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
 from vla_gym.reading import user_path
+from vla_gym.vector.instructions import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
 from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of, moved_together
@@ -26,7 +27,7 @@ from zoo.distributed.fsdp import check_precision
 from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
-from zoo.imitation.paraphrases import paraphrases_of, read_paraphrases
+from zoo.imitation.paraphrases import check_taught, paraphrases_of, read_paraphrases
 from zoo.imitation.privileged_head import config_with_head, only_places, prepare_head
 from zoo.imitation.sft import SFT
 from zoo.imitation.weights import weighed
@@ -66,6 +67,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
     }
     check_alike(groups)
     benchmark = benchmark_of(config)
+    check_taught(others, settings.folders, with_instructions(benchmark, config.env_options.get("instructions", {})))
     if privileged:
         groups = only_places(groups, benchmark)
         job = replace(job, config=config_with_head(config, groups))

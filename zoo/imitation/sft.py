@@ -80,7 +80,8 @@ class SFT:
         self.clock = PhaseClock()
         self.logger = Logger(folder=None, output_formats=[])
         self._frames = frames
-        self._digest = frames.digest() + ("" if paraphrases is None else paraphrases.digest())
+        words = "" if paraphrases is None else paraphrases.digest()
+        self._digests = [digest + words for digest in frames.digests()]
         self._paraphrases = paraphrases
         self._settings = settings
         self._seed = seed
@@ -180,7 +181,7 @@ class SFT:
         policy = self.acting_policy()
         facts = {
             "counters": {"num_timesteps": state.num_timesteps},
-            "digest": self._digest,
+            "digest": self._digests[0],
             "param_groups": optimizer_groups(policy.optimizer),
             "rng": state.rng,
         }
@@ -194,10 +195,10 @@ class SFT:
         learned from other demonstrations.
         """
         state = read_state(folder, _ALGORITHM, "digest")
-        if state["digest"] != self._digest:
+        if state["digest"] not in self._digests:
             raise BadValue(
-                f"the dataset does not hold what '{folder}' learned from: its actions or paraphrases are others. Give "
-                "what it began with, as --dataset FOLDER and --paraphrases FILE"
+                f"the dataset does not hold what '{folder}' learned from: its pictures, sentences, actions or "
+                "paraphrases are others. Give what it began with, as --dataset FOLDER and --paraphrases FILE"
             )
         load_moments(self.policy.optimizer, folder, state)
         set_rng_state(state["rng"])

@@ -25,20 +25,24 @@ _SMALLEST_STD = 1e-5
 """Added to the standard deviation of advantages, as AWR's program does."""
 
 
+class NothingSolved(BadValue):
+    """No episode was solved, and solved ones alone are learned."""
+
+
 def weighed(
     episodes: Sequence[Demonstration], kind: FrameWeight, *, beta: float, gamma: float
 ) -> tuple[list[Demonstration], list[np.ndarray] | None]:
     """Return the episodes to learn and the weights of their frames, float64 `[T]` each of mean 1; None = all 1.
 
-    Raises `BadValue` for episodes without what weights follow from (`read_dataset(outcomes=True)` reads it), and where
-    none was solved.
+    Raises `BadValue` for episodes without what weights follow from (`read_dataset(outcomes=True)` reads it), and
+    `NothingSolved`.
     """
     if kind == "none":
         return list(episodes), None
     if kind == "success":
         solved = [episode for episode in episodes if _success_T(episode).any()]
         if not solved:
-            raise BadValue(
+            raise NothingSolved(
                 f"none of the {len(episodes)} episodes was solved, and weight success learns solved ones alone; add "
                 "episodes that were, or use weight advantage with rewards that tell the others apart"
             )

@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from vla_gym.errors import BadValue, os_reason
 from vla_gym.reading import read_text
@@ -37,12 +37,15 @@ def read_token(path: Path) -> str:
 
 
 def token_of(headers: Mapping[str, str]) -> str:
-    """Return the token of a request's headers; "" without one.
+    """Return the token of a request's headers; "" without one, and where several are shown.
 
     `Authorization: Bearer TOKEN`, `Api-Key TOKEN` as openpi's client writes it, or `Basic` with the token as password,
     which is what a client without a setting for it sends for `ws://user:TOKEN@host`.
     """
-    scheme, _, value = headers.get("Authorization", "").partition(" ")
+    try:
+        scheme, _, value = headers.get("Authorization", "").partition(" ")
+    except LookupError:  # of websockets' headers, for a name that stands there twice
+        return ""
     if scheme.lower() in ("bearer", "api-key"):
         return value.strip()
     if scheme.lower() == "basic":
@@ -60,11 +63,13 @@ def allowed(headers: Mapping[str, str], token: str | None) -> bool:
 
 def seed_in(path: str) -> int | None:
     """Return the seed in `?seed=7` of a connection's path; None without one. Raises `BadValue` for anything else."""
-    query = parse_qs(urlsplit(path).query, keep_blank_values=True)
+    query = parse_qs(path.partition("?")[2], keep_blank_values=True)
     if not query:
         return None
     text = query.get("seed", [""])[-1]
-    if set(query) != {"seed"} or not text.isdecimal() or int(text) > LARGEST_SEED:
+    # Python reads no more than 4300 digits.
+    short = text.isdecimal() and len(text) <= len(str(LARGEST_SEED))
+    if set(query) != {"seed"} or not short or int(text) > LARGEST_SEED:
         raise BadValue(f"the address takes ?seed=0 .. {LARGEST_SEED} and nothing else")
     return int(text)
 

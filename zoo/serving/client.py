@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from vla_gym.errors import BadValue, ServerFailed
+from vla_gym.errors import BadValue, MissingDependency, ServerFailed
+from zoo.serving.access import is_loopback
 from zoo.serving.address import ServerAddress
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.protocols import ClientSession
@@ -89,18 +91,7 @@ class PolicyConnection:
         self.close()
         address = self._address
         session = address.session()
-        opening = connect(
-            address.url,
-            compression=None,
-            max_size=LARGEST_ANSWER,
-            additional_headers={} if address.token is None else {"Authorization": f"Bearer {address.token}"},
-            open_timeout=GREETING_SECONDS,
-            close_timeout=2,
-            # Neither end may call a busy one dead: answers have their own time limit.
-            ping_interval=None,
-            ssl=_trust(address) if address.url.startswith("wss") else None,
-        )
-        self._ws, self._session = self._closing.enter_context(opening), session
+        self._ws, self._session = self._closing.enter_context(_connected(address)), session
         hello = session.hello()
         if hello is not None:
             self._ws.send(hello)
@@ -151,6 +142,25 @@ class PolicyConnection:
         if isinstance(error, OSError):
             return f"cannot be reached: {error.strerror or error}"
         return f"does not speak WebSocket: {error}"
+
+
+def _connected(address: ServerAddress) -> ClientConnection:
+    try:
+        return connect(
+            address.url,
+            compression=None,
+            max_size=LARGEST_ANSWER,
+            additional_headers={} if address.token is None else {"Authorization": f"Bearer {address.token}"},
+            open_timeout=GREETING_SECONDS,
+            close_timeout=2,
+            # Neither end may call a busy one dead: answers have their own time limit.
+            ping_interval=None,
+            ssl=_trust(address) if address.url.startswith("wss") else None,
+            # The system's, but not for this machine.
+            proxy=None if is_loopback(urlsplit(address.url).hostname or "") else True,
+        )
+    except ImportError as error:
+        raise MissingDependency(f"{address.url}: {error}. Install with: pip install python-socks") from error
 
 
 def read_declaration(address: ServerAddress) -> Declaration:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY
-from zoo.serving.protocols import ClientSession, ServerSession
+from zoo.serving.protocols import ClientSession, ServerSession, details_of
 from zoo.serving.requests import Decision, NoiseKey, Request, make_request
 from zoo.serving.wire import as_mapping, pack_openpi, unpack
 
@@ -70,7 +70,7 @@ class OpenpiClientSession(ClientSession):
 
     def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
         answer = _read(data, "answer")
-        return {"actions": answer.get("actions"), **answer.get(METADATA_KEY, {})}
+        return {"actions": answer.get("actions"), **details_of(answer)}
 
 
 def _read(data: bytes | str, what: str) -> Mapping[str, Any]:

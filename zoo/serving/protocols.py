@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vla_gym.errors import ServerFailed, check_known
-from zoo.serving.declaration import Declaration
+from vla_gym.errors import BadValue, ServerFailed, check_known
+from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.requests import Decision, NoiseKey, NoiseStream, Request
+from zoo.serving.wire import as_mapping
 
 OBSERVATION_KEYS = ("image", "wrist_image", "state", "instruction")
 """Our keys of an observation, which a protocol's `NAMES` translate."""
@@ -69,6 +70,14 @@ class ClientSession(ABC):
     @abstractmethod
     def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
         """Return the answer: "actions", and of our servers "logprob" and "value". Raises `ServerFailed`."""
+
+
+def details_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what our servers add to an answer; raises `ServerFailed` for anything but a mapping."""
+    try:
+        return as_mapping(answer.get(METADATA_KEY, {}), f"'{METADATA_KEY}' of the server's answer")
+    except BadValue as error:
+        raise ServerFailed(str(error)) from error
 
 
 def renamed(names: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, ServerFailed
 from zoo.serving.declaration import METADATA_KEY, Declaration
-from zoo.serving.protocols import ClientSession, ServerSession
+from zoo.serving.protocols import ClientSession, ServerSession, details_of
 from zoo.serving.requests import Decision, NoiseKey, NoiseStream, Request, make_request
 from zoo.serving.wire import as_mapping, pack_vla_eval, unpack
 
@@ -143,7 +143,7 @@ class VlaEvalClientSession(ClientSession):
 
     def read_answer(self, data: bytes | str) -> Mapping[str, Any]:
         answer = self._read("action", data)
-        return {"actions": answer.get("actions", answer.get("action")), **answer.get(METADATA_KEY, {})}
+        return {"actions": answer.get("actions", answer.get("action")), **details_of(answer)}
 
     def _send(self, kind: str, payload: Mapping[str, Any]) -> bytes:
         self._seq += 1

@@ -32,7 +32,7 @@ _DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("b1", "i1", "u1", "f2
 }
 """Numbers and booleans; objects, structures and text are refused by not being here."""
 _BROKEN_PICTURE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
-"""What Pillow raises for files that are damaged or made to do damage; its own errors are among them."""
+"""What Pillow raises for files that are damaged or made to do damage; most of its own errors are among them."""
 
 
 def require_wire_packages() -> None:
@@ -170,7 +170,7 @@ def _picture(fields: Mapping[Any, Any]) -> np.ndarray:
             return np.asarray(opened)
     except BadValue:
         raise
-    except _BROKEN_PICTURE as error:
+    except (*_BROKEN_PICTURE, Image.DecompressionBombError) as error:
         raise BadValue(f"a picture is no readable {form} file") from error
 
 

@@ -69,7 +69,7 @@ def save_checkpoint(algorithm: VLAOnPolicyAlgorithm, checkpoints: Path) -> Path:
             "param_groups": optimizer_groups(algorithm.policy.optimizer),
             "env": whole.env,
             "rng": whole.rng,
-            **({} if algorithm.anchor is None else {"demonstrations": algorithm.anchor.digest}),
+            **({} if algorithm.anchor is None else {"demonstrations": algorithm.anchor.digests[0]}),
         }
         if whole.starts is not None:
             facts["starts"] = whole.starts
@@ -190,10 +190,10 @@ def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:
     the file or the setting when something is missing or of another run.
     """
     saved = read_state(folder, type(algorithm).__name__, "env", "episodes", "successes")
-    if algorithm.anchor is not None and saved.get("demonstrations") != algorithm.anchor.digest:
+    if algorithm.anchor is not None and saved.get("demonstrations") not in algorithm.anchor.digests:
         raise BadValue(
-            f"bc_dataset={shown(algorithm.bc_dataset)} does not hold what '{folder}' learned from: its actions are "
-            "others. Put the demonstrations back that the run began with"
+            f"bc_dataset={shown(algorithm.bc_dataset)} does not hold what '{folder}' learned from: its pictures, "
+            "sentences or actions are others. Put the demonstrations back that the run began with"
         )
     if algorithm.learns_sharded:
         raise BadValue("a sharded policy has begun to learn; load the checkpoint before the first update")

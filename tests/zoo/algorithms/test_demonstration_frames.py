@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import weakref
 from dataclasses import replace
@@ -32,6 +33,7 @@ from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
 pytest.importorskip("pyarrow")
 ASKED = [*TOY, "--seed", "0", "--batch-size", "8", "-n", "1", "--eval-episodes", "0"]
@@ -73,7 +75,46 @@ def test_what_frames_weigh_is_part_of_what_they_are() -> None:
     assert picked.weight_B.tolist() == [5.0, 2.0]
     assert plain.weight_B is None
     others = frames_of([*episodes], 2, [np.array([1.0, 2.0]), np.array([3.0, 4.0, 6.0])])
-    assert len({frames.digest() for frames in (plain, weighed, others)}) == 3
+    assert len({digest for frames in (plain, weighed, others) for digest in frames.digests()}) == 6
+
+
+def test_every_part_of_what_is_learned_is_in_its_digest() -> None:
+    one = replace(demonstration(3), extra={PRIVILEGED: np.ones((3, 2), np.float32)})
+    brighter = {camera: image_THWC + np.uint8(1) for camera, image_THWC in one.images.items()}
+    changes = {
+        "images": brighter,
+        "instruction": "another",
+        "state_TS": one.state_TS + 1,
+        "action_TA": one.action_TA / 2,
+        "extra": {PRIVILEGED: np.zeros((3, 2), np.float32)},
+    }
+    same, again = (frames_of([replace(one)], 2).digests() for _ in range(2))
+    assert same == again
+    for name, value in changes.items():
+        whole, bare = frames_of([replace(one, **{name: value})], 2).digests()
+        assert whole != same[0]
+        # What earlier versions noted.
+        assert (bare != same[1]) == (name in ("action_TA", "extra"))
+    joined = frames_of([replace(one), replace(one)], 2)
+    assert joined.digests()[0] != frames_of([longer(one)], 2).digests()[0]
+
+
+def longer(one: Demonstration) -> Demonstration:
+    """An episode of the frames of two."""
+    return replace(
+        one,
+        images={camera: np.concatenate([image, image]) for camera, image in one.images.items()},
+        state_TS=np.concatenate([one.state_TS] * 2),
+        action_TA=np.concatenate([one.action_TA] * 2),
+        extra={PRIVILEGED: np.concatenate([one.extra[PRIVILEGED]] * 2)},
+    )
+
+
+def test_earlier_versions_noted_the_sha256_of_the_numbers() -> None:
+    frames = frames_of([demonstration(3)], 2, [np.array([1.0, 2.0, 3.0])])
+    assert frames.weight_B is not None
+    expected = hashlib.sha256(frames.action_BKA.numpy().tobytes() + frames.weight_B.numpy().tobytes())
+    assert frames.digests()[1] == expected.hexdigest()
 
 
 def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:

@@ -63,6 +63,10 @@ def test_an_expert_takes_over_from_a_run_in_the_pictures_of_that_run() -> None:
     assert source.settings["options"]["image_size"] == 64
     assert source.settings["student_share"] == STUDENT_SHARE
     assert student_source(asked(*argv, "--student-share", "0.2")).settings["student_share"] == 0.2
+    assert "policy_kwargs" not in source.settings
+    sampled = [student_source(asked(*argv, "--stochastic", "--temperature", t)).settings for t in ("0.5", "0.6")]
+    assert sampled[0] != sampled[1]
+    assert {**sampled[0], "policy_kwargs": sampled[1]["policy_kwargs"]} == sampled[1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +72,21 @@ def test_the_policy_of_a_run_is_its_best(tmp_path: Path) -> None:
     assert after(1, run) == str(tmp_path / "round_1/sft/Toy-Reach_1/best")
     with pytest.raises(BadValue, match=r"holds no policy \(any more\), from which round 3 would go on"):
         after(2, run)
+
+
+def test_a_round_that_learned_nothing_leaves_the_policy_before_it(tmp_path: Path) -> None:
+    best = tmp_path / "round_2/sft/Toy-Reach_1/best"
+    best.mkdir(parents=True)
+    (best / "config.json").write_text("{}")
+    idle: dict[str, Any] = {"learned": False}
+    kwargs = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
+    one = replace(plan("--policy", "nano", "-params", kwargs), folder=tmp_path, done=[{}, idle, {}, idle, idle])
+    assert [one.learned(number) for number in range(5)] == [0, 0, 2, 2, 2]
+    assert [one.policy_after(number) for number in range(5)] == ["nano", "nano", *[str(best)] * 3]
+    # What opens a policy is for the one that was given.
+    for ask, command in ((one.collecting, collect), (one.learning, sft)):
+        told = [command.parser().parse(ask(number, "p")).params for number in (1, 2, 3)]
+        assert told == [[kwargs], [kwargs], []]
 
 
 def test_flags_are_read_back_as_they_were() -> None:

@@ -35,6 +35,16 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
+def test_a_dataset_is_named_once(tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    demos, again = tmp_path / "demos", tmp_path / "again"
+    again.symlink_to(demos)
+    for other in (demos, again, f"{demos}/../demos"):
+        asked = ["--env", "Toy-Reach", "--dataset", str(demos), str(other)]
+        with pytest.raises(BadValue, match=rf"--dataset names '{other}' twice"):
+            resolve_new_finetuning(sft.parser().parse(asked))
+    assert "names" in complaint(capsys, run.path, "--dataset", str(demos), str(demos))
+
+
 def complaint(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> str:
     """The one line that `zoo.sft -i` ends with."""
     assert guarded(sft.run, ["-i", str(path), *flags]) == 2

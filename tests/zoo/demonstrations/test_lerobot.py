@@ -6,11 +6,13 @@ import io
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,6 +20,7 @@ from PIL import Image
 from vla_gym.errors import BadValue
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations import lerobot_video
 from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
 from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
@@ -94,6 +97,35 @@ def test_what_the_expert_saw_is_read_when_asked_for(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "bare", {}, fps=10).add([shown(3)], tried=1)
     with pytest.raises(BadValue, match="does not say what an expert saw"):
         read_dataset(tmp_path / "bare", privileged=True)
+
+
+def test_one_number_a_frame_is_a_plain_column(tmp_path: Path) -> None:
+    """lerobot reads features of shape [1] as numbers, and refuses lists of one for them."""
+    seen_T1 = np.array([[0.5], [0.25], [-1.0]], dtype=np.float32)
+    one = replace(shown(3), state_TS=seen_T1, action_TA=-seen_T1, extra={PRIVILEGED: 2 * seen_T1})
+    write = LeRobotWriter(tmp_path / "d", SETTINGS, fps=10)
+    write.add([one], tried=1)
+    write.add([one], tried=2)
+    pa, pq = lr.parquet()
+    schema = pq.read_schema(tmp_path / "d" / lr.DATA_PATH.format(**lr.place(0)))
+    features = json.loads((tmp_path / "d" / lr.INFO_PATH).read_text())["features"]
+    for name in (lr.STATE, lr.ACTION, PRIVILEGED):
+        assert (schema.field(name).type, features[name]["shape"]) == (pa.float32(), [1])
+    for found in read_dataset(tmp_path / "d", privileged=True):
+        np.testing.assert_array_equal(found.state_TS, seen_T1)
+        np.testing.assert_array_equal(found.action_TA, -seen_T1)
+        np.testing.assert_array_equal(found.extra[PRIVILEGED], 2 * seen_T1)
+    stats = json.loads((tmp_path / "d" / lr.STATS_PATH).read_text())
+    assert stats[lr.ACTION]["max"] == [1.0]
+
+
+def test_lists_of_one_number_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    action_T1 = np.array([[0.5], [-0.25]], dtype=np.float32)
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=10).add([replace(shown(2), action_TA=action_T1)], tried=1)
+    change_table(tmp_path / "d", DATA, action=action_T1.tolist())
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=10).add([replace(shown(2), action_TA=action_T1)], tried=2)
+    for found in read_dataset(tmp_path / "d"):
+        np.testing.assert_array_equal(found.action_TA, action_T1)
 
 
 def test_a_reward_that_is_no_number_stops_only_what_reads_it(tmp_path: Path) -> None:
@@ -311,6 +343,116 @@ def test_a_video_is_read_no_further_than_wanted(tmp_path: Path) -> None:
     assert video.position == 6
     np.testing.assert_array_equal(video.read(7, 5), shown(2).images["image"])
     assert len(video.read(0, 1)) == 0
+
+
+def film(path: Path, *encoding: str, frames: int = 3) -> Path:
+    """A red video of 16 x 16 pixels, encoded as `encoding` says."""
+    raw = ["-f", "lavfi", "-i", "color=c=red:size=16x16:rate=10", "-frames:v", str(frames)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *raw, *encoding, str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixels"),
+    [
+        ("eight.mp4", "libx264", "yuv420p"),
+        ("ten.mp4", "libx264", "yuv420p10le"),
+        ("ten.mp4", "libx264", "yuv444p10le"),
+        ("av1.mkv", "libsvtav1", "yuv420p10le"),
+        ("twelve.webm", "libvpx-vp9", "yuv420p12le"),
+        ("shop.mov", "prores_ks", "yuv422p10le"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_video_of_more_bits_is_read_as_eight(name: str, codec: str, pixels: str, tmp_path: Path) -> None:
+    found_THWC = Video(film(tmp_path / name, "-c:v", codec, "-pix_fmt", pixels)).read(0, 5)
+    assert found_THWC.shape == (3, 16, 16, 3)
+    assert np.abs(found_THWC.astype(int) - [255, 0, 0]).max() <= 8
+
+
+@pytest.mark.timeout(60)
+def test_pictures_of_two_bytes_are_refused_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = film(tmp_path / "ten.mp4", "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-s", "256x256")
+    own = lerobot_video._decoding
+    monkeypatch.setattr(lerobot_video, "_decoding", lambda path: [w.replace("rgb24", "rgb48be") for w in own(path)])
+    with pytest.raises(BadValue, match=r"ten.mp4' cannot be read as video: .* not of one byte a colour"):
+        Video(path).read(0, 3)
+
+
+DASH = """<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"
+mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><Period><AdaptationSet
+mimeType="video/mp4"><Representation id="0" bandwidth="1" codecs="avc1.64000a"><BaseURL>{other}</BaseURL>
+<SegmentBase/></Representation></AdaptationSet></Period></MPD>"""
+HLS = """#EXTM3U
+#EXT-X-TARGETDURATION:1
+#EXTINF:1,
+{other}
+#EXT-X-ENDLIST
+"""
+
+
+@pytest.mark.parametrize("playlist", [DASH, HLS, "ffconcat version 1.0\nfile {other}\n"])
+def test_a_list_of_other_files_is_no_video(playlist: str, tmp_path: Path) -> None:
+    other = film(tmp_path / "other.mp4", "-c:v", "libx264")
+    path = tmp_path / "list.mp4"
+    path.write_text(playlist.format(other=other.name))
+    with pytest.raises(BadValue, match=r"list.mp4' cannot be read as video"):
+        Video(path).read(0, 1)
+
+
+FAILING = """#!/bin/sh
+{ffmpeg} "$@" || exit
+for last; do :; done
+case "$*" in *libx264*) {then};; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "says"),
+    [
+        (
+            "echo '[out#0/mp4 @ 0x1] Error closing file: No space left on device' >&2; exit 228",
+            "Error closing file: No sp",
+        ),
+        ("exit 1", "ffmpeg ended with status 1"),
+        ("kill -9 $$", "ffmpeg ended with status -9"),
+    ],
+)
+def test_a_video_that_ffmpeg_does_not_finish_is_not_counted(
+    then: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, root = tmp_path / "ffmpeg", tmp_path / "d"
+    script.write_text(FAILING.format(ffmpeg=imageio_ffmpeg.get_ffmpeg_exe(), then=then))
+    script.chmod(0o755)
+    LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
+    with monkeypatch.context() as disk_is_full:
+        disk_is_full.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+        with pytest.raises(BadValue, match=rf"^cannot write the video '.*file-001.mp4': {says}"):
+            LeRobotWriter(root, SETTINGS, fps=20).add([shown(3)], tried=2)
+        with pytest.raises(BadValue, match=r"^cannot write the video '.*file-000.mp4'"):
+            LeRobotWriter(tmp_path / "first", SETTINGS, fps=20).add([shown(3)], tried=2)
+    assert not list((tmp_path / "first").iterdir())
+    writer = LeRobotWriter(root, SETTINGS, fps=20)
+    assert (writer.episodes, writer.tried, len(read_dataset(root))) == (1, 1, 1)
+    writer.add([shown(3)], tried=2)
+    assert len(read_dataset(root)) == 2
+
+
+def test_an_ffmpeg_that_takes_no_picture_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "ffmpeg"
+    script.write_text("#!/bin/sh\necho 'Unknown encoder' >&2; exit 8\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+    pictures = np.zeros((99, 64, 64, 3), np.uint8)
+    with pytest.raises(BadValue, match=r"cannot write the video '.*d.mp4': Unknown encoder"):
+        lerobot_video.write_video(tmp_path / "d.mp4", [pictures], fps=10, crf=0)
+
+
+def test_a_folder_may_be_called_like_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data:x").mkdir()
+    assert len(Video(film(tmp_path / "data:x" / "a.mp4", "-c:v", "libx264").relative_to(tmp_path)).read(0, 5)) == 3
 
 
 @pytest.mark.parametrize("step", ["_write_tasks", "_write_stats", "_write_info"])

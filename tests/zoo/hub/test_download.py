@@ -72,6 +72,32 @@ def test_a_published_run_is_written_into_the_log_folder_alone(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "  python -m zoo.train -i logs/ppo/Toy-Reach_1 -n 18   (train on)\n"),
+        (
+            {"algo": "sft", "algo_kwargs": {"dataset": "demos"}},
+            "  python -m zoo.sft -i logs/sft/Toy-Reach_1   (go on; --dataset FOLDER says where",
+        ),
+    ],
+)
+def test_what_is_not_finished_goes_on_with_its_own_command(
+    changes: dict[str, object],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    published(tmp_path / "cache", monkeypatch, **changes)
+    state = tmp_path / "cache/checkpoints/step_9/training_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["load_from_hub", "me/run"]) == 0
+    assert says in capsys.readouterr().out
+
+
 def test_a_publisher_s_modules_are_imported_when_asked_for_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

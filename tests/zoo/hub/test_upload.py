@@ -108,7 +108,7 @@ def test_an_adapter_goes_to_the_hub_and_back(
 ) -> None:
     push_base()
     assert train_adapter("--push-to-hub", RUN) == 0
-    assert f"pushed to  {hub.url}/{RUN}" in capsys.readouterr().out
+    assert f"pushed to  {hub.url}/{RUN}  (private)\n" in capsys.readouterr().out
     repo, run = hub.repos[RUN], Path("logs/ppo/Toy-Reach_1")
     assert repo.private
     step = next((run / "checkpoints").iterdir()).name
@@ -404,13 +404,14 @@ def test_a_repository_holds_the_evidence_of_its_weights_alone(hub: LoopbackHub) 
     first.videos.mkdir()
     (first.videos / "step_1.mp4").write_text("film")
     (first.best / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE}))
-    publish(Publication(run=first, repo=RUN))
+    assert publish(Publication(run=first, repo=RUN)) == f"{hub.url}/{RUN}  (private)"
     assert set(hub.repos[RUN].files) == always | records | {"replay.mp4", "adapter_config.json"}
     HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=RUN)
     # Another run, with results of other weights: neither those nor what the first has left stays beside it.
     second = made_up("second")
     (second.path / "results.json").write_text(json.dumps({"weights_sha256": weights}))
-    publish(Publication(run=second, repo=RUN))
+    kept = publish(Publication(run=second, repo=RUN, public=True))
+    assert kept == f"{hub.url}/{RUN}  (private, as it was; its settings on the Hub can change that)"
     assert set(hub.repos[RUN].files) == always | {"notes.txt"}
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import WorkerFailed
 from zoo import sft
 from zoo.algorithms import imitation_step
+from zoo.algorithms.demonstration_frames import Frames
 from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
+from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.demonstrations.recorder import Demonstration
 from zoo.runs.folder import RunFolder
 from zoo.training import evaluation
 
@@ -245,8 +250,32 @@ def test_the_dataset_may_move_but_not_change(
     (copy / "config.yml").write_text(config.replace("episodes: null", "episodes: 2"))
     assert "does not hold what" in complaint(capsys, copy)
     (copy / "config.yml").write_text(config)
+    for name, changed in (("told", lambda one: replace(one, instruction="another")), ("seen", inverted)):
+        episodes = list(map(changed, read_dataset(demos)))
+        LeRobotWriter(tmp_path / name, {}, fps=10).add(episodes, tried=len(episodes))
+        assert "pictures, sentences, actions or paraphrases are others" in complaint(
+            capsys, copy, "--dataset", str(tmp_path / name)
+        )
     assert go_on(copy, "--dataset", str(shutil.copytree(demos, tmp_path / "moved"))) == 0
     assert_same(copy, whole)
+
+
+def inverted(one: Demonstration) -> Demonstration:
+    """The episode in the opposite colours."""
+    return replace(one, images={camera: 255 - image for camera, image in one.images.items()})
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(
+    demos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = Frames.digests
+    with monkeypatch.context() as patch:
+        patch.setattr(Frames, "digests", lambda frames: digests(frames)[1:])
+        patch.setattr(Learner, "apply", during_update(5, send(signal.SIGTERM)))
+        assert fine_tune(demos, tmp_path) == 0
+    run = only_run(tmp_path)
+    assert go_on(run) == 0
+    assert_same(run, whole)
 
 
 @pytest.mark.slow

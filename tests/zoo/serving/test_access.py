@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from websockets.datastructures import Headers
 
 from vla_gym.errors import BadValue
 from zoo.serving.access import allowed, is_loopback, read_token, seed_in, server_tls, token_of
@@ -46,12 +47,16 @@ def test_the_three_ways_to_show_a_token(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(compared) == 10  # every time, in constant time
     assert allowed({}, None)
     assert token_of({}) == ""
+    twice = Headers([("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer another")])
+    assert token_of(twice) == ""
+    assert not allowed(twice, TOKEN)
 
 
 def test_a_seed_in_the_address() -> None:
     assert seed_in("/") is None
-    assert seed_in("/?seed=7") == 7
-    for path in ("/?seed=", "/?seed=-1", "/?seed=4294967296", "/?seed=1&x=2", "/?sed=1"):
+    assert seed_in("/?seed=7") == seed_in("//[?seed=7") == 7
+    assert seed_in("/?seed=4294967295") == 2**32 - 1
+    for path in ("/?seed=", "/?seed=-1", "/?seed=4294967296", "/?seed=1&x=2", "/?sed=1", f"/?seed={'9' * 5000}"):
         with pytest.raises(BadValue, match="the address takes"):
             seed_in(path)
 

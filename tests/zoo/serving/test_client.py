@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from vla_gym.errors import BadValue, ServerFailed
+from vla_gym.errors import BadValue, MissingDependency, ServerFailed
 from zoo.serving import client as client_module
 from zoo.serving.address import ServerAddress, ServerConf
 from zoo.serving.client import PolicyConnection, read_declaration
@@ -82,6 +82,29 @@ def hangs(ws: ServerConnection) -> None:
     ws.send(pack_openpi({}))
     for _ in ws:
         pass
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5h://127.0.0.1:9"])
+def test_this_machine_is_reached_without_its_proxy(
+    proxy: str, serving: Serving, declaration: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("all_proxy", proxy)
+    monkeypatch.setenv("https_proxy", proxy)
+    with serving(echo(declaration), declaration) as server:
+        assert read_declaration(address(server.port)) == declaration
+
+
+def test_a_socks_proxy_without_its_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_socks(*args: Any, **how: Any) -> Any:
+        assert how["proxy"] is True
+        raise ImportError("connecting through a SOCKS proxy requires python-socks")
+
+    monkeypatch.setattr(client_module, "connect", needs_socks)
+    far = ServerAddress(url="ws://robot.local:8000")
+    with pytest.raises(MissingDependency, match=r"^ws://robot.local:8000: connecting .*: pip install python-socks"):
+        read_declaration(far)
 
 
 def test_the_declaration_of_our_server(serving: Serving, declaration: Declaration) -> None:

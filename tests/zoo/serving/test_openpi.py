@@ -71,5 +71,8 @@ def test_refusals_are_text_as_openpis_servers_send_it(declaration: Declaration) 
     client = OpenpiClientSession(NAMES)
     with pytest.raises(ServerFailed, match="refused: Traceback ValueError: x"):
         client.read_answer("Traceback\n  ValueError: x")
+    for odd in (3, [1], None):
+        with pytest.raises(ServerFailed, match="'vla_zoo' of the server's answer must be a mapping"):
+            client.read_answer(pack_openpi({"actions": np.zeros((3, 2), np.float32), "vla_zoo": odd}))
     with pytest.raises(ServerFailed, match="answer cannot be read"):
         client.read_answer(b"\xc1")

@@ -144,6 +144,8 @@ def test_a_servers_error_is_one_line() -> None:
     client = VlaEvalClientSession(NAMES)
     with pytest.raises(ServerFailed, match=r"refused: observation_failed: two lines$"):
         client.read_answer(message("error", {"error": "observation_failed:\n two lines"}))
+    with pytest.raises(ServerFailed, match="'vla_zoo' of the server's answer must be a mapping"):
+        client.read_answer(message("action", {"actions": np.zeros((3, 2), np.float32), "vla_zoo": 3}))
     with pytest.raises(ServerFailed, match="type 'hello' instead of 'action'"):
         client.read_answer(message("hello", {}))
     with pytest.raises(ServerFailed, match="cannot be read"):

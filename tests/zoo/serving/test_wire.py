@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 import zlib
 from typing import Any
 
@@ -89,6 +90,12 @@ def png(size: tuple[int, int], mode: str = "RGB") -> bytes:
     return file.getvalue()
 
 
+def larger(file: bytes, side: int) -> bytes:
+    """The PNG, whose header says that it has so many pixels a side."""
+    header = b"IHDR" + struct.pack(">II", side, side) + file[24:29]
+    return file[:12] + header + struct.pack(">I", zlib.crc32(header)) + file[33:]
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -116,9 +123,10 @@ def png(size: tuple[int, int], mode: str = "RGB") -> bytes:
         (picture(png((8, 8), "RGBA"), [8, 8, 3]), "holds RGBA"),
         (picture(png((8, 8)), [8, 8, 3], "gif"), "raw, png or jpeg"),
         (picture(png((8, 8)), [100_000, 100_000, 3]), "sides up to"),
+        (picture(larger(png((8, 8)), 60_000), [64, 64, 3]), "no readable png"),
         (msgpack.packb({"x": {b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}}), "a number must be"),
     ],
-    ids=range(25),
+    ids=range(26),
 )
 def test_everything_else_is_refused_by_name(data: bytes, said: str) -> None:
     with pytest.raises(BadValue) as failure:
