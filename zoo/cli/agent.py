@@ -159,13 +159,23 @@ class RolloutPlan:
         return "_".join([stem, *self.departures])
 
 
+OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units")
+"""Options of an environment that say what a policy sees and what its actions mean."""
+
+
 def plan_rollout(
-    args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None, unplayed: bool = False
+    args: argparse.Namespace,
+    *,
+    episodes: int | None,
+    n_timesteps: int | None = None,
+    unplayed: bool = False,
+    as_published: bool = False,
 ) -> RolloutPlan:
     """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
 
     `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
     run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
+    `as_published`: of the environment of the run or the recipe only `OF_POLICY` stays.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -179,6 +189,8 @@ def plan_rollout(
     if agent.server is None:
         refuse_server_flags(args)
     trained = {**agent.env_options, **agent.policy.env_options}
+    if as_published:
+        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
     unused = (*TRAINING_ONLY, "num_workers")
     options = {name: value for name, value in trained.items() if name not in unused}
     asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}

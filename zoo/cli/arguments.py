@@ -378,7 +378,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exp-id",
         type=count_or_zero,
-        default=0,
         metavar="K",
         help="number of the run, as in logs/ppo/Toy-Reach_<K> (default: 0, the newest)",
     )
