@@ -166,7 +166,7 @@ def wire_names(args: argparse.Namespace) -> dict[str, str]:
     from zoo.serving.protocols import renamed
 
     check_known("protocol", args.protocol, PROTOCOLS)
-    own = {}
+    own: dict[str, str] = {}
     for pair in args.names:
         key, equals, name = pair.partition("=")
         if not equals or not name:
