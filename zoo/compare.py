@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import plan_rollout
@@ -72,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
     tasks, names = compare_tasks(*outcomes), task_names(before)
     if len(tasks) > 1:
         print(task_comparison_table({names[task]: one for task, one in tasks.items()}))
+    for sentence in differences(before, after):
+        print(f"warning: {sentence}")
     for line in dict.fromkeys(record["summary"] for record in (*before, *after)):
         print(f"protocol: {line}")
     return 0
@@ -129,6 +131,32 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     flags += [] if record["deterministic"] else ["--stochastic"]
     options = protocol.get("options")
     return [*flags, "--params", f"env_kwargs:{json.dumps(options)}"] if options else flags
+
+
+def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each condition, beside the policy, that one side was measured under and the other not."""
+    ours, theirs = _conditions(before), _conditions(after)
+    pairs = {kind: (sorted(ours[kind] - theirs[kind]), sorted(theirs[kind] - ours[kind])) for kind in ours}
+    return [
+        f"the two sides had other {kind}, which may explain the difference: {shown(one[0])} before, "
+        f"{shown(other[0])} after"
+        for kind, (one, other) in pairs.items()
+        if one and other
+    ]
+
+
+def _conditions(records: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Condition -> what it was in these records, as text; records that do not say add nothing."""
+    found: dict[str, set[str]] = {"words": set(), "horizons": set(), "options": set()}
+    for protocol in [record["protocol"] for record in records if _has(record, {"protocol": dict})]:
+        if _has(protocol, {"options": dict}):
+            found["options"].add(json.dumps(protocol["options"], sort_keys=True))
+        tasks = protocol["tasks"] if _has(protocol, {"tasks": list}) else []
+        for task in tasks:
+            if _has(task, {"name": str, "instruction": str, "horizon": int}):
+                found["words"].add(f"{task['name']}: {task['instruction']}")
+                found["horizons"].add(f"{task['name']}: {task['horizon']} steps")
+    return found
 
 
 def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -89,6 +89,27 @@ def test_deterministic_and_sampled_actions_are_not_compared(tmp_path: Path) -> N
         run(["--before", files[0], "--after", files[1]])
 
 
+def test_what_was_measured_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def measured(name: str, words: str, horizon: int, options: Mapping[str, object]) -> str:
+        file = Path(write(tmp_path / name, "x-"))
+        task = {"name": "reach-red", "instruction": words, "horizon": horizon}
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({**record, "protocol": {"tasks": [task], "options": options}}))
+        return str(file)
+
+    before = measured("a_1.json", "reach it", 12, {})
+    assert run(["--before", before, "--after", before]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert run(["--before", before, "--after", measured("b_1.json", "touch it", 20, {"render_quality": "fast"})]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    says = "the two sides had other {}, which may explain the difference: '{}' before, '{}' after"
+    assert warnings == [
+        "warning: " + says.format("words", "reach-red: reach it", "reach-red: touch it"),
+        "warning: " + says.format("horizons", "reach-red: 12 steps", "reach-red: 20 steps"),
+        "warning: " + says.format("options", "{}", '{"render_quality": "fast"}'),
+    ]
+
+
 def test_both_sides_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="give both"):
         run(["--before", write(tmp_path / "a_1.json", "x")])

@@ -337,7 +337,7 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
         if name == "on_worker_error" or value == own.get(name):
             continue
         if name == "instructions":
-            words.append(Path(args.instructions).stem)
+            words.append("instructions" if args.instructions is None else Path(args.instructions).stem)
         else:
             words.append(str(value) if name == "split" else f"{name}-{value}")
     return [_file_word(word) for word in words]
