@@ -116,7 +116,7 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
         raise BadValue(
             "--policy plays the tasks' own words, and --before was played with others: zoo.evaluate --instructions FILE"
         )
-    evaluation = protocol.get("evaluation", {})
+    evaluation = protocol["evaluation"] if _has(protocol, {"evaluation": dict}) else {}
     given = {
         "env": record["env"],
         "policy": args.policy,
@@ -174,12 +174,18 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def read_record(path: Path) -> Mapping[str, Any]:
     """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     file = path / RESULTS_FILE if path.is_dir() else path
-    hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
+    hint = "write one with: python -m zoo.evaluate -i RUN -o"
     if not file.is_file():
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint} {quoted(file)}")
     record = read_json(file)
     if not _is_record(record):
-        raise BadValue(f"'{file}' is no result of zoo.evaluate; {hint}")
+        kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())
+        what = (
+            "has rates alone, as trained agents come, and pairs need episodes"
+            if kept
+            else "is no result of zoo.evaluate"
+        )
+        raise BadValue(f"'{file}' {what}; {hint} NEW.json")
     return record
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.compare import run
+from zoo.compare import _flags_of, parser, run
 
 
 def write(path: Path, solved: str, *, deterministic: bool = True) -> str:
@@ -87,6 +87,22 @@ def test_deterministic_and_sampled_actions_are_not_compared(tmp_path: Path) -> N
     files = [write(tmp_path / "a_1.json", "x"), write(tmp_path / "b_1.json", "x", deterministic=False)]
     with pytest.raises(BadValue, match="--stochastic"):
         run(["--before", files[0], "--after", files[1]])
+
+
+def test_a_trained_agents_summary_is_told_from_results(tmp_path: Path) -> None:
+    """The hint does not write over the file that came with it."""
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"test": {"summary": "as it was", "success": {"success": 0.5}, "tasks": []}}))
+    with pytest.raises(BadValue, match=r"has rates alone, .* pairs need episodes; write one with: .* -o NEW.json"):
+        run(["--before", str(tmp_path), "--after", str(tmp_path)])
+
+
+def test_a_record_without_its_evaluation_can_be_played_again(tmp_path: Path) -> None:
+    record = json.loads(Path(write(tmp_path / "a_1.json", "x")).read_text())
+    args = parser().parse(["--before", "x", "--policy", "nano"])
+    flags = _flags_of({**record, "protocol": {"evaluation": None, "split": "test"}}, args)
+    assert flags[:2] == ["--env", "Toy-Reach/0"]
+    assert "--temperature" not in flags
 
 
 def test_what_was_measured_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,9 @@ def plan_rollout(
         check_acting(agent.policy, protocol, kwargs)
     else:
         agent.server.check_acting(protocol)
-    changes = [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given)]
+    changes = (
+        [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
+    )
     return RolloutPlan(
         env=agent.env,
         policy=agent.policy.name,
@@ -343,12 +345,16 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
     return [_file_word(word) for word in words]
 
 
-def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any]) -> list[str]:
-    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name."""
+def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed: int) -> list[str]:
+    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name.
+
+    Their seed, too, where it is not the default.
+    """
     words = ["stochastic"] if protocol.sample else []
     policy = {**given.get("policy_kwargs", {}), **protocol.sampling}
     words += [f"{name}-{value}" for name, value in policy.items()]
     words += [f"rounds-{protocol.rounds}"] if protocol.rounds > 1 else []
+    words += [f"seed-{seed}"] if words and seed else []
     return [_file_word(word) for word in words]
 
 

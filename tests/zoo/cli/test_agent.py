@@ -45,6 +45,19 @@ def test_other_words_in_params_are_a_departure_from_the_run(tmp_path: Path) -> N
     assert plan_rollout(args, episodes=1).named("results") == "results_instructions"
 
 
+def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
+    run = begun(tmp_path, "ppo", at=1.0)
+    conventions = {"cameras": ["image"], "chunk": 1}
+    (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+
+    def name(*flags: str) -> str:
+        return plan_rollout(evaluate.parser().parse(["-i", str(run.path), *flags]), episodes=1).named("results")
+
+    assert name("--stochastic", "--seed", "2") == "results_stochastic_seed-2"
+    assert name("--stochastic") == "results_stochastic"
+    assert name("--seed", "2") == "results"  # deterministic actions draw nothing
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
