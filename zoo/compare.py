@@ -174,18 +174,15 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def read_record(path: Path) -> Mapping[str, Any]:
     """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     file = path / RESULTS_FILE if path.is_dir() else path
-    hint = "write one with: python -m zoo.evaluate -i RUN -o"
     if not file.is_file():
-        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint} {quoted(file)}")
+        hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
+        raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
     record = read_json(file)
     if not _is_record(record):
         kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())
-        what = (
-            "has rates alone, as trained agents come, and pairs need episodes"
-            if kept
-            else "is no result of zoo.evaluate"
-        )
-        raise BadValue(f"'{file}' {what}; {hint} NEW.json")
+        rates = "has rates alone, as trained agents come, and pairs need episodes"
+        what = rates if kept else "is no result of zoo.evaluate"
+        raise BadValue(f"'{file}' {what}; write one with: python -m zoo.evaluate -i RUN -o NEW.json")
     return record
 
 

@@ -213,9 +213,7 @@ def plan_rollout(
         check_acting(agent.policy, protocol, kwargs)
     else:
         agent.server.check_acting(protocol)
-    changes = (
-        [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
-    )
+    words = [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
     return RolloutPlan(
         env=agent.env,
         policy=agent.policy.name,
@@ -227,7 +225,7 @@ def plan_rollout(
         start_states=tuple(start_states),
         output_folder=agent.output_folder,
         can_sample=can_sample(agent.policy),
-        departures=(*agent.departures, *changes),
+        departures=(*agent.departures, *words) if args.run is not None else (),
         server=agent.server,
     )
 
