@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import plan_rollout
@@ -72,6 +72,8 @@ def run(argv: Sequence[str]) -> int:
     tasks, names = compare_tasks(*outcomes), task_names(before)
     if len(tasks) > 1:
         print(task_comparison_table({names[task]: one for task, one in tasks.items()}))
+    for sentence in differences(before, after):
+        print(f"warning: {sentence}")
     for line in dict.fromkeys(record["summary"] for record in (*before, *after)):
         print(f"protocol: {line}")
     return 0
@@ -114,7 +116,7 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
         raise BadValue(
             "--policy plays the tasks' own words, and --before was played with others: zoo.evaluate --instructions FILE"
         )
-    evaluation = protocol.get("evaluation", {})
+    evaluation = protocol["evaluation"] if _has(protocol, {"evaluation": dict}) else {}
     given = {
         "env": record["env"],
         "policy": args.policy,
@@ -129,6 +131,32 @@ def _flags_of(record: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     flags += [] if record["deterministic"] else ["--stochastic"]
     options = protocol.get("options")
     return [*flags, "--params", f"env_kwargs:{json.dumps(options)}"] if options else flags
+
+
+def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each condition, beside the policy, that one side was measured under and the other not."""
+    ours, theirs = _conditions(before), _conditions(after)
+    pairs = {kind: (sorted(ours[kind] - theirs[kind]), sorted(theirs[kind] - ours[kind])) for kind in ours}
+    return [
+        f"the two sides had other {kind}, which may explain the difference: {shown(one[0])} before, "
+        f"{shown(other[0])} after"
+        for kind, (one, other) in pairs.items()
+        if one and other
+    ]
+
+
+def _conditions(records: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Condition -> what it was in these records, as text; records that do not say add nothing."""
+    found: dict[str, set[str]] = {"words": set(), "horizons": set(), "options": set()}
+    for protocol in [record["protocol"] for record in records if _has(record, {"protocol": dict})]:
+        if _has(protocol, {"options": dict}):
+            found["options"].add(json.dumps(protocol["options"], sort_keys=True))
+        tasks = protocol["tasks"] if _has(protocol, {"tasks": list}) else []
+        for task in tasks:
+            if _has(task, {"name": str, "instruction": str, "horizon": int}):
+                found["words"].add(f"{task['name']}: {task['instruction']}")
+                found["horizons"].add(f"{task['name']}: {task['horizon']} steps")
+    return found
 
 
 def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -146,12 +174,15 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def read_record(path: Path) -> Mapping[str, Any]:
     """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
     file = path / RESULTS_FILE if path.is_dir() else path
-    hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
     if not file.is_file():
+        hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
         raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")
     record = read_json(file)
     if not _is_record(record):
-        raise BadValue(f"'{file}' is no result of zoo.evaluate; {hint}")
+        kept = any(_has(part, {"summary": str, "success": dict}) for part in record.values())
+        rates = "has rates alone, as trained agents come, and pairs need episodes"
+        what = rates if kept else "is no result of zoo.evaluate"
+        raise BadValue(f"'{file}' {what}; write one with: python -m zoo.evaluate -i RUN -o NEW.json")
     return record
 
 

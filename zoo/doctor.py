@@ -108,7 +108,7 @@ def _replay_expert(args: argparse.Namespace) -> int:
     options = key_values(args.params)
     progress = Progress(episodes, on=args.progress, unit="episode")
     try:
-        result = replay(args.env, episodes, on_episodes=progress.to, **options)
+        result = replay(args.env, episodes, options, on_episodes=progress.to)
     finally:
         progress.close()
     print(result)

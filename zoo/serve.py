@@ -166,11 +166,13 @@ def wire_names(args: argparse.Namespace) -> dict[str, str]:
     from zoo.serving.protocols import renamed
 
     check_known("protocol", args.protocol, PROTOCOLS)
-    own = {}
+    own: dict[str, str] = {}
     for pair in args.names:
         key, equals, name = pair.partition("=")
         if not equals or not name:
             raise BadValue(f"--names wants KEY=NAME, got '{pair}'. Example: --names image=base_camera")
+        if key in own:
+            raise BadValue(f"--names {key} is given twice, as '{own[key]}' and '{name}'; leave one out")
         own[key] = name
     return renamed(PROTOCOLS[args.protocol][0].NAMES, own)
 

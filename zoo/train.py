@@ -89,10 +89,6 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_named_packages(args)
     check_services(args)
-    if args.published is not None:
-        from zoo.cli.published_runs import train_published
-
-        train_published(args)
     config, point = resolve_run(args)
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
@@ -128,6 +124,10 @@ def _published_lines(args: argparse.Namespace) -> list[str]:
 
 def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:
     """Return the configuration of the run that the flags ask for and, with -i, the checkpoint it goes on from."""
+    if args.published is not None:
+        from zoo.cli.published_runs import train_published
+
+        train_published(args)
     if not args.resume:
         return resolve_new_run(args), None
     from zoo.hub.download import is_remote, remote_resume_point

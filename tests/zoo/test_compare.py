@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_gym.errors import BadValue
-from zoo.compare import run
+from zoo.compare import _flags_of, parser, run
 
 
 def write(path: Path, solved: str, *, deterministic: bool = True) -> str:
@@ -87,6 +87,43 @@ def test_deterministic_and_sampled_actions_are_not_compared(tmp_path: Path) -> N
     files = [write(tmp_path / "a_1.json", "x"), write(tmp_path / "b_1.json", "x", deterministic=False)]
     with pytest.raises(BadValue, match="--stochastic"):
         run(["--before", files[0], "--after", files[1]])
+
+
+def test_a_trained_agents_summary_is_told_from_results(tmp_path: Path) -> None:
+    """The hint does not write over the file that came with it."""
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"test": {"summary": "as it was", "success": {"success": 0.5}, "tasks": []}}))
+    with pytest.raises(BadValue, match=r"has rates alone, .* pairs need episodes; write one with: .* -o NEW.json"):
+        run(["--before", str(tmp_path), "--after", str(tmp_path)])
+
+
+def test_a_record_without_its_evaluation_can_be_played_again(tmp_path: Path) -> None:
+    record = json.loads(Path(write(tmp_path / "a_1.json", "x")).read_text())
+    args = parser().parse(["--before", "x", "--policy", "nano"])
+    flags = _flags_of({**record, "protocol": {"evaluation": None, "split": "test"}}, args)
+    assert flags[:2] == ["--env", "Toy-Reach/0"]
+    assert "--temperature" not in flags
+
+
+def test_what_was_measured_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def measured(name: str, words: str, horizon: int, options: Mapping[str, object]) -> str:
+        file = Path(write(tmp_path / name, "x-"))
+        task = {"name": "reach-red", "instruction": words, "horizon": horizon}
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({**record, "protocol": {"tasks": [task], "options": options}}))
+        return str(file)
+
+    before = measured("a_1.json", "reach it", 12, {})
+    assert run(["--before", before, "--after", before]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert run(["--before", before, "--after", measured("b_1.json", "touch it", 20, {"render_quality": "fast"})]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    says = "the two sides had other {}, which may explain the difference: '{}' before, '{}' after"
+    assert warnings == [
+        "warning: " + says.format("words", "reach-red: reach it", "reach-red: touch it"),
+        "warning: " + says.format("horizons", "reach-red: 12 steps", "reach-red: 20 steps"),
+        "warning: " + says.format("options", "{}", '{"render_quality": "fast"}'),
+    ]
 
 
 def test_both_sides_are_asked_for(tmp_path: Path) -> None:

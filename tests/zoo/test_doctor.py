@@ -52,6 +52,7 @@ def test_what_is_missing_makes_it_1_unless_nothing_needs_it(
         (["--oracle", "--env", "Toy-Reach"], BadValue, "no scripted expert"),
         (["--oracle", "--env", "MetaWorld/reach", "--episodes", "51"], BadValue, "1 .. 50"),
         (["--oracle", "--env", "MetaWorld/reach", "-params", "protocl:lerobot"], UnknownName, "'protocol'"),
+        (["--oracle", "--env", "Toy-Reach", "-params", "episodes:5"], UnknownName, "no option of Toy-Reach 'episodes'"),
     ],
 )
 def test_what_it_refuses(argv: list[str], error: type[Exception], words: str) -> None:

@@ -33,6 +33,12 @@ def test_a_plan_counts_ranks_and_memory(
     assert os.listdir() == []
 
 
+def test_a_published_row_s_recipe_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    said = planned(capsys, "--published libero-130-grpo --ranks 8")
+    assert "environment  LIBERO-130: 130 tasks" in said
+    assert main(["plan", "--published", "libero-130-bse"]) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "num_envs"),
     [

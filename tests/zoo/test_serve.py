@@ -45,6 +45,7 @@ def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixt
         (["--port", "70000"], "0 .. 65535"),
         (["--protocol", "grpc"], "openpi, vla-eval"),
         (["--names", "image"], "KEY=NAME"),
+        (["--names", "image=a", "--names", "image=b"], "--names image is given twice"),
         (["--names", "camera=x"], "observation key"),
         (["--window", "-1"], "milliseconds"),
         (["--tls-cert", "x"], "go together"),

@@ -159,13 +159,23 @@ class RolloutPlan:
         return "_".join([stem, *self.departures])
 
 
+OF_POLICY = ("chunk", "image_size", "wrist_camera", "state", "action_units")
+"""Options of an environment that say what a policy sees and what its actions mean."""
+
+
 def plan_rollout(
-    args: argparse.Namespace, *, episodes: int | None, n_timesteps: int | None = None, unplayed: bool = False
+    args: argparse.Namespace,
+    *,
+    episodes: int | None,
+    n_timesteps: int | None = None,
+    unplayed: bool = False,
+    as_published: bool = False,
 ) -> RolloutPlan:
     """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
 
     `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
     run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
+    `as_published`: of the environment of the run or the recipe only `OF_POLICY` stays.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -179,6 +189,8 @@ def plan_rollout(
     if agent.server is None:
         refuse_server_flags(args)
     trained = {**agent.env_options, **agent.policy.env_options}
+    if as_published:
+        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
     unused = (*TRAINING_ONLY, "num_workers")
     options = {name: value for name, value in trained.items() if name not in unused}
     asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
@@ -201,7 +213,7 @@ def plan_rollout(
         check_acting(agent.policy, protocol, kwargs)
     else:
         agent.server.check_acting(protocol)
-    changes = [] if args.run is None else [*_changes(trained, options, args), *_decoding_words(protocol, given)]
+    words = [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
     return RolloutPlan(
         env=agent.env,
         policy=agent.policy.name,
@@ -213,7 +225,7 @@ def plan_rollout(
         start_states=tuple(start_states),
         output_folder=agent.output_folder,
         can_sample=can_sample(agent.policy),
-        departures=(*agent.departures, *changes),
+        departures=(*agent.departures, *words) if args.run is not None else (),
         server=agent.server,
     )
 
@@ -325,18 +337,22 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
         if name == "on_worker_error" or value == own.get(name):
             continue
         if name == "instructions":
-            words.append(Path(args.instructions).stem)
+            words.append("instructions" if args.instructions is None else Path(args.instructions).stem)
         else:
             words.append(str(value) if name == "split" else f"{name}-{value}")
     return [_file_word(word) for word in words]
 
 
-def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any]) -> list[str]:
-    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name."""
+def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed: int) -> list[str]:
+    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name.
+
+    Their seed, too, where it is not the default.
+    """
     words = ["stochastic"] if protocol.sample else []
     policy = {**given.get("policy_kwargs", {}), **protocol.sampling}
     words += [f"{name}-{value}" for name, value in policy.items()]
     words += [f"rounds-{protocol.rounds}"] if protocol.rounds > 1 else []
+    words += [f"seed-{seed}"] if words and seed else []
     return [_file_word(word) for word in words]
 
 

@@ -31,6 +31,12 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
         self.add_argument("--version", action="version", version=VERSION_TEXT)
 
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """As argparse's, but a flag of several values that is given twice has the values of both."""
+        if options.get("nargs") == "+":
+            options.setdefault("action", "extend")
+        return super().add_argument(*names, **options)
+
     def error(self, message: str) -> NoReturn:
         raise BadValue(f"{message} ({self.prog} --help lists all options)")
 
@@ -151,7 +157,7 @@ def pipeline_stages(text: str) -> int | str:
 def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:
     """Read `["learning_rate:3e-4", "policy_kwargs:{temperature: 0.8}"]`; values are YAML, never code.
 
-    Raises `BadValue` for a pair without a colon, an empty key, or a value that is no YAML.
+    Raises `BadValue` for a pair without a colon, an empty key, a key that is given twice, or a value that is no YAML.
     """
     values: dict[str, Any] = {}
     for pair in pairs:
@@ -160,6 +166,8 @@ def key_values(pairs: Sequence[str], flag: str = "-params") -> dict[str, Any]:
             example = ". Example: -params chunk:8 image_size:64" if flag == "-params" else ""
             raise BadValue(f"{flag} wants key:value, got {shown(pair)}{example}")
         name = shortened(key.strip(), MOST_SHOWN)
+        if key.strip() in values:
+            raise BadValue(f"{flag} {name} is given twice, the second time as {shown(text)}; leave one out")
         values[key.strip()] = parse_yaml(text, f"{flag} {name}: cannot read the value {shown(text)}, it")
     return values
 
@@ -370,7 +378,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exp-id",
         type=count_or_zero,
-        default=0,
         metavar="K",
         help="number of the run, as in logs/ppo/Toy-Reach_<K> (default: 0, the newest)",
     )

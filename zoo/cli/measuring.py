@@ -97,6 +97,7 @@ def _record(
         actions=actions,
         start_kind=envs.benchmark.start_kind,
         render_quality=envs.benchmark.render_quality,
+        own_words=len(protocol["own_instructions"]),
     )
     return evaluation_record(
         episodes,

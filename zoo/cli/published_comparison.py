@@ -43,7 +43,7 @@ def comparison_lines(row: PublishedRow, measured: Measured) -> list[str]:
     lines = [f"published    ours       k/n    {'':<{width}}  {row.name}"]
     ours: dict[str, float] = {}
     for figure in row.figures:
-        lines.append(_line(figure, width, measured, ours))
+        lines.append(_line(figure, row, width, measured, ours))
     if row.protocol.rounds > 1:
         lines.append(
             f"p counts the {row.protocol.rounds} rounds of a start state as independent, which they are not quite"
@@ -51,10 +51,10 @@ def comparison_lines(row: PublishedRow, measured: Measured) -> list[str]:
     return lines
 
 
-def _line(figure: Figure, width: int, measured: Measured, ours: dict[str, float]) -> str:
+def _line(figure: Figure, row: PublishedRow, width: int, measured: Measured, ours: dict[str, float]) -> str:
     head = f"{figure.percent:>8.2f}%"
     if figure.average is not None:
-        mean = _average(figure, measured, ours)
+        mean = _average(figure, row, measured, ours)
         shown = "  not computed" if mean is None else f"{mean:>9.2f}%          "
         return f"{head}  {shown}  {figure.label:<{width}}  ({_RULES[figure.average]})"
     episodes = _episodes(figure, measured)
@@ -65,6 +65,8 @@ def _line(figure: Figure, width: int, measured: Measured, ours: dict[str, float]
     p = binomial_exact(rate.successes, rate.episodes, figure.percent / 100)
     counts = f"{rate.successes}/{rate.episodes}"
     test = f"p = {p:.2g} (exact binomial, two-sided)"
+    if absent := [env for env in figure.of if env not in measured]:
+        test = f"{test}, {len(figure.of) - len(absent)} of its {len(figure.of)} environments"
     return f"{head}  {100 * rate.mean:>8.2f}%  {counts:>9}  {figure.label:<{width}}  {test}"
 
 
@@ -76,14 +78,19 @@ _RULES = {
 }
 
 
-def _average(figure: Figure, measured: Measured, ours: Mapping[str, float]) -> float | None:
+def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mapping[str, float]) -> float | None:
+    """Return our average in per cent; None where a part of it was not played, or its rule is not known."""
+    columns = sum(one.average is None for one in row.figures)
+    if not measured.keys() >= set(row.envs) or len(ours) < columns:
+        return None
     if figure.average == "plain":
-        return statistics.fmean(ours.values()) if ours else None
+        return statistics.fmean(ours.values())
     if figure.average == "suites":
         (episodes, tasks) = measured[figure.of[0]]
-        return 100 * suite_weighted_mean(rates_by_suite(episodes, tasks))
+        rates = rates_by_suite(episodes, tasks)
+        return 100 * suite_weighted_mean(rates) if len(rates) == len({task.suite for task in tasks}) else None
     weights = {"vision": 5, "semantic": 7, "execution": 3, "in distribution": 1}
-    if figure.average == "ood" and weights.keys() <= ours.keys():
+    if figure.average == "ood":
         return sum(weight * ours[label] for label, weight in weights.items()) / 16
     return None
 

@@ -12,12 +12,15 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_destination
-from zoo.cli.agent import RolloutPlan, plan_rollout
-from zoo.cli.arguments import as_pairs, flag_of
+from zoo.cli.acting import given_settings
+from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
+from zoo.cli.arguments import as_pairs, flag_of, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
+from zoo.config.hyperparams import deep_merge
 from zoo.config.published import ANY_SUITE, PublishedRow, find_published
-from zoo.config.run_config import benchmark_options
+from zoo.config.run_config import benchmark_options, env_options
+from zoo.config.settings import yaml_line
 from zoo.evaluation.evaluator import EpisodeRecord
 
 _SET_BY_ROW = (
@@ -32,6 +35,8 @@ _SET_BY_ROW = (
     "instructions",
 )
 """Flags of `zoo.evaluate` that the row's protocol decides."""
+_OF_ROWS = {"split": None, "instructions": None}
+"""Settings in `-params` that every row decides."""
 
 
 def row_lines(row: PublishedRow) -> list[str]:
@@ -45,16 +50,17 @@ def row_lines(row: PublishedRow) -> list[str]:
 def evaluate_published(args: argparse.Namespace) -> int:
     """Evaluate by a row's protocol and print each published figure beside ours; with `--dry-run` only say how."""
     row = find_published(args.published)
-    if given := next((name for name in _SET_BY_ROW if getattr(args, name)), None):
-        raise BadValue(f"{flag_of(given)} is the protocol's, and --published {row.name} sets it; leave one out")
-    envs = _chosen_envs(row, args.env)
-    print("\n".join(protocol_lines(row, _starts(row, envs, args.eval_episodes), _grid(row))), flush=True)
+    _check_flags(args, row)
+    envs, options = _chosen_envs(row, args.env), _own_options(args)
+    print("\n".join(protocol_lines(row, _starts(row, envs, args.eval_episodes, options), _grid(row))), flush=True)
+    if options:
+        print(f"besides      {yaml_line(options)}: yours, and not of the published protocol", flush=True)
     if args.dry_run:
         print("\n".join([*_weights_lines(row, envs, args), *recipe_lines(row)]))
         print("dry run      nothing was started or written")
         return 0
     output = check_destination(Path(args.output or f"results_{row.name}.json"))
-    plans = {env: plan_rollout(_flags(args, row, env), episodes=_episodes(row, args)) for env in envs}
+    plans = {env: _plan(args, row, env) for env in envs}
     measured, records = {}, {}
     for env, plan in plans.items():
         table, record = _measured(plan, args, output)
@@ -66,6 +72,41 @@ def evaluate_published(args: argparse.Namespace) -> int:
     write_or_print(output, json.dumps({"published": comparison_record(row, measured), "results": records}, indent=2))
     print(f"written to {output}")
     return 0
+
+
+def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
+    """Raise `BadValue` for flags and settings in `-params` that the row decides."""
+    flags = [name for name in _SET_BY_ROW if not any(getattr(args, name) is unset for unset in (None, False))]
+    given = flag_of(flags[0]) if flags else None
+    own_weights = args.run is None and args.policy is None
+    reading = row.reading(row.envs[0]) if own_weights else {}
+    decided = {
+        **_OF_ROWS,
+        "env_kwargs": {**_OF_ROWS, **row.protocol.env_kwargs},
+        "policy_kwargs": {"temperature": None, "top_k": None, **reading},
+    }
+    if (setting := _shared(given_settings(args.params), decided)) is not None:
+        given = given or f"-params {setting}"
+    if given is not None:
+        raise BadValue(f"{given} is the protocol's, and --published {row.name} sets it; leave it out")
+
+
+def _shared(given: Mapping[str, Any], decided: Mapping[str, Any]) -> str | None:
+    """Return the first setting that both have, as `-params` write it; None where they share none."""
+    for name, value in given.items():
+        former = decided.get(name)
+        if isinstance(value, Mapping) and isinstance(former, Mapping):
+            if (inner := _shared(value, former)) is not None:
+                return f"{name}:{{{inner}}}"
+        elif name in decided:
+            return name
+    return None
+
+
+def _own_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the benchmark's options in `-params` that change what is measured."""
+    options = benchmark_options(env_options(given_settings(args.params)))
+    return {name: value for name, value in options.items() if name not in OF_POLICY}
 
 
 def _measured(plan: RolloutPlan, args: argparse.Namespace, output: Path) -> tuple[str, Mapping[str, Any]]:
@@ -92,29 +133,31 @@ def _episodes(row: PublishedRow, args: argparse.Namespace) -> int | None:
     return row.protocol.start_states if args.eval_episodes is None else int(args.eval_episodes)
 
 
-def _grid(row: PublishedRow) -> dict[str, int]:
-    options = row.protocol.env_kwargs
+def _grid(row: PublishedRow, own: Mapping[str, Any] | None = None) -> dict[str, int]:
+    options = {**(own or {}), **row.protocol.env_kwargs}
     return {env: sum(task.num_trials for task in find_benchmark(env, **options).tasks) for env in row.envs}
 
 
-def _starts(row: PublishedRow, envs: tuple[str, ...], episodes: int | None) -> dict[str, int]:
-    grid = _grid(row)
+def _starts(
+    row: PublishedRow, envs: tuple[str, ...], episodes: int | None, own: Mapping[str, Any] | None = None
+) -> dict[str, int]:
+    grid = _grid(row, own)
     return {env: min(grid[env], episodes or row.protocol.start_states or grid[env]) for env in envs}
 
 
-def _flags(args: argparse.Namespace, row: PublishedRow, env: str) -> argparse.Namespace:
-    """Return the flags of an evaluation in one environment by the row's protocol."""
+def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> RolloutPlan:
+    """Return the evaluation in one environment by the row's protocol."""
     flags, protocol = copy(args), row.protocol
     flags.env = env
     if args.run is None and args.policy is None:
         flags.policy = row.start_policy(env)
     flags.stochastic, flags.temperature, flags.rounds = protocol.sample, protocol.temperature, protocol.rounds
-    settings: dict[str, Any] = {"env_kwargs": dict(protocol.env_kwargs)}
     # A run of ours says itself what it is.
-    if args.run is None and (reading := row.reading(env)):
-        settings["policy_kwargs"] = reading
-    flags.params = [*as_pairs(settings), *args.params]
-    return flags
+    reading = row.reading(env) if args.run is None else {}
+    settings = {"env_kwargs": protocol.env_kwargs, **({"policy_kwargs": reading} if reading else {})}
+    # Shared settings were refused, but for how a policy of the user's is read, which the user knows.
+    flags.params = as_pairs(deep_merge(settings, key_values(args.params)))
+    return plan_rollout(flags, episodes=_episodes(row, args), as_published=True)
 
 
 def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_gym.reading import user_path
@@ -77,8 +77,8 @@ class OnPolicyConfig:
     desired_kl: Annotated[float, Range(above=0, high=1000)] | None = None
     """KL (k3) that the policy's learning rate aims at: a factor on its schedule falls above twice of it and rises below
     half of it; None = the schedule alone. RSL-RL's schedule "adaptive"."""
-    dual_clip: Positive | None = None
-    """Cap of the loss where the advantage is negative, in units of |advantage|, above 1. arXiv:1912.09729."""
+    dual_clip: Annotated[float, Range(above=1, high=1e12)] | None = None
+    """Cap of the loss where the advantage is negative, in units of |advantage|. arXiv:1912.09729."""
     logprob_level: LogprobLevel
     """Extent of one ratio. RLinf; "sequence": GSPO, arXiv:2507.18071."""
     recompute_logprobs: bool = False
@@ -194,6 +194,23 @@ def folders_of(names: Texts | None) -> tuple[Path, ...]:
     """The folders that a user names: none, one or several."""
     given = (names,) if isinstance(names, str) else names or ()
     return tuple(user_path(name) for name in given)
+
+
+def check_groups(settings: Mapping[str, Any]) -> None:
+    """Raise `BadValue` for settings of GRPO that contradict each other."""
+    if settings["normalize_advantage_per_task"] and settings["advantage"] == "group_std":
+        raise BadValue(
+            "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by that "
+            "of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
+        )
+    if settings["masked_minibatches"] and settings["loss_weight"] != "trajectory":
+        raise BadValue(
+            "masked_minibatches weighs every episode by 1 / (all episodes), got "
+            f"loss_weight={settings['loss_weight']!r}; leave one of the two out"
+        )
+    bounds = settings["score_bounds"]
+    if bounds is not None and not bounds[0] < bounds[1]:
+        raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(bounds)}")
 
 
 def check_anchor(bc_coef: float, bc_dataset: Texts | None) -> None:

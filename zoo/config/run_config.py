@@ -12,7 +12,15 @@ from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE
 from vla_gym.rewards import RewardKind
 from vla_gym.workers.pool import OnWorkerError
-from zoo.config.algorithm_configs import ALGORITHMS, GRPOConfig, PPOConfig, SFTConfig, check_algorithm, check_anchor
+from zoo.config.algorithm_configs import (
+    ALGORITHMS,
+    GRPOConfig,
+    PPOConfig,
+    SFTConfig,
+    check_algorithm,
+    check_anchor,
+    check_groups,
+)
 from zoo.config.evaluation_options import EVAL_OPTIONS, evaluated_options, evaluation_protocol
 from zoo.config.settings import (
     MOST_PROCESSES,
@@ -59,7 +67,7 @@ class OptimizerOptions(TypedDict, total=False):
 
     eps: Positive
     weight_decay: NonNegative
-    betas: Annotated[tuple[float, float], Range(low=0, high=1)]
+    betas: Annotated[tuple[float, float], Range(low=0, below=1)]
 
 
 class StartWeights(TypedDict, total=False):
@@ -294,6 +302,8 @@ def check_arithmetic(config: RunConfig) -> None:
             "with automatic resets set rounds_per_update:null"
         )
     _check_normalisation(config)
+    if config.algo == "grpo":
+        check_groups({**defaults_of(GRPOConfig), **config.algo_kwargs})
     check_anchor(config.algo_kwargs.get("bc_coef", 0.0), config.algo_kwargs.get("bc_dataset"))
     group = config.group_size
     if group >= 1 and config.num_envs % group:

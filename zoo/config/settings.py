@@ -27,6 +27,8 @@ class Range:
     """Largest."""
     above: float = -math.inf
     """Excluded lower end."""
+    below: float = math.inf
+    """Excluded upper end."""
 
 
 LARGEST_COUNT = 10**15
@@ -188,6 +190,8 @@ def _number(limits: Range, value: object, where: str) -> float:
         raise BadValue(f"{where} must be a number, got {shown(value)}")
     if number <= limits.above:
         raise BadValue(f"{where} must be above {limits.above:g}, got {shown(value)}")
+    if number >= limits.below:
+        raise BadValue(f"{where} must be below {limits.below:g}, got {shown(value)}")
     if number < limits.low or number > limits.high:
         bound = f"at least {limits.low:g}" if number < limits.low else f"at most {limits.high:g}"
         raise BadValue(f"{where} must be {bound}, got {shown(value)}")

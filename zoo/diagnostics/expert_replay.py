@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,15 +61,17 @@ class ReplayResult:
 def replay(
     env_id: str,
     episodes: int | None,
+    options: Mapping[str, Any] | None = None,
     *,
     on_episodes: Callable[[int], None] = lambda done: None,
-    **options: Any,
 ) -> ReplayResult:
     """Let the expert of `env_id` act, no pictures drawn; `episodes` as of `choose_start_states`.
 
+    `options` are the benchmark's.
+
     Raises `BadValue` where there is no expert, or for more episodes than there are start states.
     """
-    benchmark = replace(find_benchmark(env_id, **options), cameras=())
+    benchmark = replace(find_benchmark(env_id, **(options or {})), cameras=())
     make_expert = expert_class(benchmark)
     starts = choose_start_states(benchmark.tasks, episodes)
     num_envs = min(MOST_ENVS, len(starts))

@@ -111,9 +111,7 @@ def choose_start_states(tasks: Sequence[Task], episodes: int | None) -> list[Sta
     if episodes is None:
         episodes = grid
     if not 1 <= episodes <= grid:
-        raise BadValue(
-            f"eval_episodes must lie in 1 .. {grid} (all start states of {len(tasks)} tasks), got {episodes}"
-        )
+        raise BadValue(f"episodes must lie in 1 .. {grid} (all start states of {len(tasks)} tasks), got {episodes}")
     if episodes < len(tasks):
         chosen = (index * len(tasks) // episodes for index in range(episodes))
         return [StartState(task_id=task_id, trial_id=0) for task_id in chosen]

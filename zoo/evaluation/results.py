@@ -156,9 +156,13 @@ def protocol_line(
     actions: str,
     start_kind: str,
     render_quality: RenderQuality = "full",
+    own_words: int = 0,
 ) -> str:
-    """One line that keeps a success rate from being misread; `actions` is
-    `VLAPolicy.action_selection_text`, `start_kind` and `render_quality` are `Benchmark`'s."""
+    """One line that keeps a success rate from being misread.
+
+    `actions` is `VLAPolicy.action_selection_text`, `start_kind` and `render_quality` are `Benchmark`'s. `own_words`
+    tasks have other words than the benchmark's.
+    """
     tried = [tasks[task_id] for task_id in sorted({episode.task_id for episode in episodes})]
     starts = len({(episode.task_id, episode.trial_id) for episode in episodes})
     times, note = "", ""
@@ -169,9 +173,11 @@ def protocol_line(
     trials = sum(task.num_trials for task in tasks)
     spread = f"{horizons[0]}" if len(horizons) == 1 else f"{horizons[0]}-{horizons[-1]}"
     pictures = "" if render_quality == "full" else f", {render_quality} pictures"
+    words = f", own words for {own_words} {'task' if own_words == 1 else 'tasks'}" if own_words else ""
     return (
         f"{env_id}, {len(episodes)} episodes = {times}{starts} of {trials} {start_kind} on {len(tried)} of "
-        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{note}"
+        f"{len(tasks)} tasks, success at any step, horizon {spread} steps, {actions}, chunk {chunk}{pictures}{words}"
+        f"{note}"
     )
 
 

@@ -30,9 +30,32 @@ def test_an_evaluation_under_other_words(tmp_path: Path) -> None:
     words.write_text("reach_red: touch the block as red as a tomato\n")
     out = tmp_path / "results.json"
     assert evaluate.run([*EVALUATE, "--instructions", str(words), "-o", str(out)]) == 0
-    protocol = json.loads(out.read_text())["protocol"]
+    record = json.loads(out.read_text())
+    assert ", own words for 1 task, split train" in record["summary"]
+    protocol = record["protocol"]
     assert protocol["own_instructions"] == {"reach_red": "reach the red block"}
     assert protocol["tasks"][0]["instruction"] == "touch the block as red as a tomato"
+
+
+def test_other_words_in_params_are_a_departure_from_the_run(tmp_path: Path) -> None:
+    run = begun(tmp_path, "ppo", at=1.0)
+    conventions = {"cameras": ["image"], "chunk": 1}
+    (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+    args = evaluate.parser().parse(["-i", str(run.path), "-params", "instructions:{reach_red: touch it}"])
+    assert plan_rollout(args, episodes=1).named("results") == "results_instructions"
+
+
+def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
+    run = begun(tmp_path, "ppo", at=1.0)
+    conventions = {"cameras": ["image"], "chunk": 1}
+    (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
+
+    def name(*flags: str) -> str:
+        return plan_rollout(evaluate.parser().parse(["-i", str(run.path), *flags]), episodes=1).named("results")
+
+    assert name("--stochastic", "--seed", "2") == "results_stochastic_seed-2"
+    assert name("--stochastic") == "results_stochastic"
+    assert name("--seed", "2") == "results"  # deterministic actions draw nothing
 
 
 @pytest.mark.parametrize(

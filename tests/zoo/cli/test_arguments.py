@@ -58,3 +58,20 @@ def test_values_are_yaml_and_nothing_is_evaluated() -> None:
 
 def test_counts_may_be_written_as_floats() -> None:
     assert (count("1e6"), count("10_000")) == (1_000_000, 10_000)
+
+
+def test_a_flag_given_twice_has_the_values_of_both() -> None:
+    parser = import_module("zoo.sft").parser()
+    argv = ["--dataset", "a", "b", "-params", "chunk:8", "--dataset", "c", "-params", "image_size:64"]
+    args = parser.parse(argv)
+    assert (args.dataset, args.params) == (["a", "b", "c"], ["chunk:8", "image_size:64"])
+    assert parser.parse([]).params == []
+    both = import_module("zoo.compare").parser().parse(["--before", "a", "--before", "b"])
+    assert both.before == ["a", "b"]
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"-params chunk is given twice, the second time as '4'; leave one out"):
+        key_values(["chunk:8", "image_size:64", "chunk :4"])
+    with pytest.raises(BadValue, match="--eval-env-kwargs protocol is given twice"):
+        key_values(["protocol:a", "protocol:a"], flag="--eval-env-kwargs")

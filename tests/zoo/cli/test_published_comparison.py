@@ -46,6 +46,25 @@ def test_averages_are_taken_as_their_table_takes_them() -> None:
     assert "not computed" in comparison_lines(first, measured)[-1]
 
 
+def test_an_average_of_columns_that_were_not_all_played_is_not_computed() -> None:
+    row = published_rows()["libero-oft-base"]
+    measured = {env: (played((0, True)), find_benchmark(env).tasks) for env in row.envs}
+    assert "100.00%" in comparison_lines(row, measured)[-1]
+    del measured["LIBERO-Goal"]
+    average = comparison_lines(row, measured)[-1]
+    assert "not computed" in average
+    assert "100.00%" not in average
+
+
+def test_a_figure_of_several_environments_says_how_many_were_played() -> None:
+    row = published_rows()["plate25-oft-ppo"]
+    env = next(figure.of[0] for figure in row.figures if figure.label == "vision")
+    lines = comparison_lines(row, {env: (played((0, True)), find_benchmark(env).tasks)})
+    (vision,) = [line for line in lines if " vision " in line and "p = " in line]
+    assert "1 of its 5 environments" in vision
+    assert "not computed" in lines[-1]
+
+
 def test_a_part_of_the_grid_is_said_to_be_one() -> None:
     row = published_rows()["libero-130-grpo"]
     whole = protocol_lines(row, {"LIBERO-130": 6500}, {"LIBERO-130": 6500})

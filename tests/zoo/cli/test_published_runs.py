@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from vla_gym.errors import BadValue
 from zoo import evaluate
+from zoo.cli import published_runs
+from zoo.cli.agent import RolloutPlan
 from zoo.config import published as rows
 from zoo.config.published import Figure, PublishedRow
 from zoo.evaluation.protocol import EvaluationProtocol
+from zoo.runs.shipped_agents import agents_folder
 
 ROW = PublishedRow(
     name="toy",
@@ -46,3 +50,70 @@ def test_the_protocol_is_played_and_compared(capsys: pytest.CaptureFixture[str],
     record = json.loads((tmp_path / "results_toy.json").read_text())
     assert record["published"]["figures"][0]["episodes"] == 6
     assert record["results"]["Toy-Reach"]["rounds"] == 2
+
+
+class Planned(Exception):  # ends a command where it would play
+    """What would be played."""
+
+    def __init__(self, plan: RolloutPlan) -> None:
+        self.plan = plan
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def play(plan: RolloutPlan, *_: object) -> None:
+        raise Planned(plan)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(published_runs, "_measured", play)
+
+
+def plan_of(*argv: str) -> RolloutPlan:
+    with pytest.raises(Planned) as planned:
+        evaluate.run(["--env", "LIBERO-Goal", *argv])
+    return planned.value.plan
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_run_plays_the_published_protocol_and_not_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was trained in fast pictures from drawn start states; what its policy sees stays."""
+    run = agents_folder() / "sft" / "LIBERO-Goal"  # type: ignore[operator]
+    plan = plan_of("--published", "libero-oft-base", "-i", str(run))
+    assert plan.env_options == {
+        "chunk": 8,
+        "image_size": 128,
+        "wrist_camera": True,
+        "protocol": "rlinf",
+        "on_worker_error": "raise",
+    }
+    assert len(plan.start_states) == 10 * 50
+    assert "besides" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("planned")
+def test_settings_stand_beside_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["env_kwargs:{render_quality: fast, sampled_starts: 2}", "policy_kwargs:{family: nano}", "image_size:64"]
+    plan = plan_of("--published", "libero-oft-base", "--policy", "nano", "-params", *given)
+    options = plan.env_options
+    assert (options["protocol"], options["render_quality"], options["image_size"]) == ("rlinf", "fast", 64)
+    out = capsys.readouterr().out
+    assert "besides      {render_quality: fast, sampled_starts: 2}: yours, and not of the published protocol" in out
+    assert "1 x 20 start states" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--top-k", "0"], "--top-k"),
+        (["-params", "env_kwargs:{protocol: openvla-oft}"], "-params env_kwargs:{protocol}"),
+        (["-params", "env_kwargs:{split: test}"], "-params env_kwargs:{split}"),
+        (["-params", "split:test"], "-params split"),
+        (["-params", "instructions:{open the drawer: x}"], "-params instructions"),
+        (["-params", "policy_kwargs:{temperature: 2.0}"], "-params policy_kwargs:{temperature}"),
+        (["-params", "policy_kwargs:{family: openvla}"], "-params policy_kwargs:{family}"),
+    ],
+)
+def test_what_the_row_decides_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(BadValue) as error:
+        evaluate.run(["--published", "libero-oft-base", "--dry-run", *argv])
+    assert str(error.value) == f"{said} is the protocol's, and --published libero-oft-base sets it; leave it out"

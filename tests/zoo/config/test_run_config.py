@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -102,6 +102,8 @@ def test_settings_are_sorted_to_what_takes_them() -> None:
         ({"seed": -1}, BadValue, "seed must be"),
         ({"algo_kwargs": {"gamma": -3.0}}, BadValue, "gamma must be at least 0"),
         ({"algo_kwargs": {"gae_lambda": 7}}, BadValue, "gae_lambda must be at most 1"),
+        ({"algo_kwargs": {"dual_clip": 1.0}}, BadValue, "dual_clip must be above 1, got 1.0"),
+        ({"policy_kwargs": {"optimizer_kwargs": {"betas": [0.9, 1.0]}}}, BadValue, "betas must be below 1, got 1.0"),
         ({"algo_kwargs": {"batch_size": "x"}}, BadValue, "batch_size must be a number"),
         ({"algo_kwargs": {"clip_range": None}}, BadValue, "clip_range must be a number"),
         ({"algo_kwargs": {"n_epochs": 1e18}}, BadValue, "n_epochs must be at most 100000"),
@@ -116,6 +118,20 @@ def test_settings_are_sorted_to_what_takes_them() -> None:
 def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         from_plain({**WHOLE, **values}, "config.yml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"loss_weight": "token", "masked_minibatches": True}, "leave one of the two out"),
+        ({"normalize_advantage_per_task": True}, "set advantage to 'centred' or 'rloo'"),
+        ({"score_bounds": [0.9, 0.1]}, r"low below high, got \(0.9, 0.1\)"),
+    ],
+)
+def test_settings_of_groups_that_contradict_each_other_are_refused(settings: dict[str, Any], says: str) -> None:
+    values = {"n_timesteps": 100, "num_envs": 8, "group_size": 4, **settings}
+    with pytest.raises(BadValue, match=says):
+        build_config(algo="grpo", env="e", policy="p", values=values, seed=1)
 
 
 @pytest.mark.parametrize("name", ["env_kwargs", "eval_env_kwargs"])

@@ -84,6 +84,8 @@ def test_the_protocol_line_names_what_a_rate_depends_on() -> None:
         "E", EPISODES, TASKS, chunk=8, actions="as it likes", start_kind="start states", render_quality="fast"
     )
     assert fast.endswith("as it likes, chunk 8, fast pictures")
+    told = protocol_line("E", EPISODES, TASKS, chunk=8, actions="a", start_kind="start states", own_words=2)
+    assert told.endswith("a, chunk 8, own words for 2 tasks")
 
 
 def test_a_protocol_line_names_its_split_once() -> None:
