@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vla_gym.errors import BadValue
 from vla_gym.system.writable_paths import check_destination
+from vla_gym.video.ffmpeg import find_ffmpeg
 
 _CAPTION_HEIGHT = 44
 _SMALLEST_TILE = 192
@@ -83,10 +84,7 @@ class VideoGrid:
         return path
 
     def _encode(self, path: Path, fps: float) -> None:
-        try:
-            imageio_ffmpeg.get_ffmpeg_exe()
-        except RuntimeError as error:
-            raise OSError("no ffmpeg runs here; install ffmpeg, or name its file in IMAGEIO_FFMPEG_EXE") from error
+        find_ffmpeg()
         length = max(len(frames) for frames in self._frames.values())
         hold = max(1, round(_HOLD_SECONDS * fps))
         height, width = self._grid(0).shape[:2]

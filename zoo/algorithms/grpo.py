@@ -35,7 +35,14 @@ from zoo.algorithms.training_warnings import (
     nothing_to_learn,
 )
 from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
-from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, KLReference, LogprobLevel, StartSampling
+from zoo.config.algorithm_configs import (
+    GroupAdvantage,
+    GroupLossWeight,
+    KLReference,
+    LogprobLevel,
+    StartSampling,
+    check_groups,
+)
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.collector import RolloutCollector, is_chunk_policy
@@ -142,18 +149,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             raise unknown_name("advantage", str(advantage), get_args(GroupAdvantage))
         if loss_weight not in get_args(GroupLossWeight):
             raise unknown_name("loss_weight", str(loss_weight), get_args(GroupLossWeight))
-        if normalize_advantage_per_task and advantage == "group_std":
-            raise BadValue(
-                "normalize_advantage_per_task divides by the standard deviation of a task, advantage='group_std' by "
-                "that of every group already; set advantage to 'centred' or 'rloo', or leave one of the two out"
-            )
-        if masked_minibatches and loss_weight != "trajectory":
-            raise BadValue(
-                f"masked_minibatches weighs every episode by 1 / (all episodes), got loss_weight={loss_weight!r}; "
-                "leave one of the two out"
-            )
-        if score_bounds is not None and not score_bounds[0] < score_bounds[1]:
-            raise BadValue(f"score_bounds must be (low, high) with low below high, got {tuple(score_bounds)}")
+        check_groups(settings)
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
             **settings,

@@ -11,12 +11,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
-import imageio_ffmpeg
 import numpy as np
 from PIL import Image
 
 from vla_gym.errors import BadValue, shown
 from vla_gym.reading import check_no_pipe, inside
+from vla_gym.video.ffmpeg import find_ffmpeg
 from zoo.demonstrations import lerobot_format as lr
 
 PICTURES = ("video", "image")
@@ -152,7 +152,7 @@ def write_video(path: Path, images: Sequence[np.ndarray], *, fps: int, crf: int)
 
 def _encoding(path: Path, size: str, pixels: str, *, fps: int, crf: int) -> list[str]:
     """Command that writes what it is given, pictures of three bytes a pixel, as H.264."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y"]
+    command = [find_ffmpeg(), "-v", "error", "-y"]
     command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
     codec, pixels = ("libx264rgb", "rgb24") if pixels == lr.EXACT else ("libx264", pixels)
     command += ["-c:v", codec, "-pix_fmt", pixels, "-crf", str(crf)]
@@ -193,7 +193,7 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
 
 def _decoding(path: Path) -> list[str]:
     """Command that writes a video's frames to its output as PPM, which says its own size: `info.json` may be wrong."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
+    command = [find_ffmpeg(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
     # Playlists, whatever their file is called, would name other files.
     command += ["-format_whitelist", _CONTAINERS, "-protocol_whitelist", "file", "-i", f"file:{path}"]
     return [*command, "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24", "-"]
