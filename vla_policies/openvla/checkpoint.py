@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from vla_policies.openvla.config import (
     read_official_files,
 )
 from vla_policies.openvla.network import PrismaticNetwork
-from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser
+from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser, read_statistics
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."
@@ -61,20 +61,25 @@ def resolve(
     request: Request,
     base: Settings,
     data_settings: Callable[[str | None], Mapping[str, Any]],
+    beside: Sequence[Path] = (),
 ) -> tuple[OpenVLAConfig, Conventions]:
     """Settings and conventions of a folder: the user's options over the folder's own settings; without those, over
-    `data_settings` of the data set that is used, over `base`."""
+    `data_settings` of the data set that is used, over `base`. `beside`: see `Backbone.read_official`."""
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OWN_KEY, {})
-    chosen = choose_key(official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite)
+    statistics, trained_on = read_statistics(config, [*beside, folder])
+    wanted = request.unnorm_key or saved.get("unnorm_key")
+    among = statistics if wanted else {key: statistics[key] for key in trained_on}
+    chosen = choose_key(among, wanted, where, request.suite)
     if OWN_KEY in config:
         base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(base, **data_settings(chosen), **_data_set_settings(chosen, official["norm_stats"]))
+        base = replace(base, **data_settings(chosen), **_data_set_settings(chosen, statistics))
     settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)
+    official["norm_stats"] = statistics
     found = OpenVLAConfig(
         official=official, preprocessor=preprocessor, files=files, unnorm_key=chosen, settings=settings
     )

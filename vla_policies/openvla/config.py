@@ -13,7 +13,7 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
-from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
+from vla_policies.processing.norm_stats import Bounds
 from vla_policies.processing.tokenizer_files import MOST_BYTES
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -74,7 +74,7 @@ class OpenVLAConfig:
     """All that a network and its processor are built from."""
 
     official: Mapping[str, Any]
-    """`config.json` as published; its `norm_stats` with `dataset_statistics.json` merged over them."""
+    """`config.json` as published; its `norm_stats` with every `dataset_statistics.json` merged over them."""
     preprocessor: Mapping[str, Any]
     files: Mapping[str, str]
     """Contents of `tokenizer.json` (absent: byte tokens) and of the companion files."""
@@ -149,7 +149,7 @@ OfficialFiles = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
 
 
 def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFiles:
-    """(config with merged statistics and without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
+    """(config without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
     where = folder / "config.json"
     official = {key: value for key, value in config.items() if key != OWN_KEY}
     if lacking := [key for key in _NEEDED if key not in official]:
@@ -160,10 +160,6 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
     check_integer(f"vocab_size of '{where}'", words, NUM_BINS)
     check_integer(f"pad_token_id of '{where}'", official["pad_token_id"], 0, words - 1)
     check_integer(f"pad_to_multiple_of of '{where}'", official["pad_to_multiple_of"], 0, words - NUM_BINS)
-    statistics = dict(official.get("norm_stats") or {})
-    if (folder / STATISTICS_FILE).is_file():
-        statistics |= read_config(folder, STATISTICS_FILE)
-    official["norm_stats"] = statistics
     fresh = OWN_KEY in config and config[OWN_KEY].get("unnorm_key") is None
     for name in (PREPROCESSOR_FILE,) if fresh else (TOKENIZER_FILE, PREPROCESSOR_FILE):
         if not (folder / name).is_file():

@@ -6,7 +6,7 @@ Two layouts: since lerobot 0.4 statistics are in files of the pre- and postproce
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vla_policies.checkpoint_io.weights import (
     write_tensors,
     write_text,
 )
+from vla_policies.checkpoint_io.weights import read_config as read_settings
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.processing.lerobot_files import (
     ACTION,
@@ -62,14 +63,22 @@ _UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 """Published, sometimes left out, and read by nothing."""
 
 
-def read_config(folder: Path, config: Mapping[str, Any], unnorm_key: str | None) -> SmolVLAConfig:
-    """The config of a published folder, statistics included."""
+def published_config(folder: Path) -> dict[str, Any] | None:
+    """lerobot's `config.json` of SmolVLA in a folder; None where there is none."""
+    config = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
+    return config if config.get("type") == SETTINGS["type"] else None
+
+
+def read_config(
+    folder: Path, config: Mapping[str, Any], unnorm_key: str | None, beside: Sequence[Path] = ()
+) -> SmolVLAConfig:
+    """The config of a published folder, statistics included; `beside`: see `Backbone.read_official`."""
     where = f"'{folder / CONFIG_FILE}'"
     values = {**SETTINGS, **{key: value for key, value in config.items() if key in SETTINGS}}
     if values["adapt_to_pi_aloha"] or values["use_delta_joint_actions_aloha"]:
         raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
     kinds = normalizations(values, "mean_std", where)
-    statistics = statistics_of(folder)
+    statistics = statistics_of(folder, beside)
     if unnorm_key is not None and not statistics:
         raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
@@ -164,9 +173,10 @@ def _with_head(tensors: dict[str, Tensor], make: Callable[[], Tensor]) -> dict[s
     return tensors if _UNUSED in tensors else {**tensors, _UNUSED: make()}
 
 
-def statistics_of(folder: Path) -> dict[str, dict[str, Statistics]]:
+def statistics_of(folder: Path, beside: Sequence[Path] = ()) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> statistics, of the preprocessor or, in older folders, among the weights."""
-    return lerobot_statistics(folder) or _statistics_in_weights(folder)
+    found = (lerobot_statistics(place) for place in (*beside, folder))
+    return next(filter(None, found), None) or _statistics_in_weights(folder)
 
 
 def _statistics_in_weights(folder: Path) -> dict[str, dict[str, Statistics]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -117,21 +117,24 @@ class SmolVLABackbone(VLMFlowBackbone):
         return backbone
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
-        return list(checkpoint.statistics_of(folder))
+    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
+        return list(checkpoint.statistics_of(folder, beside))
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
         """Header of lerobot's folder, or of one that this project wrote in its layout; cameras, chunk and dims are the
-        environment's where one is given."""
+        environment's where one is given. An adapter that lerobot trained brings its own settings and statistics."""
+        fine_tune = next(filter(None, map(checkpoint.published_config, beside)), None)
         own = config.get(OWN_KEY)
         if own is None and (folder / ADAPTER_SETTINGS).is_file():
             own = read_config(folder, ADAPTER_SETTINGS)[OWN_KEY]
-        if own is not None:
+        if own is not None and fine_tune is None:
             return cls._own_header(folder, own, request)
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
-        found = checkpoint.read_config(folder, config, request.unnorm_key).with_options(options)
+        found = checkpoint.read_config(folder, fine_tune or config, request.unnorm_key, beside).with_options(options)
         conventions = checkpoint.folder_conventions(found, request, cameras)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), found.to_json())
@@ -152,7 +155,7 @@ class SmolVLABackbone(VLMFlowBackbone):
             model=found.with_options(request.options).to_json(),
         )
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
         tensors = checkpoint.read_weights(folder, self.policy.state_dict())
         fill(self.policy, tensors, weight_files(folder)[0], self._dtype_of)

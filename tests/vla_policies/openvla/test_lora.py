@@ -87,6 +87,7 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
         "adapter_config.json",
         "adapter_model.safetensors",
         "certificate.json",
+        "dataset_statistics.json",
         "value_head.safetensors",
         "vla_zoo.json",
     }
@@ -338,3 +339,25 @@ def test_autocast_passes_logits_by(folder: Path, options: dict[str, Any]) -> Non
         mixed = network.action_logits(hidden)
     assert mixed.dtype == torch.float32
     assert torch.equal(mixed, plain)
+
+
+def high(policy: VLAPolicy) -> list[float]:
+    """The numbers that +1 stands for."""
+    return policy.backbone.processor.action_normaliser.high_A.tolist()
+
+
+@pytest.mark.parametrize("key", ["bridge_orig", "my_data"], ids=["of the base, too", "new"])
+def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: Path, key: str) -> None:
+    policy = open_policy(folder, backbone_kwargs=LORA)
+    policy.save_adapter(tmp_path / "peft")
+    for path in (tmp_path / "peft").iterdir():
+        if path.name not in ("adapter_config.json", "adapter_model.safetensors"):
+            path.unlink()
+    entry = json.loads((folder / "dataset_statistics.json").read_text())["bridge_orig"]
+    entry["action"]["q99"] = [10.0 * number for number in entry["action"]["q99"]]
+    (tmp_path / "peft" / "dataset_statistics.json").write_text(json.dumps({key: entry}))
+    opened = open_policy(tmp_path / "peft", unnorm_key=None)
+    assert high(opened) == entry["action"]["q99"]
+    for name, save in (("adapter", opened.save_trained), ("whole", opened.save_pretrained)):
+        save(tmp_path / name)
+        assert high(open_policy(tmp_path / name, unnorm_key=None)) == entry["action"]["q99"]
