@@ -35,6 +35,7 @@ from vla_policies.processing.lerobot_files import (
     feature_dims,
     lerobot_statistics,
     normalizations,
+    relative_dims,
     write_processors,
 )
 from vla_policies.processing.norm_stats import choose_key
@@ -63,20 +64,23 @@ _UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 """Published, sometimes left out, and read by nothing."""
 
 
-def published_config(folder: Path) -> dict[str, Any] | None:
-    """lerobot's `config.json` of SmolVLA in a folder; None where there is none."""
-    config = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
-    return config if config.get("type") == SETTINGS["type"] else None
+def settings_folder(folder: Path, beside: Sequence[Path] = ()) -> Path:
+    """Where a model's settings are: in the folder of an adapter that lerobot trained, else in the model's own."""
+    settings = (place for place in beside if (place / CONFIG_FILE).is_file())
+    return next((place for place in settings if read_settings(place).get("type") == SETTINGS["type"]), folder)
 
 
 def read_config(
     folder: Path, config: Mapping[str, Any], unnorm_key: str | None, beside: Sequence[Path] = ()
 ) -> SmolVLAConfig:
-    """The config of a published folder, statistics included; `beside`: see `Backbone.read_official`."""
-    where = f"'{folder / CONFIG_FILE}'"
+    """The config of a published folder, statistics included; `config` is that of `settings_folder`."""
+    source = settings_folder(folder, beside)
+    where = f"'{source / CONFIG_FILE}'"
     values = {**SETTINGS, **{key: value for key, value in config.items() if key in SETTINGS}}
     if values["adapt_to_pi_aloha"] or values["use_delta_joint_actions_aloha"]:
         raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
+    if relative_dims(source, config, int(values["max_action_dim"])):
+        raise BadValue(f"{where}: relative actions (use_relative_actions) are not read here; they must be false")
     kinds = normalizations(values, "mean_std", where)
     statistics = statistics_of(folder, beside)
     if unnorm_key is not None and not statistics:

@@ -126,15 +126,16 @@ class SmolVLABackbone(VLMFlowBackbone):
     ) -> Header:
         """Header of lerobot's folder, or of one that this project wrote in its layout; cameras, chunk and dims are the
         environment's where one is given. An adapter that lerobot trained brings its own settings and statistics."""
-        fine_tune = next(filter(None, map(checkpoint.published_config, beside)), None)
+        source = checkpoint.settings_folder(folder, beside)
         own = config.get(OWN_KEY)
         if own is None and (folder / ADAPTER_SETTINGS).is_file():
             own = read_config(folder, ADAPTER_SETTINGS)[OWN_KEY]
-        if own is not None and fine_tune is None:
+        if own is not None and source == folder:
             return cls._own_header(folder, own, request)
+        config = config if source == folder else read_config(source)
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
-        found = checkpoint.read_config(folder, fine_tune or config, request.unnorm_key, beside).with_options(options)
+        found = checkpoint.read_config(folder, config, request.unnorm_key, beside).with_options(options)
         conventions = checkpoint.folder_conventions(found, request, cameras)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), found.to_json())

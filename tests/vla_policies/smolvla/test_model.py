@@ -302,3 +302,15 @@ def test_an_adapter_without_processors_has_its_base_s_statistics(joint: Golden, 
         path.unlink()
     opened = VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
     assert opened.backbone.config.preprocessing.action == joint.backbone.config.preprocessing.action
+
+
+def test_relative_actions_are_refused(trained_by_lerobot: Path) -> None:
+    for name, step in (("pre", "relative_actions_processor"), ("post", "absolute_actions_processor")):
+        path = trained_by_lerobot / f"policy_{name}processor.json"
+        record = json.loads(path.read_text())
+        record["steps"].append({"registry_name": step, "config": {"enabled": True}})
+        path.write_text(json.dumps(record))
+    config = json.loads((trained_by_lerobot / "config.json").read_text())
+    (trained_by_lerobot / "config.json").write_text(json.dumps({**config, "use_relative_actions": True}))
+    with pytest.raises(BadValue, match=r"relative actions .* are not read here"):
+        VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
