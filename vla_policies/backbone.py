@@ -249,6 +249,11 @@ class Backbone(nn.Module, ABC):
         """Whether a LoRA adapter is attached."""
         return False
 
+    @property
+    def adapter_options(self) -> object | None:
+        """The `lora` of the `backbone_kwargs` that attach an adapter of the same shape; None where they cannot."""
+        return None
+
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""
         raise BadValue(f"family '{self.family}' has no adapters; use save_pretrained")

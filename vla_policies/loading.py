@@ -438,7 +438,12 @@ def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, 
 
 
 def fresh_options(backbone: Backbone) -> dict[str, Any]:
-    """Options with which `fresh_backbone` builds a network of the same shape."""
+    """Options with which `fresh_backbone` builds a network of the same shape; raises where none do."""
+    if backbone.has_adapter and backbone.adapter_options is None:
+        raise BadValue(
+            "Stable-Baselines3's save knows adapters of one rank and alpha alone, and this one has rsLoRA or patterns "
+            "of them; use save_trained, or merge_adapter before save"
+        )
     conventions = backbone.conventions
     narrowing = {"image_size": conventions.image_size, "use_state": conventions.state_dim > 0}
     return {**backbone.config_json(), "cameras": list(conventions.cameras), **narrowing}

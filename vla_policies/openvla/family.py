@@ -262,6 +262,10 @@ class OpenVLAFamily(Backbone):
     def has_adapter(self) -> bool:
         return is_attached(self.network)
 
+    @property
+    def adapter_options(self) -> object | None:
+        return self.config.settings.lora
+
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         revision = self.source_revision if base == self.source else None
         save_adapter(self.network, folder, base, revision)

@@ -219,6 +219,10 @@ class SmolVLABackbone(VLMFlowBackbone):
     def has_adapter(self) -> bool:
         return is_attached(self.policy)
 
+    @property
+    def adapter_options(self) -> object | None:
+        return self.config.learning.lora
+
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         revision = self.source_revision if base == self.source else None
         save_adapter(self.policy, folder, base, revision)

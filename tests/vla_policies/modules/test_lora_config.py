@@ -36,6 +36,8 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
     [
         ({"megatron_config": {"x": 1}, "megatron_core": "antigravity"}, "sets megatron_config"),  # would be imported
         ({"layer_replication": [[0, 10**9]]}, "sets layer_replication"),
+        ({"use_dora": True}, "sets use_dora to True, which is not read here: merge it with peft"),
+        ({"lora_bias": True}, "sets lora_bias to True"),
         ({"init_lora_weights": "pissa"}, "convert it to plain LoRA"),
         ({"r": 10**9}, "gives 'r' as 1000000000|r of .* must be an integer in 1 .. 65536"),
         ({"r": "8"}, "must be an integer"),
@@ -45,7 +47,7 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
         ({"layers_pattern": "((a*)*)*X"}, "may take for ever"),
     ],
 )
-def test_what_would_import_or_never_end_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_is_no_plain_lora_or_never_ends_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=says):
         lora_config(written(tmp_path, **changes))
 

@@ -361,3 +361,22 @@ def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: 
     for name, save in (("adapter", opened.save_trained), ("whole", opened.save_pretrained)):
         save(tmp_path / name)
         assert high(open_policy(tmp_path / name, unnorm_key=None)) == entry["action"]["q99"]
+
+
+@pytest.mark.parametrize(
+    "special", [{"use_rslora": True}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}]
+)
+def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(
+    folder: Path, observe: Observe, tmp_path: Path, special: dict[str, Any]
+) -> None:
+    network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **special)
+    peft.get_peft_model(network, config).save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(folder)}))
+    policy = open_policy(tmp_path)
+    with pytest.raises(BadValue, match="use save_trained, or merge_adapter before save"):
+        policy.save(tmp_path / "policy.zip")
+    policy.save_trained(tmp_path / "adapter")
+    again = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
+    assert torch.equal(logits(again, observe(0)), logits(policy, observe(0)))
