@@ -19,7 +19,7 @@ from vla_policies.actions.codec import TableBins
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
 from vla_policies.openvla.jpeg import jpeg_round_trip
-from vla_policies.openvla.prompts import PromptTokenizer
+from vla_policies.openvla.prompts import PromptTokenizer, template_of
 from vla_policies.processing.images import (
     channels_last,
     crop_center,
@@ -53,7 +53,9 @@ class OpenVLAProcessor:
     def __init__(self, config: OpenVLAConfig, conventions: Conventions, where: str) -> None:
         self.config = config
         self.conventions = conventions
-        self.tokenizer = PromptTokenizer(config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}")
+        self.tokenizer = PromptTokenizer(
+            config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}", template_of(config.official)
+        )
         self.pixel_statistics = pixel_statistics(config, where)
         self.action_normaliser = _action_normaliser(config, conventions.action_dim, where)
         self.state_normaliser = (
