@@ -32,9 +32,8 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     ADAPTER_SETTINGS,
     CONFIG_FILE,
-    INDEX_FILE,
     OWN_KEY,
-    WEIGHTS_FILE,
+    has_weights,
     read_config,
 )
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
@@ -285,7 +284,7 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
 def adapter_folder(folder: Path) -> Path | None:
     """Where the files of a LoRA adapter are, if the folder holds one and no model that it is merged into;
     openvla-oft's training writes them to `lora_adapter/`, beside merged weights or instead of them."""
-    if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    if has_weights(folder):
         return folder if names_own_base(folder) else None
     return next((place for place in (folder, folder / LORA_FOLDER) if (place / ADAPTER_CONFIG).is_file()), None)
 

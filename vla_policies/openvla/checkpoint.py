@@ -19,6 +19,7 @@ from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
     check_tensors,
     fill,
+    has_weights,
     read_safetensors,
     read_shapes,
     read_tensors,
@@ -43,6 +44,7 @@ from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, norm
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."
+_LAST_OF_CRITIC = _VALUE_PREFIX + "mlp.4.weight"
 _ROTARY = "rotary_emb.inv_freq"
 """Ending of tensors in old checkpoints that follow from the config."""
 LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored")
@@ -75,7 +77,9 @@ def resolve(
     if OWN_KEY in config:
         base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(base, **data_settings(chosen), **_data_set_settings(chosen, statistics))
+        base = replace(
+            base, **data_settings(chosen), **_data_set_settings(chosen, statistics), **_critic_settings(folder)
+        )
     settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)
@@ -237,6 +241,12 @@ def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[s
     if key.startswith("libero"):
         settings |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
     return settings
+
+
+def _critic_settings(folder: Path) -> dict[str, Any]:
+    """The number of values that a critic among the weights gives; only headers are read."""
+    last = read_shapes(folder).get(_LAST_OF_CRITIC) if has_weights(folder) else None
+    return {} if last is None else {"value_outputs": last.shape[0]}
 
 
 def _check_square(official: Mapping[str, Any], where: str) -> None:

@@ -23,7 +23,7 @@ from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import INDEX_FILE, WEIGHTS_FILE, read_shapes, weight_files
+from vla_policies.checkpoint_io.weights import has_weights, read_shapes, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
@@ -84,7 +84,7 @@ def implied_config(folder: Path) -> dict[str, Any] | None:
 
     They do not say the horizon.
     """
-    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    if not has_weights(folder):
         return None
     shapes = {_network_name(name.removeprefix("model.")): x.shape for name, x in read_shapes(folder).items()}
     if not {"action_in_proj.weight", *_WIDTH_OF.values()} <= shapes.keys():
