@@ -38,6 +38,7 @@ from vla_policies.openvla.config import (
     OpenVLAConfig,
     Settings,
     read_official_files,
+    stored_dtype,
 )
 from vla_policies.openvla.network import PrismaticNetwork
 from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser, read_statistics
@@ -173,7 +174,7 @@ def weight_dtype(config: OpenVLAConfig, *, on_gpu: bool) -> torch.dtype:
     """Type of the network's weights; the heads are float32 in any case."""
     name: str = config.settings.dtype
     if name == "auto":
-        name = str(config.official.get("torch_dtype", "float32")) if on_gpu else "float32"
+        name = stored_dtype(config.official) if on_gpu else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 

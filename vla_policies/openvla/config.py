@@ -12,6 +12,7 @@ from vla_gym.reading import read_text
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
+from vla_policies.modules.feature_cache import check_gib
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
 from vla_policies.processing.norm_stats import Bounds
 from vla_policies.processing.tokenizer_files import MOST_BYTES
@@ -67,6 +68,9 @@ class Settings:
     """Keep the linear layers of towers, projector and language model (not its head) in 8 or 4 bits, frozen."""
     lora: Mapping[str, Any] | None = None
     """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
+
+    def __post_init__(self) -> None:
+        check_gib(self.cache_features)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +139,11 @@ class OpenVLAConfig:
         }
 
 
+def stored_dtype(official: Mapping[str, Any]) -> str:
+    """Type of the weights in the files, under the name of transformers 4 or that of 5."""
+    return str(official.get("torch_dtype") or official.get("dtype") or "float32")
+
+
 def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
     """Inverse of `OpenVLAConfig.to_json`."""
     settings = from_json(Settings, values["settings"], f"settings of {where}")
@@ -169,9 +178,13 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
     return official, read_config(folder, PREPROCESSOR_FILE), files
 
 
+OFT_ALONE = ("head", "use_state", "stop_token")
+"""Settings without a meaning for OpenVLA."""
+
+
 def check_options(options: Mapping[str, Any], family: str) -> None:
-    """Raise unless every option is a field of `Settings`."""
-    known = Settings.__dataclass_fields__
+    """Raise unless every option is a field of `Settings` that the family reads."""
+    known = [name for name in Settings.__dataclass_fields__ if family != "openvla" or name not in OFT_ALONE]
     for key in options:
         if key not in known:
             raise unknown_name(f"setting in backbone_kwargs of {family}", key, known)

@@ -46,6 +46,7 @@ from vla_policies.openvla.config import (
     Settings,
     check_options,
     config_from_json,
+    stored_dtype,
 )
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
@@ -93,7 +94,7 @@ class OpenVLAFamily(Backbone):
         if "official" in options:
             settings = dict(options["settings"])
             if settings["dtype"] == "auto":
-                settings["dtype"] = str(options["official"].get("torch_dtype", "float32"))
+                settings["dtype"] = stored_dtype(options["official"])
             return {**options, "settings": settings}
         # How pictures and actions are written down makes no difference to the network's size.
         left_out = ("action_dims", "camera_resize", "center_crop", "cache_features")

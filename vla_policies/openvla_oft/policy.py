@@ -43,6 +43,8 @@ BASE = Settings(chunk=8, width_epsilon=1e-8)
 
 HEAD_FILES, PROJECTOR_FILES = "action_head--*.pt", "proprio_projector--*.pt"
 """Files of the makers' own heads."""
+FILM_FILES = "vision_backbone--*.pt"
+"""Image towers that read the instruction (FiLM), in place of those among the weights."""
 LIBERO_CAMERAS = ["image", "wrist_image"]
 """Of the official LIBERO fine-tunes, the ones with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
 OFT_NAME = r"(?i)openvla[-_]?(7b[-_])?oft"
@@ -120,6 +122,10 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     ) -> Header:
         header = super().read_official(folder, config, request, beside)
         if OWN_KEY not in config:
+            if film := _place_of(FILM_FILES, [*beside, folder]):
+                raise BadValue(
+                    f"'{film}' has image towers with FiLM ({FILM_FILES}), which are not read here; open another"
+                )
             _warn_of_unread_heads([*beside, folder], header.model["settings"], request.options)
         return header
 

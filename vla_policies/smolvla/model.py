@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
@@ -41,6 +41,7 @@ from vla_policies.modules.lora import (
     save_adapter,
     switched_off,
 )
+from vla_policies.processing.lerobot_files import DATA_SET
 from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config
 from vla_policies.smolvla.lerobot_config import tokenizer_folder
@@ -143,6 +144,8 @@ class SmolVLABackbone(VLMFlowBackbone):
     @classmethod
     def _own_header(cls, folder: Path, own: Mapping[str, Any], request: Request) -> Header:
         where = f"{ADAPTER_SETTINGS} of '{folder}'"
+        if request.unnorm_key not in (None, DATA_SET):
+            raise unknown_name(f"unnorm_key in '{folder}'", str(request.unnorm_key), (DATA_SET,))
         found = SmolVLAConfig.from_json(own["model"], f"model in {where}")
         if found.preprocessing.tokenizer != WORDS:
             found = checkpoint.with_tokenizer(found, folder)

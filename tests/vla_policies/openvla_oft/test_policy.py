@@ -352,3 +352,10 @@ def test_a_head_that_no_folder_has_is_named(unmerged: Path) -> None:
     (unmerged / "proprio_projector--150000_checkpoint.pt").unlink()
     with pytest.raises(BadValue, match=r"lacks proprio_projector--<step>_checkpoint\.pt"):
         VLAPolicy.from_pretrained(unmerged, device="cpu", backbone_kwargs={"use_state": True})
+
+
+def test_towers_with_film_are_refused(folder: Path, tmp_path: Path) -> None:
+    only_data_set(folder, tmp_path, "aloha_fold")
+    (tmp_path / "vision_backbone--1_checkpoint.pt").touch()
+    with pytest.raises(BadValue, match=r"has image towers with FiLM \(vision_backbone--\*\.pt\)"):
+        read_header(tmp_path, Request(family="openvla-oft"))

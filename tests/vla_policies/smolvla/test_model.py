@@ -314,3 +314,10 @@ def test_relative_actions_are_refused(trained_by_lerobot: Path) -> None:
     (trained_by_lerobot / "config.json").write_text(json.dumps({**config, "use_relative_actions": True}))
     with pytest.raises(BadValue, match=r"relative actions .* are not read here"):
         VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
+
+
+def test_a_folder_of_ours_has_its_one_data_set(joint: Golden, tmp_path: Path) -> None:
+    VLAPolicy.from_pretrained(joint.folder / "checkpoint", device="cpu").save_pretrained(tmp_path)
+    assert VLAPolicy.from_pretrained(tmp_path, device="cpu", unnorm_key="default").backbone.family == "smolvla"
+    with pytest.raises(UnknownName, match=r"no unnorm_key in .* 'nonsense'. Known: default"):
+        VLAPolicy.from_pretrained(tmp_path, device="cpu", unnorm_key="nonsense")
