@@ -63,6 +63,9 @@ def adapter_settings(folder: Path, known: Iterable[str]) -> dict[str, Any]:
     check_sizes(values, path)
     check_integer(f"r of '{path}'", values.get("r", 8), 1, MOST_RANK)
     ranks, alphas = (values.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
+    for name, alpha in {"lora_alpha": values.get("lora_alpha", 8), **alphas}.items():
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -MOST_RANK <= alpha <= MOST_RANK:
+            raise BadValue(f"{shown(name)} of '{path}' must be a number of at most {MOST_RANK}, got {shown(alpha)}")
     for name, rank in ranks.items():
         check_integer(f"the rank of {shown(name)} in '{path}'", rank, 1, MOST_RANK)
     patterns = [(name, values.get(name)) for name in ("target_modules", "exclude_modules", "layers_pattern")]

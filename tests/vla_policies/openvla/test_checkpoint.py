@@ -406,3 +406,13 @@ def test_only_the_header_is_needed_for_conventions(copy: Path) -> None:
     assert read_header(copy, Request(unnorm_key=KEY)).conventions.action_dim == 7
     with pytest.raises(BadValue, match=r"lacks model\.safetensors"):
         load_checkpoint(copy, Request(unnorm_key=KEY))
+
+
+@pytest.mark.parametrize("mean", ["x", [0.5, 0.5], [{"a": 1}, 0.5, 0.5]])
+def test_what_is_no_colour_is_named(copy: Path, mean: object) -> None:
+    def damage(values: dict[str, Any]) -> None:
+        values["tvf_normalize_params"][0]["mean"] = mean
+
+    edit_json(copy / "preprocessor_config.json", damage)
+    with pytest.raises(BadValue, match=r"mean of preprocessor_config\.json of .* must be"):
+        open_policy(copy)
