@@ -161,20 +161,23 @@ class Backbone(nn.Module, ABC):
         return cls.published is None
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool | None:
+    def recognises(
+        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
+    ) -> bool | None:
         """Whether a folder that several families could read is one of this family's; None = nothing in it tells.
 
-        `names` are those it was published by, or that its maker gave it: of the folder, and of an adapter's.
+        `names` are those it was published by, or that its maker gave it: of the folder, and of an adapter's. `beside`:
+        see `read_official`.
         """
         return True
 
     @classmethod
-    def trained_options(cls, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    def trained_options(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> dict[str, Any]:
         """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
         return {}
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
         """Data sets whose action statistics a published folder has."""
         return ()
 
@@ -185,8 +188,13 @@ class Backbone(nn.Module, ABC):
         return None
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
-        """Header of a folder in the layout that its makers publish."""
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
+        """Header of a folder in the layout that its makers publish.
+
+        `beside` are the folders of an adapter on it, nearest first: what they have comes before the folder's own.
+        """
         raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
 
     @classmethod
@@ -213,8 +221,11 @@ class Backbone(nn.Module, ABC):
         """Spread the network over devices; layers on "disk" go to `offload_folder`."""
         raise BadValue(f"'{self.family}' fits one device; give device instead of device_map")
 
-    def load(self, folder: Path) -> None:
-        """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise."""
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
+        """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise.
+
+        `beside`: see `read_official`; heads may lie there.
+        """
         load_weights(folder, self)
 
     def check_weights(self, folder: Path) -> None:
@@ -237,6 +248,11 @@ class Backbone(nn.Module, ABC):
     def has_adapter(self) -> bool:
         """Whether a LoRA adapter is attached."""
         return False
+
+    @property
+    def adapter_options(self) -> object | None:
+        """The `lora` of the `backbone_kwargs` that attach an adapter of the same shape; None where they cannot."""
+        return None
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         """Write the LoRA adapter and the value head alone; `base` names the model they belong to."""

@@ -32,14 +32,12 @@ from vla_policies.checkpoint_io.weights import (
     ADAPTER_CONFIG,
     ADAPTER_SETTINGS,
     CONFIG_FILE,
-    INDEX_FILE,
     OWN_KEY,
-    WEIGHTS_FILE,
+    has_weights,
     read_config,
 )
 from vla_policies.conventions import Conventions, check_compatible, check_spaces, conventions_of
 from vla_policies.modules.lora_config import read_adapter_config
-from vla_policies.processing.norm_stats import STATISTICS_FILE
 from vla_policies.recognition import names_of, published_family
 from vla_policies.registry import FAMILIES, NEEDS_NO_CONFIG, family_class
 
@@ -68,7 +66,9 @@ class Adapter:
     base: Path
     """Folder of that model."""
     config: Mapping[str, Any]
-    """The model's `config.json` with the adapter's own settings and statistics over it."""
+    """The model's `config.json` with the adapter's own settings over it."""
+    beside: tuple[Path, ...]
+    """Where files of its own lie, nearest first; they come before the model's."""
 
 
 @dataclass(frozen=True)
@@ -191,29 +191,27 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
     request = request or Request()
     with _damage_reported(folder):
         adapter = _read_adapter(folder, request.base)
-        if adapter is not None:
-            return _published_header(adapter.base, adapter.config, request, folder)
-        config = _config_of(folder)
-        if "format_version" in config or "family" in config:
+        base, config, beside = _model(folder, adapter)
+        if adapter is None and ("format_version" in config or "family" in config):
             return _own_header(folder, config, request)
-        return _published_header(folder, config, request)
+        family = published_family(base, config, request.family, names_of(folder, base), beside)
+        return family.read_official(base, config, request, beside)
 
 
 def identify(folder: Path, request: Request) -> Identity:
     """Which family reads the folder, of which data sets it has statistics; the request chooses family and base."""
     with _damage_reported(folder):
         adapter = _read_adapter(folder, request.base)
-        base = folder if adapter is None else adapter.base
-        config = _config_of(folder) if adapter is None else adapter.config
+        base, config, beside = _model(folder, adapter)
         if "format_version" in config or "family" in config:
             return Identity(family_class(str(config.get("family"))).family, published=False)
-        family = published_family(base, config, request.family, names_of(folder, base))
+        family = published_family(base, config, request.family, names_of(folder, base), beside)
         own = OWN_KEY in config or (folder / ADAPTER_SETTINGS).is_file()
         return Identity(
             family.family,
             published=not own,
-            data_sets=frozenset(family.data_sets(base, config)),
-            regresses=family.trained_options(base, config).get("head") == "l1",
+            data_sets=frozenset(family.data_sets(base, config, beside)),
+            regresses=family.trained_options(base, config, beside).get("head") == "l1",
         )
 
 
@@ -247,17 +245,16 @@ def as_trained(folder: Path, request: Request) -> Request:
     """
     with _damage_reported(folder):
         adapter = _read_adapter(folder, request.base)
-        base, config = (folder, _config_of(folder)) if adapter is None else (adapter.base, adapter.config)
+        base, config, beside = _model(folder, adapter)
         if adapter is None and ("format_version" in config or "family" in config):
             return request
-        family = published_family(base, config, request.family, names_of(folder, base))
-        return replace(request, options={**family.trained_options(base, config), **request.options})
+        family = published_family(base, config, request.family, names_of(folder, base), beside)
+        return replace(request, options={**family.trained_options(base, config, beside), **request.options})
 
 
-def _published_header(folder: Path, config: Mapping[str, Any], request: Request, *named: Path) -> Header:
-    """Of a published folder; `named` are more folders whose names tell of it."""
-    family = published_family(folder, config, request.family, names_of(folder, *named))
-    return family.read_official(folder, config, request)
+def _model(folder: Path, adapter: Adapter | None) -> tuple[Path, Mapping[str, Any], tuple[Path, ...]]:
+    """(the model's folder, its settings, the folders of the adapter on it)."""
+    return (folder, _config_of(folder), ()) if adapter is None else (adapter.base, adapter.config, adapter.beside)
 
 
 def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> Header:
@@ -287,7 +284,7 @@ def _own_header(folder: Path, config: Mapping[str, Any], request: Request) -> He
 def adapter_folder(folder: Path) -> Path | None:
     """Where the files of a LoRA adapter are, if the folder holds one and no model that it is merged into;
     openvla-oft's training writes them to `lora_adapter/`, beside merged weights or instead of them."""
-    if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    if has_weights(folder):
         return folder if names_own_base(folder) else None
     return next((place for place in (folder, folder / LORA_FOLDER) if (place / ADAPTER_CONFIG).is_file()), None)
 
@@ -309,9 +306,8 @@ def _read_adapter(folder: Path, base_name: str | None = None) -> Adapter | None:
     config = read_config(base)
     if (folder / ADAPTER_SETTINGS).is_file():
         config |= read_config(folder, ADAPTER_SETTINGS)
-    if (folder / STATISTICS_FILE).is_file():
-        config["norm_stats"] = {**config.get("norm_stats", {}), **read_config(folder, STATISTICS_FILE)}
-    return Adapter(place, name, revision, base, config)
+    beside = tuple(path for path in dict.fromkeys((place, folder)) if path != base)
+    return Adapter(place, name, revision, base, config, beside)
 
 
 def _find_base(folder: Path, name: str, revision: str | None) -> Path:
@@ -358,9 +354,9 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
             verify_checkpoint(folder, request.base)
         header = read_header(folder, request)
         adapter = _read_adapter(folder, request.base)
-        base = folder if adapter is None else adapter.base
+        base, beside = (folder, ()) if adapter is None else (adapter.base, adapter.beside)
         backbone = family_class(header.family).from_config(header.conventions, header.model, _model_of(base))
-        backbone.load(base)
+        backbone.load(base, beside)
         if adapter is None:
             backbone.source, backbone.source_folder = str(folder.resolve()), folder.resolve()
         else:
@@ -441,7 +437,12 @@ def fresh_backbone(family: str, conventions: Conventions, options: Mapping[str, 
 
 
 def fresh_options(backbone: Backbone) -> dict[str, Any]:
-    """Options with which `fresh_backbone` builds a network of the same shape."""
+    """Options with which `fresh_backbone` builds a network of the same shape; raises where none do."""
+    if backbone.has_adapter and backbone.adapter_options is None:
+        raise BadValue(
+            "Stable-Baselines3's save knows adapters of one rank and alpha alone, and this one has rsLoRA or patterns "
+            "of them; use save_trained, or merge_adapter before save"
+        )
     conventions = backbone.conventions
     narrowing = {"image_size": conventions.image_size, "use_state": conventions.state_dim > 0}
     return {**backbone.config_json(), "cameras": list(conventions.cameras), **narrowing}

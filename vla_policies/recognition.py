@@ -25,9 +25,10 @@ def names_of(*folders: Path) -> list[str]:
 
 
 def published_family(
-    folder: Path, config: Mapping[str, Any], wanted: str | None, names: Sequence[str]
+    folder: Path, config: Mapping[str, Any], wanted: str | None, names: Sequence[str], beside: Sequence[Path] = ()
 ) -> type[Backbone]:
-    """The family of a folder with this `config.json`; `names` are `names_of` it and of an adapter on it.
+    """The family of a folder with this `config.json`; `names` are `names_of` it and of an adapter on it, whose
+    folders are `beside`.
 
     Where several families' folders look alike and nothing tells which it is, a warning names them. Raises `BadValue`
     for a layout that none reads, and for a `wanted` family that does not read it.
@@ -46,7 +47,7 @@ def published_family(
         if family.family not in families:
             raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{wanted}'")
         return family
-    verdicts = {name: family_class(name).recognises(folder, config, names) for name in families}
+    verdicts = {name: family_class(name).recognises(folder, config, names, beside) for name in families}
     found = next(name for name, verdict in verdicts.items() if verdict)
     if unsure := [name for name, verdict in verdicts.items() if verdict is None]:
         _warn_of_families(folder, found, unsure[0])

@@ -12,6 +12,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.checkpoint_io.json_records import changed, from_json, to_json
 from vla_policies.checkpoint_io.sizes import check_positive
+from vla_policies.modules.feature_cache import check_gib
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.processing.statistics import Statistics
 
@@ -114,6 +115,7 @@ class FlowLearning:
             raise BadValue("value_hidden and noise_hidden need at least one number each")
         if self.vlm_dtype not in ("auto", "float32", "bfloat16"):
             raise unknown_name("vlm_dtype", str(self.vlm_dtype), ("auto", "float32", "bfloat16"))
+        check_gib(self.cache_features)
         if self.cache_features and not self.train_expert_only:
             raise BadValue("cache_features is for a frozen VLM; train_expert_only must be true")
         if self.vlm_dtype == "bfloat16" and not self.train_expert_only:

@@ -15,3 +15,5 @@ def test_settings_are_changed_where_they_belong() -> None:
 def test_prefixes_are_kept_of_a_frozen_vlm_only() -> None:
     with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
         FlowLearning(cache_features=1.0, train_expert_only=False)
+    with pytest.raises(BadValue, match="cache_features must be GiB >= 0"):
+        FlowLearning(cache_features=-1.0)

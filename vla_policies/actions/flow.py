@@ -27,6 +27,10 @@ Joint = Literal["sum", "mean"]
 EvalNoise = Literal["fixed", "random"]
 
 
+MOST_NOISE = 1000
+"""Largest `noise_level`; an action is of order 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings:
     """Sampling of a flow policy, and log-probabilities of its actions. A trained policy must be evaluated
@@ -62,8 +66,8 @@ class FlowSettings:
         ):
             if value not in choices:
                 raise unknown_name(name, str(value), choices)
-        if not self.noise_level > 0:
-            raise BadValue(f"noise_level must be > 0, got {self.noise_level}")
+        if not 0 < self.noise_level <= MOST_NOISE:
+            raise BadValue(f"noise_level must be > 0 and at most {MOST_NOISE}, got {self.noise_level}")
         low, high = self.noise_std
         if not 0 < low < high:
             raise BadValue(f"noise_std must be two rising numbers > 0, got {list(self.noise_std)}")

@@ -20,7 +20,8 @@ MOST = tuple(
     for pattern, most in (
         (r"(layers|depth|blocks)$", 1024),
         (r"vocab_size$", 2**22),
-        (r"horizon$|^chunk_size$|^n_action_steps$", 4096),
+        (r"horizon$|^chunk(_size)?$|^n_action_steps$", 4096),
+        (r"^max_tokens$|^m(in|ax)_period$", 2**16),
         (_PICTURES, 4096),
         (rf"{_WIDTHS}|{_STEPS}", 2**16),
     )

@@ -63,6 +63,11 @@ def load_weights(folder: Path, module: nn.Module) -> None:
     module.load_state_dict(tensors, strict=True)
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether the folder has `model.safetensors` or an index of shards."""
+    return any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors: the one file, or all shards of the index."""
     if (folder / WEIGHTS_FILE).is_file():

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import inf
 
 import torch
 from torch import Tensor
+
+from vla_gym.errors import BadValue
 
 GIB = 2**30
 
 Row = tuple[Tensor, ...]
 """The encoder's output for one observation."""
+
+
+def check_gib(gib: float) -> None:
+    """Raise unless `gib`, the setting `cache_features`, is a size."""
+    if not 0 <= gib < inf:
+        raise BadValue(f"cache_features must be GiB >= 0, with 0 for none, got {gib}")
 
 
 class FeatureCache:

@@ -33,7 +33,7 @@ from vla_policies.checkpoint_io.weights import (
     write_json,
     write_safetensors,
 )
-from vla_policies.modules.lora_config import adapter_settings, check_pattern
+from vla_policies.modules.lora_config import MOST_RANK, adapter_settings, check_pattern
 from vla_policies.modules.mixed_precision import autocast_type, without_autocast
 from vla_policies.modules.quantization import QuantizedLinear, plain_state, restored, stored
 
@@ -55,8 +55,8 @@ class LoraSettings:
     """Names of the layers that get one (last parts, or a regular expression over whole names); () = the family's."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or (self.alpha is not None and self.alpha < 1):
-            raise BadValue(f"LoRA's rank and alpha must be >= 1, got {self.rank} and {self.alpha}")
+        if not 1 <= self.rank <= MOST_RANK or not 1 <= self.scale_alpha <= MOST_RANK:
+            raise BadValue(f"LoRA's rank and alpha must be in 1 .. {MOST_RANK}, got {self.rank} and {self.alpha}")
         if isinstance(self.targets, str):
             check_pattern(self.targets, "LoRA's targets")
 

@@ -19,7 +19,7 @@ from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG
 _READ = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "bias", "use_rslora", "modules_to_save"),
     *("fan_in_fan_out", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
-    *("use_dora", "lora_bias", "task_type", "peft_type", "base_model_name_or_path", "revision", "inference_mode"),
+    *("task_type", "peft_type", "base_model_name_or_path", "revision", "inference_mode"),
 )
 """Settings that peft is given."""
 _WITHOUT_EFFECT = (
@@ -54,12 +54,18 @@ def adapter_settings(folder: Path, known: Iterable[str]) -> dict[str, Any]:
     path, values = folder / ADAPTER_CONFIG, read_adapter_config(folder)
     for name in {*known} - {*_READ, *_WITHOUT_EFFECT}:
         if values.get(name):
-            raise BadValue(f"'{path}' sets {name} to {shown(values[name])}, which is not read here")
+            raise BadValue(
+                f"'{path}' sets {name} to {shown(values[name])}, which is not read here: merge it with peft and open "
+                "the merged folder"
+            )
     if values.get("init_lora_weights", True) not in _STARTS:
         raise BadValue(f"'{path}' has init_lora_weights {shown(values['init_lora_weights'])}: convert it to plain LoRA")
     check_sizes(values, path)
     check_integer(f"r of '{path}'", values.get("r", 8), 1, MOST_RANK)
     ranks, alphas = (values.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
+    for name, alpha in {"lora_alpha": values.get("lora_alpha", 8), **alphas}.items():
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -MOST_RANK <= alpha <= MOST_RANK:
+            raise BadValue(f"{shown(name)} of '{path}' must be a number of at most {MOST_RANK}, got {shown(alpha)}")
     for name, rank in ranks.items():
         check_integer(f"the rank of {shown(name)} in '{path}'", rank, 1, MOST_RANK)
     patterns = [(name, values.get(name)) for name in ("target_modules", "exclude_modules", "layers_pattern")]

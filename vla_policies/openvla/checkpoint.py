@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
     check_tensors,
     fill,
+    has_weights,
     read_safetensors,
     read_shapes,
     read_tensors,
@@ -37,12 +38,14 @@ from vla_policies.openvla.config import (
     OpenVLAConfig,
     Settings,
     read_official_files,
+    stored_dtype,
 )
 from vla_policies.openvla.network import PrismaticNetwork
-from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser
+from vla_policies.processing.norm_stats import STATISTICS_FILE, choose_key, normaliser, read_statistics
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 _VALUE_PREFIX = "value_head."
+_LAST_OF_CRITIC = _VALUE_PREFIX + "mlp.4.weight"
 _ROTARY = "rotary_emb.inv_freq"
 """Ending of tensors in old checkpoints that follow from the config."""
 LIBERO_SPEC = ActionSpec(rotation="axis_angle", gripper="plus_one_closes", frame="delta", image="mirrored")
@@ -61,20 +64,27 @@ def resolve(
     request: Request,
     base: Settings,
     data_settings: Callable[[str | None], Mapping[str, Any]],
+    beside: Sequence[Path] = (),
 ) -> tuple[OpenVLAConfig, Conventions]:
     """Settings and conventions of a folder: the user's options over the folder's own settings; without those, over
-    `data_settings` of the data set that is used, over `base`."""
+    `data_settings` of the data set that is used, over `base`. `beside`: see `Backbone.read_official`."""
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OWN_KEY, {})
-    chosen = choose_key(official["norm_stats"], request.unnorm_key or saved.get("unnorm_key"), where, request.suite)
+    statistics, trained_on = read_statistics(config, [*beside, folder])
+    wanted = request.unnorm_key or saved.get("unnorm_key")
+    among = statistics if wanted else {key: statistics[key] for key in trained_on}
+    chosen = choose_key(among, wanted, where, request.suite)
     if OWN_KEY in config:
         base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(base, **data_settings(chosen), **_data_set_settings(chosen, official["norm_stats"]))
+        base = replace(
+            base, **data_settings(chosen), **_data_set_settings(chosen, statistics), **_critic_settings(folder)
+        )
     settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)
+    official["norm_stats"] = statistics
     found = OpenVLAConfig(
         official=official, preprocessor=preprocessor, files=files, unnorm_key=chosen, settings=settings
     )
@@ -164,7 +174,7 @@ def weight_dtype(config: OpenVLAConfig, *, on_gpu: bool) -> torch.dtype:
     """Type of the network's weights; the heads are float32 in any case."""
     name: str = config.settings.dtype
     if name == "auto":
-        name = str(config.official.get("torch_dtype", "float32")) if on_gpu else "float32"
+        name = stored_dtype(config.official) if on_gpu else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
@@ -232,6 +242,12 @@ def _data_set_settings(key: str | None, statistics: Mapping[str, Any]) -> dict[s
     if key.startswith("libero"):
         settings |= {"camera_resize": "jpeg_lanczos3", "center_crop": True}
     return settings
+
+
+def _critic_settings(folder: Path) -> dict[str, Any]:
+    """The number of values that a critic among the weights gives; only headers are read."""
+    last = read_shapes(folder).get(_LAST_OF_CRITIC) if has_weights(folder) else None
+    return {} if last is None else {"value_outputs": last.shape[0]}
 
 
 def _check_square(official: Mapping[str, Any], where: str) -> None:

@@ -12,8 +12,9 @@ from vla_gym.reading import read_text
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
+from vla_policies.modules.feature_cache import check_gib
 from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
-from vla_policies.processing.norm_stats import STATISTICS_FILE, Bounds
+from vla_policies.processing.norm_stats import Bounds
 from vla_policies.processing.tokenizer_files import MOST_BYTES
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -68,13 +69,16 @@ class Settings:
     lora: Mapping[str, Any] | None = None
     """`LoraSettings` as a mapping, e.g. `{"rank": 32}`: train adapters and the value head only."""
 
+    def __post_init__(self) -> None:
+        check_gib(self.cache_features)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig:
     """All that a network and its processor are built from."""
 
     official: Mapping[str, Any]
-    """`config.json` as published; its `norm_stats` with `dataset_statistics.json` merged over them."""
+    """`config.json` as published; its `norm_stats` with every `dataset_statistics.json` merged over them."""
     preprocessor: Mapping[str, Any]
     files: Mapping[str, str]
     """Contents of `tokenizer.json` (absent: byte tokens) and of the companion files."""
@@ -135,6 +139,11 @@ class OpenVLAConfig:
         }
 
 
+def stored_dtype(official: Mapping[str, Any]) -> str:
+    """Type of the weights in the files, under the name of transformers 4 or that of 5."""
+    return str(official.get("torch_dtype") or official.get("dtype") or "float32")
+
+
 def config_from_json(values: Mapping[str, Any], where: str) -> OpenVLAConfig:
     """Inverse of `OpenVLAConfig.to_json`."""
     settings = from_json(Settings, values["settings"], f"settings of {where}")
@@ -149,7 +158,7 @@ OfficialFiles = tuple[dict[str, Any], dict[str, Any], dict[str, str]]
 
 
 def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFiles:
-    """(config with merged statistics and without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
+    """(config without `OWN_KEY`, preprocessor, files) of a folder; absent ones raise."""
     where = folder / "config.json"
     official = {key: value for key, value in config.items() if key != OWN_KEY}
     if lacking := [key for key in _NEEDED if key not in official]:
@@ -160,10 +169,6 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
     check_integer(f"vocab_size of '{where}'", words, NUM_BINS)
     check_integer(f"pad_token_id of '{where}'", official["pad_token_id"], 0, words - 1)
     check_integer(f"pad_to_multiple_of of '{where}'", official["pad_to_multiple_of"], 0, words - NUM_BINS)
-    statistics = dict(official.get("norm_stats") or {})
-    if (folder / STATISTICS_FILE).is_file():
-        statistics |= read_config(folder, STATISTICS_FILE)
-    official["norm_stats"] = statistics
     fresh = OWN_KEY in config and config[OWN_KEY].get("unnorm_key") is None
     for name in (PREPROCESSOR_FILE,) if fresh else (TOKENIZER_FILE, PREPROCESSOR_FILE):
         if not (folder / name).is_file():
@@ -173,9 +178,13 @@ def read_official_files(folder: Path, config: Mapping[str, Any]) -> OfficialFile
     return official, read_config(folder, PREPROCESSOR_FILE), files
 
 
+OFT_ALONE = ("head", "use_state", "stop_token")
+"""Settings without a meaning for OpenVLA."""
+
+
 def check_options(options: Mapping[str, Any], family: str) -> None:
-    """Raise unless every option is a field of `Settings`."""
-    known = Settings.__dataclass_fields__
+    """Raise unless every option is a field of `Settings` that the family reads."""
+    known = [name for name in Settings.__dataclass_fields__ if family != "openvla" or name not in OFT_ALONE]
     for key in options:
         if key not in known:
             raise unknown_name(f"setting in backbone_kwargs of {family}", key, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +46,12 @@ from vla_policies.openvla.config import (
     Settings,
     check_options,
     config_from_json,
-    read_official_files,
+    stored_dtype,
 )
 from vla_policies.openvla.fresh import fresh_config, initialise
 from vla_policies.openvla.network import LANGUAGE_TARGETS, LORA_TARGETS, PrismaticNetwork
 from vla_policies.openvla.processor import OpenVLAProcessor
+from vla_policies.processing.norm_stats import STATISTICS_FILE, read_statistics
 from vla_policies.types import PolicyInputs
 
 
@@ -93,7 +94,7 @@ class OpenVLAFamily(Backbone):
         if "official" in options:
             settings = dict(options["settings"])
             if settings["dtype"] == "auto":
-                settings["dtype"] = str(options["official"].get("torch_dtype", "float32"))
+                settings["dtype"] = stored_dtype(options["official"])
             return {**options, "settings": settings}
         # How pictures and actions are written down makes no difference to the network's size.
         left_out = ("action_dims", "camera_resize", "center_crop", "cache_features")
@@ -128,13 +129,15 @@ class OpenVLAFamily(Backbone):
         """Raise when the family does not support chunks of this length."""
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
-        return list(read_official_files(folder, config)[0]["norm_stats"])
+    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
+        return list(read_statistics(config, [*beside, folder])[0])
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
         check_options(request.options, cls.family)
-        found, conventions = checkpoint.resolve(folder, config, request, cls.base_settings, cls.data_settings)
+        found, conventions = checkpoint.resolve(folder, config, request, cls.base_settings, cls.data_settings, beside)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(config)
         spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
@@ -208,12 +211,12 @@ class OpenVLAFamily(Backbone):
         """Type of the network's weights; the heads are float32 in any case."""
         return checkpoint.weight_dtype(self.config, on_gpu=self.built_for_gpu)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         self._features = None
         checkpoint.load_weights(
             folder, self.network, self.value_head, self.weight_dtype, self.config.settings.quantization
         )
-        self.load_heads(folder)
+        self.load_heads([*beside, folder])
         self.finish()
 
     def check_weights(self, folder: Path) -> None:
@@ -235,8 +238,8 @@ class OpenVLAFamily(Backbone):
         checkpoint.load_value_head(self.value_head, values, folder)
         self.restore_heads(folder)
 
-    def load_heads(self, folder: Path) -> None:
-        """Read the weights that a family keeps beside the common ones."""
+    def load_heads(self, folders: Sequence[Path]) -> None:
+        """Read the weights that a family keeps beside the common ones, each from the first folder that has it."""
 
     def restore_heads(self, folder: Path) -> None:
         """As `load_heads`, in place; a head that the folder lacks keeps its weights."""
@@ -260,6 +263,10 @@ class OpenVLAFamily(Backbone):
     def has_adapter(self) -> bool:
         return is_attached(self.network)
 
+    @property
+    def adapter_options(self) -> object | None:
+        return self.config.settings.lora
+
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         revision = self.source_revision if base == self.source else None
         save_adapter(self.network, folder, base, revision)
@@ -267,6 +274,8 @@ class OpenVLAFamily(Backbone):
         self.save_heads(folder)
         own_settings = checkpoint.own_settings(self.family, self.config, self.conventions, config["sampling"])
         write_json(folder / ADAPTER_SETTINGS, {OWN_KEY: own_settings})
+        if self.config.statistics:
+            write_json(folder / STATISTICS_FILE, self.config.statistics, sort_keys=True)
 
     def check_adapter(self, folder: Path) -> None:
         check_adapter(self.network, folder)

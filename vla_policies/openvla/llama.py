@@ -183,7 +183,7 @@ class Segment:
 
 def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
     """The language model of an OpenVLA `text_config`, which has only differences from the defaults."""
-    values = {key: value for key, value in text_config.items() if key not in ("model_type", "torch_dtype")}
+    values = {key: value for key, value in text_config.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = LlamaConfig(**values)
     model = LlamaForCausalLM(config)
     head_dim = config.hidden_size // config.num_attention_heads

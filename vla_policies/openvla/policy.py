@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,8 +61,10 @@ class OpenVLABackbone(OpenVLAFamily):
             raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
-        header = super().read_official(folder, config, request)
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
+        header = super().read_official(folder, config, request, beside)
         if header.model["settings"]["action_dims"] is not None:
             raise BadValue("OpenVLA's numbers depend on one another, so none can be left out; action_dims must be null")
         return header

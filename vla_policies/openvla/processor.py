@@ -16,10 +16,11 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.actions.codec import TableBins
+from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import NUM_BINS, PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAConfig
 from vla_policies.openvla.jpeg import jpeg_round_trip
-from vla_policies.openvla.prompts import PromptTokenizer
+from vla_policies.openvla.prompts import PromptTokenizer, template_of
 from vla_policies.processing.images import (
     channels_last,
     crop_center,
@@ -32,14 +33,16 @@ from vla_policies.processing.observations import decode_instructions
 from vla_policies.transfer import constant, upload
 from vla_policies.types import PolicyInputs
 
+RGB = tuple[float, float, float]
+
 
 @dataclass(frozen=True)
 class PixelStatistics:
     """Pixel normalisation of one tower."""
 
-    mean: tuple[float, ...]
+    mean: RGB
     """Per channel, of values in [0, 1]."""
-    std: tuple[float, ...]
+    std: RGB
     fill: tuple[int, int, int] | None
     """Colour of the border that makes an image square; None = stretched."""
 
@@ -53,7 +56,9 @@ class OpenVLAProcessor:
     def __init__(self, config: OpenVLAConfig, conventions: Conventions, where: str) -> None:
         self.config = config
         self.conventions = conventions
-        self.tokenizer = PromptTokenizer(config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}")
+        self.tokenizer = PromptTokenizer(
+            config.files.get(TOKENIZER_FILE, ""), f"{TOKENIZER_FILE} of {where}", template_of(config.official)
+        )
         self.pixel_statistics = pixel_statistics(config, where)
         self.action_normaliser = _action_normaliser(config, conventions.action_dim, where)
         self.state_normaliser = (
@@ -168,7 +173,8 @@ def pixel_statistics(config: OpenVLAConfig, where: str) -> tuple[PixelStatistics
     found = []
     for index, entry in enumerate(given):
         fill = tuple(int(255 * x) for x in values["means"][index]) if strategy == "letterbox" else None
-        found.append(PixelStatistics(tuple(entry["mean"]), tuple(entry["std"]), fill))  # type: ignore[arg-type]
+        mean, std = (as_annotated(RGB, entry[name], f"{name} of {file}") for name in ("mean", "std"))
+        found.append(PixelStatistics(mean, std, fill))  # type: ignore[arg-type]
     return tuple(found)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -20,9 +21,23 @@ _FIRST_BYTE = 3
 """Id of the byte 0 in Llama's vocabulary."""
 
 
-def openvla_prompt(instruction: str) -> str:
-    """OpenVLA's prompt for an instruction."""
-    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+OPENVLA = "In: What action should the robot take to {}?\nOut:"
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
+    "and polite answers to the user's questions. USER: What action should the robot take to {}? ASSISTANT:"
+)
+"""The prompt of openvla-v01-7b, whose language model is Vicuna (openvla c8f03f48, `vla-scripts/deploy.py`)."""
+
+
+def template_of(official: Mapping[str, Any]) -> str:
+    """The prompt's template for a checkpoint with this `config.json`."""
+    names = (str(official.get(key, "")).lower() for key in ("llm_backbone_id", "hf_llm_id"))
+    return VICUNA if any("vicuna" in name for name in names) else OPENVLA
+
+
+def openvla_prompt(instruction: str, template: str = OPENVLA) -> str:
+    """The prompt for an instruction."""
+    return template.format(instruction.lower())
 
 
 class PromptTokenizer:
@@ -31,9 +46,11 @@ class PromptTokenizer:
     :param source: contents of a `tokenizer.json`; "" spells prompts in Llama's byte tokens, for networks
         that were never trained.
     :param where: names the source in errors.
+    :param template: of `template_of`.
     """
 
-    def __init__(self, source: str, where: str = "tokenizer.json") -> None:
+    def __init__(self, source: str, where: str = "tokenizer.json", template: str = OPENVLA) -> None:
+        self._template = template
         self._tokenizer = _open(source, where) if source else None
         self._ids_of = lru_cache(maxsize=4096)(self._encode)
 
@@ -49,7 +66,7 @@ class PromptTokenizer:
     def _encode(self, instruction: str) -> tuple[int, ...]:
         if not instruction.strip():
             raise BadValue(f"the instruction {shown(instruction)} holds no word")
-        prompt = openvla_prompt(instruction)
+        prompt = openvla_prompt(instruction, self._template)
         if self._tokenizer is None:
             ids = [byte + _FIRST_BYTE for byte in prompt.encode("utf-8")]
         else:

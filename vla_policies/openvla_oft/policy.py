@@ -21,7 +21,6 @@ from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
     one_file,
-    read_config,
     read_pt,
     read_safetensors,
     write_safetensors,
@@ -31,7 +30,7 @@ from vla_policies.openvla.config import OWN_KEY, OpenVLAConfig, Settings
 from vla_policies.openvla.family import OpenVLAFamily
 from vla_policies.openvla.llama import Segment, run_layers_at
 from vla_policies.openvla_oft.heads import ProprioProjector, RegressionHead
-from vla_policies.processing.norm_stats import STATISTICS_FILE
+from vla_policies.processing.norm_stats import read_statistics
 from vla_policies.transfer import upload
 from vla_policies.types import ActionSample, Evaluation, PolicyInputs
 
@@ -44,6 +43,8 @@ BASE = Settings(chunk=8, width_epsilon=1e-8)
 
 HEAD_FILES, PROJECTOR_FILES = "action_head--*.pt", "proprio_projector--*.pt"
 """Files of the makers' own heads."""
+FILM_FILES = "vision_backbone--*.pt"
+"""Image towers that read the instruction (FiLM), in place of those among the weights."""
 LIBERO_CAMERAS = ["image", "wrist_image"]
 """Of the official LIBERO fine-tunes, the ones with a state projector (openvla-oft 213c5ff8, LIBERO.md)."""
 OFT_NAME = r"(?i)openvla[-_]?(7b[-_])?oft"
@@ -87,10 +88,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         self.regression = RegressionHead(width, self.numbers) if settings.head == "l1" else None
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool | None:
+    def recognises(
+        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
+    ) -> bool | None:
         if OWN_KEY in config:
             return bool(config[OWN_KEY].get("family") == cls.family)
-        if any(folder.glob(HEAD_FILES)) or any(folder.glob(PROJECTOR_FILES)):
+        folders = [*beside, folder]
+        if _place_of(HEAD_FILES, folders) or _place_of(PROJECTOR_FILES, folders):
             return True
         # Fine-tunes whose actions are tokens have OpenVLA's files, config and model_type, and no others.
         if any(re.search(OFT_NAME, name) for name in names):
@@ -100,24 +104,29 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return False if any(re.search(OPENVLA_NAME, name) for name in names) else None
 
     @classmethod
-    def trained_options(cls, folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    def trained_options(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> dict[str, Any]:
         if OWN_KEY in config:
             return {}
-        options: dict[str, Any] = {"head": "l1"} if any(folder.glob(HEAD_FILES)) else {}
-        if any(folder.glob(PROJECTOR_FILES)):
+        folders = [*beside, folder]
+        options: dict[str, Any] = {"head": "l1"} if _place_of(HEAD_FILES, folders) else {}
+        if _place_of(PROJECTOR_FILES, folders):
             options["use_state"] = True
-            statistics = dict(config.get("norm_stats") or {})
-            if (folder / STATISTICS_FILE).is_file():
-                statistics |= read_config(folder, STATISTICS_FILE)
-            if statistics and all(key.startswith("libero") for key in statistics):
+            trained_on = read_statistics(config, folders)[1]
+            if trained_on and all(key.startswith("libero") for key in trained_on):
                 options["cameras"] = LIBERO_CAMERAS
         return options
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
-        header = super().read_official(folder, config, request)
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
+        header = super().read_official(folder, config, request, beside)
         if OWN_KEY not in config:
-            _warn_of_unread_heads(folder, header.model["settings"], request.options)
+            if film := _place_of(FILM_FILES, [*beside, folder]):
+                raise BadValue(
+                    f"'{film}' has image towers with FiLM ({FILM_FILES}), which are not read here; open another"
+                )
+            _warn_of_unread_heads([*beside, folder], header.model["settings"], request.options)
         return header
 
     @classmethod
@@ -132,13 +141,13 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
                 return dict(settings)
         return {}
 
-    def load_heads(self, folder: Path) -> None:
+    def load_heads(self, folders: Sequence[Path]) -> None:
         dtype = self.weight_dtype
         for name, head in self._heads().items():
-            path = _head_file(folder, name)
+            path = next(filter(None, (_head_file(folder, name) for folder in folders)), None)
             if path is None:
                 raise BadValue(
-                    f"checkpoint folder '{folder}' lacks {name}--<step>_checkpoint.pt, which its settings need"
+                    f"checkpoint folder '{folders[0]}' lacks {name}--<step>_checkpoint.pt, which its settings need"
                 )
             fill(head, _read_head(path), path, lambda _: dtype)
 
@@ -239,6 +248,11 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return segment, last_B, num_observed + inputs.text_BL.shape[1]
 
 
+def _place_of(pattern: str, folders: Sequence[Path]) -> Path | None:
+    """The first of the folders with a file that matches."""
+    return next((folder for folder in folders if any(folder.glob(pattern))), None)
+
+
 def _head_file(folder: Path, name: str) -> Path | None:
     """The head's file in this project's layout, else in its makers'; None where the folder has neither."""
     own = folder / f"{name}.safetensors"
@@ -254,21 +268,22 @@ def _modelling_code(folder: Path) -> str | None:
     return read_bytes(path, most=_MOST_CODE).decode(errors="replace") if path.is_file() else None
 
 
-def _warn_of_unread_heads(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Warn of heads in a makers' folder that are left out although the user did not choose so.
+def _warn_of_unread_heads(folders: Sequence[Path], settings: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Warn of heads in makers' folders that are left out although the user did not choose so.
 
     They are off where a policy may be trained: RL needs tokens, and not every observation has a state.
     """
-    if "head" not in options and settings["head"] != "l1" and any(folder.glob(HEAD_FILES)):
+    head, projector = _place_of(HEAD_FILES, folders), _place_of(PROJECTOR_FILES, folders)
+    if "head" not in options and settings["head"] != "l1" and head:
         _warn(
-            f"'{folder}' is opened to be trained, through action tokens; it acted through {HEAD_FILES}, which gives no "
+            f"'{head}' is opened to be trained, through action tokens; it acted through {HEAD_FILES}, which gives no "
             "distribution, and its tokens may know nothing. Say so with backbone_kwargs head: tokens; commands that "
             "only roll it out open the head"
         )
-    if "use_state" not in options and not settings["use_state"] and any(folder.glob(PROJECTOR_FILES)):
+    if "use_state" not in options and not settings["use_state"] and projector:
         _warn(
-            f"'{folder}' was trained with {PROJECTOR_FILES}, which is left out; give backbone_kwargs use_state: true "
-            "to use it (the environment must give the state), or use_state: false to go without"
+            f"'{projector}' was trained with {PROJECTOR_FILES}, which is left out; give backbone_kwargs use_state: "
+            "true to use it (the environment must give the state), or use_state: false to go without"
         )
 
 

@@ -23,7 +23,7 @@ from vla_gym.reading import read_json_object
 from vla_policies.actions.flow import FlowSettings
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.json_records import from_json
-from vla_policies.checkpoint_io.weights import INDEX_FILE, WEIGHTS_FILE, read_shapes, weight_files
+from vla_policies.checkpoint_io.weights import has_weights, read_shapes, weight_files
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.modules.gemma import GemmaShape
 from vla_policies.pi0.config import (
@@ -35,7 +35,13 @@ from vla_policies.pi0.config import (
     VisionShape,
 )
 from vla_policies.pi0.prompt import TOKENIZER_FILE
-from vla_policies.processing.lerobot_files import ACTION, feature_dims, lerobot_statistics, normalizations
+from vla_policies.processing.lerobot_files import (
+    ACTION,
+    feature_dims,
+    lerobot_statistics,
+    normalizations,
+    relative_dims,
+)
 from vla_policies.processing.norm_stats import choose_key
 from vla_policies.processing.statistics import Statistics, statistics_of_numbers
 from vla_policies.vlm_flow_config import WORDS
@@ -78,7 +84,7 @@ def implied_config(folder: Path) -> dict[str, Any] | None:
 
     They do not say the horizon.
     """
-    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+    if not has_weights(folder):
         return None
     shapes = {_network_name(name.removeprefix("model.")): x.shape for name, x in read_shapes(folder).items()}
     if not {"action_in_proj.weight", *_WIDTH_OF.values()} <= shapes.keys():
@@ -117,6 +123,7 @@ def read_config(
     traits = TRAITS[family]
     kinds = normalizations(config, traits.normalization, where)
     normalization = kinds["state"] or kinds["action"] or traits.normalization
+    action_dim = feature_dims(config, "output_features", ACTION, chosen.get("action"), network.action_width)
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
     return Pi0Config(
         network=network,
@@ -124,6 +131,7 @@ def read_config(
             normalization=normalization,
             epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
             epsilon_back=openpi,
+            delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
             state=chosen.get("state") if kinds["state"] else None,
             action=chosen.get("action") if kinds["action"] else None,
             prompt_state=style,  # type: ignore[arg-type]

@@ -86,11 +86,13 @@ class Pi0Backbone(VLMFlowBackbone):
         return full_config(cls.family) if size == "full" else tiny_config(cls.family)
 
     @classmethod
-    def recognises(cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = ()) -> bool:
+    def recognises(
+        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
+    ) -> bool:
         return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
+    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
         return list(statistics_of(folder, config))
 
     @classmethod
@@ -98,7 +100,9 @@ class Pi0Backbone(VLMFlowBackbone):
         return implied_config(folder)
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
         """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
@@ -112,7 +116,7 @@ class Pi0Backbone(VLMFlowBackbone):
             model=own.to_json(),
         )
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
         where = weight_files(folder)[0]
         fill(self, self._completed(read_tensors(folder), where), where, self._dtype_of)

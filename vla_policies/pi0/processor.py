@@ -113,10 +113,10 @@ class Pi0Processor:
             check_dims(getattr(self.preprocessing, part), self.preprocessing.normalization, needed, part)
         if self.conventions.state_dim > self.state_width:
             raise BadValue(f"the network reads {self.state_width} numbers of state, got {self.conventions.state_dim}")
-        if self.preprocessing.delta_dims > min(self.conventions.state_dim, self.conventions.action_dim):
+        if not 0 <= self.preprocessing.delta_dims <= min(self.conventions.state_dim, self.conventions.action_dim):
             raise BadValue(
                 f"delta_dims must be at most the state's and the action's dims ({self.conventions.state_dim} and "
-                f"{self.conventions.action_dim}), got {self.preprocessing.delta_dims}"
+                f"{self.conventions.action_dim}) and not below 0, got {self.preprocessing.delta_dims}"
             )
 
 

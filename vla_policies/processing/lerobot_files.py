@@ -6,7 +6,8 @@ A processor is a JSON list of steps; the step that normalises names the file of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.reading import read_json_object
-from vla_policies.checkpoint_io.weights import read_safetensors, write_json, write_safetensors
+from vla_policies.checkpoint_io.json_records import as_annotated
+from vla_policies.checkpoint_io.weights import CONFIG_FILE, read_safetensors, write_json, write_safetensors
 from vla_policies.processing.statistics import Normalization, Statistics, statistics_of_numbers
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
 STATE, ACTION = "observation.state", "action"
+RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+"""Steps that take the state from actions before the network, and add it after."""
+STEPS = (
+    *("rename_observations_processor", "to_batch_processor", "device_processor", "tokenizer_processor"),
+    *("normalizer_processor", "unnormalizer_processor", RELATIVE, ABSOLUTE),
+    *("pi0_new_line_processor", "smolvla_new_line_processor", "pi05_prepare_state_tokenizer_processor_step"),
+)
+"""Steps that a policy here does itself."""
 EPSILON = 1e-8
 """Added to a standard deviation when normalising, and not when going back."""
 DATA_SET = "default"
@@ -56,6 +66,58 @@ def normalizations(config: Mapping[str, Any], usual: Normalization, where: str) 
     return kinds
 
 
+def processor_steps(folder: Path, name: str) -> list[Mapping[str, Any]]:
+    """The enabled steps of a folder's pre- or postprocessor; one that is not known here raises."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return []
+    steps = [step for step in read_json_object(path).get("steps", []) if step.get("config", {}).get("enabled", True)]
+    for step in steps:
+        kind = str(step.get("registry_name", step.get("class")))
+        if kind not in STEPS:
+            raise unknown_name(f"processor step in '{path}'", kind, STEPS)
+    return steps
+
+
+def relative_dims(folder: Path, config: Mapping[str, Any], action_dim: int) -> int:
+    """The number of leading dims of an action that are relative to the state at the decision.
+
+    `config.json` and the two processors must agree on whether there are any, and no other dims may be so.
+    """
+    said = {f"use_relative_actions of {CONFIG_FILE}": bool(config.get("use_relative_actions"))}
+    settings = {
+        "exclude_joints": config.get("relative_exclude_joints", ["gripper"]),
+        "action_names": config.get("action_feature_names"),
+    }
+    for name, kind in ((PREPROCESSOR, RELATIVE), (POSTPROCESSOR, ABSOLUTE)):
+        if (folder / f"{name}.json").is_file():
+            steps = [step["config"] for step in processor_steps(folder, name) if step.get("registry_name") == kind]
+            said[f"{kind} of {name}.json"] = bool(steps)
+            settings |= steps[0] if steps and kind == RELATIVE else {}
+    if len(set(said.values())) > 1:
+        parts = ", ".join(f"{part} is {json.dumps(on)}" for part, on in said.items())
+        raise BadValue(f"'{folder}' does not agree on whether its actions are relative: {parts}; set all alike")
+    if not any(said.values()):
+        return 0
+    excluded, names = settings["exclude_joints"], settings["action_names"]
+    mask = relative_mask(
+        action_dim,
+        as_annotated(tuple[str, ...], excluded, f"exclude_joints of '{folder}'"),
+        as_annotated(tuple[str, ...] | None, names, f"action_names of '{folder}'"),
+    )
+    count = sum(mask)
+    if any(mask[count:]):
+        raise BadValue(f"'{folder}': relative actions must be the first ones of an action, got {json.dumps(mask)}")
+    return count
+
+
+def relative_mask(action_dim: int, excluded: Sequence[str], names: Sequence[str] | None) -> list[bool]:
+    """Whether each number of an action is relative in lerobot: all but those whose name holds an excluded word."""
+    words = [word.lower() for word in excluded if word]
+    named = [not any(word in name.lower() for word in words) for name in (names or ())[:action_dim]]
+    return named + [True] * (action_dim - len(named))
+
+
 def lerobot_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> statistics, from the file that the preprocessor names; one data set."""
     path = _statistics_file(folder)
@@ -75,8 +137,7 @@ def _statistics_file(folder: Path) -> Path | None:
     path = folder / f"{PREPROCESSOR}.json"
     if not path.is_file():
         return next(iter(sorted(folder.glob(f"{PREPROCESSOR}*normalizer*.safetensors"))), None)
-    steps = read_json_object(path).get("steps", [])
-    names = [str(step["state_file"]) for step in steps if isinstance(step, Mapping) and step.get("state_file")]
+    names = [str(step["state_file"]) for step in processor_steps(folder, PREPROCESSOR) if step.get("state_file")]
     for name in names:
         if Path(name).name != name:
             raise BadValue(f"'{path}' points outside its folder: '{name}'")

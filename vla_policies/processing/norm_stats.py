@@ -6,13 +6,15 @@ The layout is that of OpenVLA's `norm_stats` and `dataset_statistics.json`: data
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from vla_gym.errors import MOST_OF_WORD, BadValue, shortened, unknown_name
+from vla_policies.checkpoint_io.weights import read_config
 
 STATISTICS_FILE = "dataset_statistics.json"
 """A fine-tune's own statistics, which override those of its base model."""
@@ -50,6 +52,19 @@ class Normaliser:
 def identity(dims: int) -> Normaliser:
     """The map that leaves numbers in [-1, 1] unchanged."""
     return Normaliser(-np.ones(dims), np.ones(dims), np.zeros(dims, dtype=bool), 0.0)
+
+
+def read_statistics(config: Mapping[str, Any], folders: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
+    """(all statistics of a model, the data sets that it was trained on last).
+
+    `folders`, nearest first, are those of an adapter and the model's. A nearer `dataset_statistics.json` goes over a
+    farther one, and each over `norm_stats` of `config.json`, where a fine-tune keeps its base's data sets, too. As in
+    the originals, the nearest that there is names the data sets of the training.
+    """
+    files = [read_config(folder, STATISTICS_FILE) for folder in folders if (folder / STATISTICS_FILE).is_file()]
+    layers = [*files, config.get("norm_stats") or {}]
+    merged = {key: entry for layer in reversed(layers) for key, entry in layer.items()}
+    return merged, list(next(filter(None, layers), {}))
 
 
 def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str, suite: str | None = None) -> str | None:

@@ -6,7 +6,7 @@ Two layouts: since lerobot 0.4 statistics are in files of the pre- and postproce
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vla_policies.checkpoint_io.weights import (
     write_tensors,
     write_text,
 )
+from vla_policies.checkpoint_io.weights import read_config as read_settings
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.processing.lerobot_files import (
     ACTION,
@@ -34,6 +35,7 @@ from vla_policies.processing.lerobot_files import (
     feature_dims,
     lerobot_statistics,
     normalizations,
+    relative_dims,
     write_processors,
 )
 from vla_policies.processing.norm_stats import choose_key
@@ -62,14 +64,25 @@ _UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 """Published, sometimes left out, and read by nothing."""
 
 
-def read_config(folder: Path, config: Mapping[str, Any], unnorm_key: str | None) -> SmolVLAConfig:
-    """The config of a published folder, statistics included."""
-    where = f"'{folder / CONFIG_FILE}'"
+def settings_folder(folder: Path, beside: Sequence[Path] = ()) -> Path:
+    """Where a model's settings are: in the folder of an adapter that lerobot trained, else in the model's own."""
+    settings = (place for place in beside if (place / CONFIG_FILE).is_file())
+    return next((place for place in settings if read_settings(place).get("type") == SETTINGS["type"]), folder)
+
+
+def read_config(
+    folder: Path, config: Mapping[str, Any], unnorm_key: str | None, beside: Sequence[Path] = ()
+) -> SmolVLAConfig:
+    """The config of a published folder, statistics included; `config` is that of `settings_folder`."""
+    source = settings_folder(folder, beside)
+    where = f"'{source / CONFIG_FILE}'"
     values = {**SETTINGS, **{key: value for key, value in config.items() if key in SETTINGS}}
     if values["adapt_to_pi_aloha"] or values["use_delta_joint_actions_aloha"]:
         raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
+    if relative_dims(source, config, int(values["max_action_dim"])):
+        raise BadValue(f"{where}: relative actions (use_relative_actions) are not read here; they must be false")
     kinds = normalizations(values, "mean_std", where)
-    statistics = statistics_of(folder)
+    statistics = statistics_of(folder, beside)
     if unnorm_key is not None and not statistics:
         raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
@@ -164,9 +177,10 @@ def _with_head(tensors: dict[str, Tensor], make: Callable[[], Tensor]) -> dict[s
     return tensors if _UNUSED in tensors else {**tensors, _UNUSED: make()}
 
 
-def statistics_of(folder: Path) -> dict[str, dict[str, Statistics]]:
+def statistics_of(folder: Path, beside: Sequence[Path] = ()) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> statistics, of the preprocessor or, in older folders, among the weights."""
-    return lerobot_statistics(folder) or _statistics_in_weights(folder)
+    found = (lerobot_statistics(place) for place in (*beside, folder))
+    return next(filter(None, found), None) or _statistics_in_weights(folder)
 
 
 def _statistics_in_weights(folder: Path) -> dict[str, dict[str, Statistics]]:

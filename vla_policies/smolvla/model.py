@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
 from vla_policies.backbone import Header, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
@@ -41,6 +41,7 @@ from vla_policies.modules.lora import (
     save_adapter,
     switched_off,
 )
+from vla_policies.processing.lerobot_files import DATA_SET
 from vla_policies.smolvla import checkpoint
 from vla_policies.smolvla.config import VLM_NAME, Learning, NetworkShape, SmolVLAConfig, tiny_config
 from vla_policies.smolvla.lerobot_config import tokenizer_folder
@@ -117,21 +118,25 @@ class SmolVLABackbone(VLMFlowBackbone):
         return backbone
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any]) -> Collection[str]:
-        return list(checkpoint.statistics_of(folder))
+    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
+        return list(checkpoint.statistics_of(folder, beside))
 
     @classmethod
-    def read_official(cls, folder: Path, config: Mapping[str, Any], request: Request) -> Header:
+    def read_official(
+        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
+    ) -> Header:
         """Header of lerobot's folder, or of one that this project wrote in its layout; cameras, chunk and dims are the
-        environment's where one is given."""
+        environment's where one is given. An adapter that lerobot trained brings its own settings and statistics."""
+        source = checkpoint.settings_folder(folder, beside)
         own = config.get(OWN_KEY)
         if own is None and (folder / ADAPTER_SETTINGS).is_file():
             own = read_config(folder, ADAPTER_SETTINGS)[OWN_KEY]
-        if own is not None:
+        if own is not None and source == folder:
             return cls._own_header(folder, own, request)
+        config = config if source == folder else read_config(source)
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
-        found = checkpoint.read_config(folder, config, request.unnorm_key).with_options(options)
+        found = checkpoint.read_config(folder, config, request.unnorm_key, beside).with_options(options)
         conventions = checkpoint.folder_conventions(found, request, cameras)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), found.to_json())
@@ -139,6 +144,8 @@ class SmolVLABackbone(VLMFlowBackbone):
     @classmethod
     def _own_header(cls, folder: Path, own: Mapping[str, Any], request: Request) -> Header:
         where = f"{ADAPTER_SETTINGS} of '{folder}'"
+        if request.unnorm_key not in (None, DATA_SET):
+            raise unknown_name(f"unnorm_key in '{folder}'", str(request.unnorm_key), (DATA_SET,))
         found = SmolVLAConfig.from_json(own["model"], f"model in {where}")
         if found.preprocessing.tokenizer != WORDS:
             found = checkpoint.with_tokenizer(found, folder)
@@ -152,7 +159,7 @@ class SmolVLABackbone(VLMFlowBackbone):
             model=found.with_options(request.options).to_json(),
         )
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or lerobot's; heads that the latter lacks keep their initial weights."""
         tensors = checkpoint.read_weights(folder, self.policy.state_dict())
         fill(self.policy, tensors, weight_files(folder)[0], self._dtype_of)
@@ -214,6 +221,10 @@ class SmolVLABackbone(VLMFlowBackbone):
     @property
     def has_adapter(self) -> bool:
         return is_attached(self.policy)
+
+    @property
+    def adapter_options(self) -> object | None:
+        return self.config.learning.lora
 
     def save_adapter(self, folder: Path, config: Mapping[str, Any], base: str) -> None:
         revision = self.source_revision if base == self.source else None

@@ -173,6 +173,7 @@ def test_time_embedding_by_hand() -> None:
         ({"scheme": "flow_sd"}, UnknownName, "Did you mean 'flow_sde'"),
         ({"joint": "men"}, UnknownName, "Did you mean 'mean'"),
         ({"noise_level": 0.0}, BadValue, "noise_level must be > 0"),
+        ({"noise_level": 1e300}, BadValue, "noise_level must be > 0 and at most 1000"),
         ({"noise_std": (0.2, 0.1)}, BadValue, "two rising numbers"),
         ({"eval_noise": "none"}, UnknownName, "no eval_noise 'none'"),
         ({"num_steps": 1, "last_step_random": False}, BadValue, "num_steps must be >= 2"),

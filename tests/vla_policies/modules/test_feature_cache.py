@@ -11,7 +11,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
-from vla_policies.modules.feature_cache import FeatureCache
+from vla_policies.modules.feature_cache import FeatureCache, check_gib
 from vla_policies.openvla.network import LANGUAGE_TARGETS
 
 SENTENCES = ("reach the red block", "open")
@@ -129,3 +129,9 @@ def test_trained_image_encoders_are_refused() -> None:
         build("openvla-oft", cache_features=1.0).act(observations())
     with pytest.raises(BadValue, match="cache_features is for a frozen VLM"):
         build("pi0", cache_features=1.0, train_expert_only=False)
+
+
+@pytest.mark.parametrize("gib", [-1.0, float("nan"), float("inf")])
+def test_a_size_is_a_number_of_gib(gib: float) -> None:
+    with pytest.raises(BadValue, match="cache_features must be GiB >= 0"):
+        check_gib(gib)

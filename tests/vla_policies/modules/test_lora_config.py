@@ -36,16 +36,21 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
     [
         ({"megatron_config": {"x": 1}, "megatron_core": "antigravity"}, "sets megatron_config"),  # would be imported
         ({"layer_replication": [[0, 10**9]]}, "sets layer_replication"),
+        ({"use_dora": True}, "sets use_dora to True, which is not read here: merge it with peft"),
+        ({"lora_bias": True}, "sets lora_bias to True"),
         ({"init_lora_weights": "pissa"}, "convert it to plain LoRA"),
         ({"r": 10**9}, "gives 'r' as 1000000000|r of .* must be an integer in 1 .. 65536"),
         ({"r": "8"}, "must be an integer"),
+        ({"lora_alpha": 1e300}, "'lora_alpha' of .* must be a number of at most 65536"),
+        ({"lora_alpha": "8"}, "'lora_alpha' of .* must be a number"),
+        ({"alpha_pattern": {"q": 1e300}}, "'q' of .* must be a number of at most 65536"),
         ({"rank_pattern": {"q": 10**9}}, "the rank of 'q' .* must be an integer"),
         ({"rank_pattern": {"((a*)*)*X": 8}}, "may take for ever"),
         ({"alpha_pattern": {"((a*)*)*X": 8}}, "may take for ever"),
         ({"layers_pattern": "((a*)*)*X"}, "may take for ever"),
     ],
 )
-def test_what_would_import_or_never_end_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_is_no_plain_lora_or_never_ends_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=says):
         lora_config(written(tmp_path, **changes))
 
@@ -62,5 +67,7 @@ def test_patterns_of_published_adapters_are_taken(pattern: object) -> None:
 
 
 def test_a_folders_own_settings_are_held_to_the_same() -> None:
+    with pytest.raises(BadValue, match=r"LoRA's rank and alpha must be in 1 \.\. 65536, got 8 and 10{30}"):
+        LoraSettings(rank=8, alpha=10**30)
     with pytest.raises(BadValue, match="LoRA's targets may take for ever"):
         LoraSettings(targets="((a*)*)*X")

@@ -212,6 +212,20 @@ def test_a_critic_in_the_weights_is_read(copy: Path, golden_root: Path) -> None:
     assert torch.equal(head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
 
 
+def test_a_critic_in_the_weights_says_how_many_values_it_gives(oft_copy: Path, golden_root: Path) -> None:
+    """As in RLinf's PPO checkpoints with a value for each action of the chunk."""
+    heads = load_file(golden_root / "openvla_oft_tiny" / "value_heads.safetensors")
+    critic = {key.removeprefix("out8."): value for key, value in heads.items() if key.startswith("out8.")}
+    edit_weights(oft_copy, lambda tensors: tensors.update(critic))
+    backbone = open_policy(oft_copy).backbone
+    assert backbone.step_values
+    assert torch.equal(backbone.value_head.mlp[4].weight, critic["value_head.mlp.4.weight"].float())
+    shard(oft_copy)
+    assert read_header(oft_copy, Request(unnorm_key=KEY)).model["settings"]["value_outputs"] == 8
+    with pytest.raises(BadValue, match=r"'mlp.4.weight' is \(8, 128\), the model needs \(1, 128\)"):
+        open_policy(oft_copy, backbone_kwargs={"value_outputs": 1})
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "preprocessor_config.json", "model.safetensors"])
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
@@ -392,3 +406,13 @@ def test_only_the_header_is_needed_for_conventions(copy: Path) -> None:
     assert read_header(copy, Request(unnorm_key=KEY)).conventions.action_dim == 7
     with pytest.raises(BadValue, match=r"lacks model\.safetensors"):
         load_checkpoint(copy, Request(unnorm_key=KEY))
+
+
+@pytest.mark.parametrize("mean", ["x", [0.5, 0.5], [{"a": 1}, 0.5, 0.5]])
+def test_what_is_no_colour_is_named(copy: Path, mean: object) -> None:
+    def damage(values: dict[str, Any]) -> None:
+        values["tvf_normalize_params"][0]["mean"] = mean
+
+    edit_json(copy / "preprocessor_config.json", damage)
+    with pytest.raises(BadValue, match=r"mean of preprocessor_config\.json of .* must be"):
+        open_policy(copy)

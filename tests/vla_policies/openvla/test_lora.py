@@ -87,6 +87,7 @@ def test_saved_alone_and_loaded_on_a_fresh_base(trained: VLAPolicy, observe: Obs
         "adapter_config.json",
         "adapter_model.safetensors",
         "certificate.json",
+        "dataset_statistics.json",
         "value_head.safetensors",
         "vla_zoo.json",
     }
@@ -253,7 +254,7 @@ def test_what_has_no_adapter_says_so(folder: Path, tmp_path: Path) -> None:
         open_policy(folder).save_adapter(tmp_path)
     with pytest.raises(BadValue, match="finds nothing to attach to"):
         open_policy(folder, backbone_kwargs={"lora": {"targets": ["nothing"]}})
-    with pytest.raises(BadValue, match="rank and alpha must be >= 1"):
+    with pytest.raises(BadValue, match=r"rank and alpha must be in 1 \.\. 65536"):
         open_policy(folder, backbone_kwargs={"lora": {"rank": 0}})
     with pytest.raises(BadValue, match=r"LoRA's targets is no pattern: missing \)"):
         open_policy(folder, backbone_kwargs={"lora": {"targets": "(q_proj"}})
@@ -338,3 +339,44 @@ def test_autocast_passes_logits_by(folder: Path, options: dict[str, Any]) -> Non
         mixed = network.action_logits(hidden)
     assert mixed.dtype == torch.float32
     assert torch.equal(mixed, plain)
+
+
+def high(policy: VLAPolicy) -> list[float]:
+    """The numbers that +1 stands for."""
+    return policy.backbone.processor.action_normaliser.high_A.tolist()
+
+
+@pytest.mark.parametrize("key", ["bridge_orig", "my_data"], ids=["of the base, too", "new"])
+def test_an_adapter_s_own_statistics_go_over_its_base_s(folder: Path, tmp_path: Path, key: str) -> None:
+    policy = open_policy(folder, backbone_kwargs=LORA)
+    policy.save_adapter(tmp_path / "peft")
+    for path in (tmp_path / "peft").iterdir():
+        if path.name not in ("adapter_config.json", "adapter_model.safetensors"):
+            path.unlink()
+    entry = json.loads((folder / "dataset_statistics.json").read_text())["bridge_orig"]
+    entry["action"]["q99"] = [10.0 * number for number in entry["action"]["q99"]]
+    (tmp_path / "peft" / "dataset_statistics.json").write_text(json.dumps({key: entry}))
+    opened = open_policy(tmp_path / "peft", unnorm_key=None)
+    assert high(opened) == entry["action"]["q99"]
+    for name, save in (("adapter", opened.save_trained), ("whole", opened.save_pretrained)):
+        save(tmp_path / name)
+        assert high(open_policy(tmp_path / name, unnorm_key=None)) == entry["action"]["q99"]
+
+
+@pytest.mark.parametrize(
+    "special", [{"use_rslora": True}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}]
+)
+def test_stable_baselines3_cannot_save_an_adapter_of_many_ranks(
+    folder: Path, observe: Observe, tmp_path: Path, special: dict[str, Any]
+) -> None:
+    network = load_checkpoint(folder, Request(unnorm_key="bridge_orig")).backbone.network
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **special)
+    peft.get_peft_model(network, config).save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(folder)}))
+    policy = open_policy(tmp_path)
+    with pytest.raises(BadValue, match="use save_trained, or merge_adapter before save"):
+        policy.save(tmp_path / "policy.zip")
+    policy.save_trained(tmp_path / "adapter")
+    again = VLAPolicy.from_pretrained(tmp_path / "adapter", device="cpu")
+    assert torch.equal(logits(again, observe(0)), logits(policy, observe(0)))

@@ -3,11 +3,32 @@ from __future__ import annotations
 import pytest
 
 from vla_gym.errors import BadValue
-from vla_policies.openvla.prompts import BOS, SPACE, PromptTokenizer, openvla_prompt
+from vla_policies.openvla.prompts import BOS, SPACE, VICUNA, PromptTokenizer, openvla_prompt, template_of
 
 
 def test_the_instruction_is_in_lower_case() -> None:
     assert openvla_prompt("Pick up the Mug") == "In: What action should the robot take to pick up the mug?\nOut:"
+
+
+@pytest.mark.parametrize("key", ["llm_backbone_id", "hf_llm_id"])
+def test_openvla_v01_is_asked_as_its_vicuna_chats(key: str) -> None:
+    assert openvla_prompt("Pick up the Mug", template_of({key: "lmsys/Vicuna-7b-v1.5"})) == (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+        "detailed, and polite answers to the user's questions. "
+        "USER: What action should the robot take to pick up the mug? ASSISTANT:"
+    )
+
+
+@pytest.mark.parametrize(
+    "official", [{}, {"llm_backbone_id": "llama2-7b-pure", "hf_llm_id": "meta-llama/Llama-2-7b-hf"}]
+)
+def test_others_are_asked_as_openvla_7b(official: dict[str, str]) -> None:
+    assert openvla_prompt("{go}", template_of(official)) == openvla_prompt("{go}")
+
+
+def test_a_tokenizer_keeps_to_its_template() -> None:
+    ids = PromptTokenizer("", template=VICUNA).ids("go")
+    assert bytes(id_ - 3 for id_ in ids[1:-1]).decode() == VICUNA.format("go")
 
 
 def test_without_a_tokenizer_letters_are_bytes() -> None:

@@ -18,7 +18,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.backbone import Request
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-from vla_policies.loading import as_trained, read_header
+from vla_policies.loading import as_trained, identify, read_header
 
 KEY = "libero_spatial"
 STATE = {"use_state": True, "center_crop": False, "camera_resize": "bicubic"}
@@ -251,3 +251,111 @@ def test_action_dims_are_different_indices_of_the_checkpoints_numbers(folder: Pa
 def test_openvlas_numbers_depend_on_one_another(folder: Path) -> None:
     with pytest.raises(BadValue, match="OpenVLA's numbers depend on one another"):
         VLAPolicy.from_pretrained(folder, "openvla", KEY, backbone_kwargs={"action_dims": [0, 1, 2, 6]})
+
+
+OPEN_X = ("austin_buds_dataset_converted_externally_to_rlds", "bridge_orig", "fractal20220817_data")
+"""Data sets of the base, which a merged fine-tune keeps in its `config.json`."""
+
+
+def merged_fine_tune(source: Path, target: Path, *names: str) -> Path:
+    """A folder of the official fine-tunes: the base's statistics in `config.json`, its own in a file."""
+    only_data_set(source, target, "base")
+    config = json.loads((target / "config.json").read_text())
+    numbers = config["norm_stats"]["base"]
+    config["norm_stats"] = dict.fromkeys(OPEN_X, numbers)
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "dataset_statistics.json").write_text(json.dumps(dict.fromkeys(names, numbers)))
+    for name in ("action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"):
+        (target / name).touch()
+    return target
+
+
+SUITES = ("libero_spatial_no_noops", "libero_object_no_noops", "libero_goal_no_noops", "libero_10_no_noops")
+
+
+@pytest.mark.parametrize(
+    ("names", "request_", "key"),
+    [
+        (SUITES[:1], Request(), SUITES[0]),
+        (SUITES[:1], Request(suite="libero_spatial"), SUITES[0]),
+        (SUITES, Request(suite="libero_goal"), SUITES[2]),
+        (SUITES, Request(unnorm_key="libero_10"), SUITES[3]),
+    ],
+)
+def test_a_merged_fine_tune_is_of_its_own_data_sets(
+    folder: Path, tmp_path: Path, names: tuple[str, ...], request_: Request, key: str
+) -> None:
+    target = merged_fine_tune(folder, tmp_path, *names)
+    header = read_header(target, as_trained(target, request_))
+    assert header.conventions.cameras == ("image", "wrist_image")
+    assert header.model["unnorm_key"] == key
+    assert header.model["settings"]["center_crop"]
+
+
+def test_the_base_s_statistics_are_there_for_who_asks(folder: Path, tmp_path: Path) -> None:
+    target = merged_fine_tune(folder, tmp_path, *SUITES)
+    assert read_header(target, Request(unnorm_key="bridge_orig")).model["unnorm_key"] == "bridge_orig"
+    with pytest.raises(BadValue, match="statistics of 4 data sets"):
+        read_header(target)
+
+
+@pytest.fixture
+def unmerged(folder: Path, tmp_path: Path) -> Path:
+    """A training folder of openvla-oft before it is merged: the adapter in a folder of its own, heads and statistics
+    beside that; the base knows other data sets and no head."""
+    base, run = tmp_path / "openvla-7b", tmp_path / "openvla-7b+libero_spatial_no_noops+b8--150000_chkpt"
+    for target in (base, run):
+        target.mkdir()
+    for file in folder.iterdir():
+        if not file.name.startswith(("golden", "value_heads", "dataset_statistics", "action_head", "proprio")):
+            shutil.copyfile(file, base / file.name)
+    edited = json.loads((base / "config.json").read_text())
+    edited["norm_stats"] = dict.fromkeys(OPEN_X, next(iter(edited["norm_stats"].values())))
+    (base / "config.json").write_text(json.dumps(edited))
+    peft_folder = tmp_path / "peft"
+    VLAPolicy.from_pretrained(base, "openvla-oft", OPEN_X[1], backbone_kwargs=LORA, device="cpu").save_adapter(
+        peft_folder
+    )
+    (run / "lora_adapter").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(peft_folder / name, run / "lora_adapter" / name)
+    for file in folder.glob("*.pt"):
+        shutil.copyfile(file, run / file.name)
+    statistics = json.loads((folder / "dataset_statistics.json").read_text())
+    (run / "dataset_statistics.json").write_text(json.dumps({SUITES[0]: statistics[SUITES[0]]}))
+    return run
+
+
+def test_an_unmerged_training_folder_acts_through_its_heads(
+    unmerged: Path, folder: Path, obs: dict[str, Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    policy = VLAPolicy.from_pretrained(unmerged, device="cpu", to_act=True)
+    assert policy.backbone.family == "openvla-oft"
+    assert policy.conventions.cameras == ("image", "wrist_image")
+    assert caplog.records == []
+    # The adapter is new, and changes nothing: the merged folder acts alike.
+    whole = open_policy(folder, head="l1", use_state=True, cameras=["image", "wrist_image"])
+    action, merged = (each.act(obs, deterministic=True).action_BKA for each in (policy, whole))
+    assert torch.equal(action, merged)
+
+
+def test_heads_of_an_unmerged_training_folder_are_found_and_warned_of(
+    unmerged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert identify(unmerged, Request()).regresses
+    assert read_header(unmerged).family == "openvla-oft"
+    assert [str(unmerged) in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_a_head_that_no_folder_has_is_named(unmerged: Path) -> None:
+    (unmerged / "proprio_projector--150000_checkpoint.pt").unlink()
+    with pytest.raises(BadValue, match=r"lacks proprio_projector--<step>_checkpoint\.pt"):
+        VLAPolicy.from_pretrained(unmerged, device="cpu", backbone_kwargs={"use_state": True})
+
+
+def test_towers_with_film_are_refused(folder: Path, tmp_path: Path) -> None:
+    only_data_set(folder, tmp_path, "aloha_fold")
+    (tmp_path / "vision_backbone--1_checkpoint.pt").touch()
+    with pytest.raises(BadValue, match=r"has image towers with FiLM \(vision_backbone--\*\.pt\)"):
+        read_header(tmp_path, Request(family="openvla-oft"))

@@ -373,3 +373,14 @@ def test_weights_of_another_shape_are_refused_before_they_are_read(tmp_path: Pat
     write_sparse(folder / "model.safetensors", {"a.weight": (2, 2)})
     with pytest.raises(BadValue, match=r"lacks config\.json"):
         read_header(folder)
+
+
+def test_lerobots_relative_actions_are_added_to_the_state(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    names = ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]
+    config |= {"use_relative_actions": True, "relative_exclude_joints": ["gripper"], "action_feature_names": names}
+    config["output_features"]["action"]["shape"] = [7]
+    path.write_text(json.dumps(config))
+    assert open_policy(folder).backbone.config.preprocessing.delta_dims == 6
+    assert open_policy(folder, backbone_kwargs={"delta_dims": 3}).backbone.config.preprocessing.delta_dims == 3

@@ -139,6 +139,7 @@ def test_padding_is_black_and_the_odd_pixel_comes_last() -> None:
             "action statistics 'mean' have 0 dims, 2 are needed",
         ),
         ({"delta_dims": 3}, "delta_dims must be at most"),
+        ({"delta_dims": -1}, "delta_dims must be at most .* and not below 0"),
     ],
 )
 def test_statistics_that_do_not_fit_are_named(settings: dict, message: str) -> None:

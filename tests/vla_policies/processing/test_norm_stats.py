@@ -1,8 +1,11 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from vla_gym.errors import BadValue, UnknownName
-from vla_policies.processing.norm_stats import choose_key, identity, normaliser
+from vla_policies.processing.norm_stats import choose_key, identity, normaliser, read_statistics
 
 STATS = {
     "libero_10_no_noops": {
@@ -91,3 +94,16 @@ def test_a_message_holds_no_name_of_a_thousand_letters() -> None:
     with pytest.raises(BadValue, match="choose one with unnorm_key: aaa") as raised:
         choose_key({"a" * 1000: {}, "b" * 1000: {}}, None, "'folder'")
     assert len(str(raised.value)) < 500
+
+
+def test_a_nearer_file_goes_over_a_farther_one_and_names_the_training(tmp_path: Path) -> None:
+    adapter, model = tmp_path / "adapter", tmp_path / "model"
+    for folder, values in ((adapter, {"mine": {"n": 3}}), (model, {"mine": {"n": 2}, "libero_10": {"n": 2}})):
+        folder.mkdir()
+        (folder / "dataset_statistics.json").write_text(json.dumps(values))
+    config = {"norm_stats": {"mine": {"n": 1}, "libero_10": {"n": 1}, "bridge_orig": {"n": 1}}}
+    merged = {"bridge_orig": {"n": 1}, "libero_10": {"n": 2}, "mine": {"n": 3}}
+    assert read_statistics(config, [adapter, model]) == (merged, ["mine"])
+    assert read_statistics(config, [model])[1] == ["mine", "libero_10"]
+    assert read_statistics(config, [tmp_path]) == (config["norm_stats"], ["mine", "libero_10", "bridge_orig"])
+    assert read_statistics({}, [tmp_path]) == ({}, [])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -259,3 +260,64 @@ def test_wrong_options_are_named() -> None:
         )
     with pytest.raises(UnknownName, match="no value_feature of backbone_kwargs 'vlm'"):
         SmolVLABackbone.fresh(CONVENTIONS, {"size": "tiny", "value_feature": "vlm"})
+
+
+@pytest.fixture
+def trained_by_lerobot(joint: Golden, tmp_path: Path) -> Path:
+    """An adapter's folder as lerobot writes it: its own settings, and processors with its own statistics."""
+    base, folder = joint.folder / "checkpoint", tmp_path / "fine-tune"
+    VLAPolicy.from_pretrained(base, device="cpu", backbone_kwargs={"lora": {"rank": 4}}).save_adapter(tmp_path / "peft")
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(tmp_path / "peft" / name, folder / name)
+    settings = json.loads((base / "config.json").read_text())
+    settings |= {"use_peft": True, "n_action_steps": 3, "num_steps": 7}
+    (folder / "config.json").write_text(json.dumps(settings))
+    for file in base.glob("policy_*"):
+        shutil.copyfile(file, folder / file.name)
+    for path in folder.glob("policy_*.safetensors"):
+        save_file({name: 10 * tensor for name, tensor in load_file(path).items()}, path)
+    return folder
+
+
+def test_an_adapter_trained_by_lerobot_has_its_own_settings_and_statistics(
+    joint: Golden, trained_by_lerobot: Path, tmp_path: Path
+) -> None:
+    wanted = [10 * number for number in joint.backbone.config.preprocessing.action.mean]
+    policy = VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
+    assert policy.backbone.has_adapter
+    assert policy.conventions.chunk == 3
+    for opened in (policy, saved_again(policy, tmp_path)):
+        assert opened.backbone.config.preprocessing.action.mean == pytest.approx(wanted)
+        assert opened.backbone.config.flow.num_steps == 7
+
+
+def saved_again(policy: VLAPolicy, tmp_path: Path) -> VLAPolicy:
+    policy.save_trained(tmp_path / "again")
+    return VLAPolicy.from_pretrained(tmp_path / "again", device="cpu")
+
+
+def test_an_adapter_without_processors_has_its_base_s_statistics(joint: Golden, trained_by_lerobot: Path) -> None:
+    for path in trained_by_lerobot.glob("policy_*"):
+        path.unlink()
+    opened = VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
+    assert opened.backbone.config.preprocessing.action == joint.backbone.config.preprocessing.action
+
+
+def test_relative_actions_are_refused(trained_by_lerobot: Path) -> None:
+    for name, step in (("pre", "relative_actions_processor"), ("post", "absolute_actions_processor")):
+        path = trained_by_lerobot / f"policy_{name}processor.json"
+        record = json.loads(path.read_text())
+        record["steps"].append({"registry_name": step, "config": {"enabled": True}})
+        path.write_text(json.dumps(record))
+    config = json.loads((trained_by_lerobot / "config.json").read_text())
+    (trained_by_lerobot / "config.json").write_text(json.dumps({**config, "use_relative_actions": True}))
+    with pytest.raises(BadValue, match=r"relative actions .* are not read here"):
+        VLAPolicy.from_pretrained(trained_by_lerobot, device="cpu")
+
+
+def test_a_folder_of_ours_has_its_one_data_set(joint: Golden, tmp_path: Path) -> None:
+    VLAPolicy.from_pretrained(joint.folder / "checkpoint", device="cpu").save_pretrained(tmp_path)
+    assert VLAPolicy.from_pretrained(tmp_path, device="cpu", unnorm_key="default").backbone.family == "smolvla"
+    with pytest.raises(UnknownName, match=r"no unnorm_key in .* 'nonsense'. Known: default"):
+        VLAPolicy.from_pretrained(tmp_path, device="cpu", unnorm_key="nonsense")
