@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
 import shutil
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from zoo.config.run_config import RunConfig
 from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
+from zoo.runs.loggers import JsonLines
 from zoo.training import evaluation as evaluator
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import load_checkpoint
@@ -400,6 +404,87 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, "ppo", "-n 400 --save-freq 0")
     assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
+
+
+class Unread(io.StringIO):
+    """An output whose reader goes after so many lines of the table."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def write(self, text: str) -> int:
+        self._rows -= text.lstrip()[:1].isdigit()
+        if self._rows < 0:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return len(text)
+
+
+def no_reader(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sys.stdout", Unread(2))
+
+
+def no_room_for_metrics(patch: pytest.MonkeyPatch) -> None:
+    write, rows = JsonLines.write, 0
+
+    def fill(self: JsonLines, *args: Any, **kwargs: Any) -> None:
+        nonlocal rows
+        rows += 1
+        if rows > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, *args, **kwargs)
+
+    patch.setattr(JsonLines, "write", fill)
+
+
+def no_memory(patch: pytest.MonkeyPatch) -> None:
+    after_decision = VLAOnPolicyAlgorithm.after_decision
+
+    def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        if self._updates_done == 3:
+            raise RuntimeError("CUDA out of memory")
+        return after_decision(self, *args, **kwargs)
+
+    patch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [(no_reader, BrokenPipeError), (no_room_for_metrics, OSError), (no_memory, RuntimeError)],
+)
+def test_a_run_that_fails_keeps_its_last_update(
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    error: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = "-n 400 --save-freq 0 --eval-episodes 0"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    with monkeypatch.context() as patch:
+        break_it(patch)
+        with pytest.raises(error):
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    # Three updates were made: the third's line, or what came after it, was what failed.
+    steps = [line["step"] for line in metrics(whole)]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{steps[2]}"]
+    resume(run)
+    assert metrics(run)[-2:] == metrics(whole)[-2:]
+
+
+def test_a_run_that_ends_without_a_reader_is_concluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.training.trainer.Trainer.table", lambda *args: no_reader_now(patch))
+        with pytest.raises(BrokenPipeError):
+            train(tmp_path, "ppo", "-n 100")
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert (run / "evaluation.json").is_file()
+    assert (run / "report.html").is_file()
+
+
+def no_reader_now(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr("sys.stdout", Unread(0))
+    return "1 table"
 
 
 def send_in_update(number: int, which: signal.Signals) -> Any:
