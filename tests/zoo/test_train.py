@@ -270,6 +270,38 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None
     assert episodes(killed) == episodes(whole)
 
 
+def test_a_best_policy_past_the_newest_checkpoint_is_dropped(ppo_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(ppo_run, tmp_path / "ppo" / "Toy-Reach_1"))
+    *_, newest = RunFolder(run).saved_steps()
+    shutil.rmtree(run / "checkpoints" / f"step_{newest}")
+    (run / "best" / "score.json").write_text(json.dumps({"success": 2.0, "num_timesteps": newest}))
+    resume(run)
+    with np.load(run / "evaluations.npz") as file:
+        score = json.loads((run / "best" / "score.json").read_text())
+        assert score["success"] == file["successes"][file["timesteps"] == score["num_timesteps"]].mean()
+
+
+def test_a_run_stopped_in_the_evaluation_before_training_makes_up_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = "-n 1300 --eval-episodes 2"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    assert evaluated(whole)[0] == 0
+    evaluate_all = evaluator.of_all_ranks
+
+    def interrupted(own: Any, process_group: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate_all(own, process_group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "of_all_ranks", interrupted)
+        run = train(tmp_path, "ppo", flags)
+    assert evaluated(run) == []
+    resume(run)
+    assert metrics(run) == metrics(whole)
+    assert evaluated(run) == evaluated(whole)
+
+
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}

@@ -265,15 +265,16 @@ class Trainer:
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
         first = self.process_group.is_first
         log = EvaluationFile(self.run.path, keep_until=self.keep_until) if first else None
+        evaluated = self.process_group.broadcast_object(log.timesteps if log is not None else [])
         fresh = 0 if self.keep_until is not None else self.done
-        acted_at = log.timesteps[-1] if log is not None and log.timesteps else fresh
         every, at_start = self.evaluation_steps()
         return EvaluationCallback(
             every,
-            at_start=at_start and self.job.resume is None,
-            acted_at=self.process_group.broadcast_object(acted_at),
+            # Also of a run that was stopped in this very evaluation.
+            at_start=at_start and self.done == 0 and not evaluated,
+            acted_at=evaluated[-1] if evaluated else fresh,
             evaluate=evaluate,
-            best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best),
+            best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best, keep_until=self.keep_until),
             checkpoints=self.checkpoints,
             log=log,
             on_best=self.on_best if first else None,
