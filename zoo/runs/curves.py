@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ class Episodes:
     steps: np.ndarray
     """Simulator steps of the whole run when it ended, int64."""
     seconds: np.ndarray
-    """Seconds since the run began, float64."""
+    """Seconds since the run began, without those between a stop and its resume, float64."""
     success: np.ndarray
     """Solved at any step, 0 or 1, float64."""
     reward: np.ndarray
@@ -45,6 +45,8 @@ class EvaluationPoint:
     """Simulator steps of the run."""
     rate: Rate
     """Successes of its episodes."""
+    runs: int = 1
+    """Runs whose episodes they are."""
 
 
 def read_episodes(run: RunFolder) -> Episodes:
@@ -136,14 +138,50 @@ def training_curve(episodes: Episodes, value_E: np.ndarray, *, window: int, num_
 
 
 def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarray:
-    """The latest y at or before each point, float64 `[P]`; nan before the first. `x_E` must ascend."""
+    """The latest y at or before each point, float64 `[P]`; nan before the first x and past the last, which ascend."""
+    if not len(x_E):
+        return point_P * np.nan
     index_P = np.searchsorted(x_E, point_P, side="right") - 1
-    return np.where(index_P >= 0, y_E[np.maximum(index_P, 0)], np.nan) if len(x_E) else point_P * np.nan
+    return np.where((index_P >= 0) & (point_P <= x_E[-1]), y_E[np.maximum(index_P, 0)], np.nan)
 
 
 def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
-    """Evaluations of several runs at the same number of steps counted together; ascending."""
-    rates: dict[int, list[Rate]] = {}
-    for point in itertools.chain(*evaluations):
-        rates.setdefault(point.steps, []).append(point.rate)
-    return [EvaluationPoint(steps=steps, rate=together("evaluation", found)) for steps, found in sorted(rates.items())]
+    """Evaluations of several runs at about the same steps counted together, at their mean step; ascending.
+
+    A run is evaluated at its first update past a multiple of steps, which other runs reach some steps earlier or later.
+    Counted together are evaluations of different runs that are no further apart than half the way to the next
+    evaluation, or the one before, of either run.
+    """
+    placed = []
+    for run, points in enumerate(evaluations):
+        gaps = np.diff([0, *(point.steps for point in points), np.inf])
+        placed += [_Placed(run, point, min(gaps[at : at + 2]) / 2) for at, point in enumerate(points)]
+    groups: list[list[_Placed]] = []
+    for one in sorted(placed, key=lambda one: one.point.steps):
+        if groups and all(one.goes_with(other) for other in groups[-1]):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [
+        EvaluationPoint(
+            steps=round(statistics.fmean(one.point.steps for one in group)),
+            rate=together("evaluation", [one.point.rate for one in group]),
+            runs=len(group),
+        )
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An evaluation among those of several runs."""
+
+    run: int
+    point: EvaluationPoint
+    reach: float
+    """Half the steps to the run's nearest other evaluation."""
+
+    def goes_with(self, other: _Placed) -> bool:
+        """Whether both are the same evaluation of two runs."""
+        apart = abs(self.point.steps - other.point.steps)
+        return self.run != other.run and apart <= min(self.reach, other.reach)
