@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import parse_json, read_text
+from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.statistics import Rate, rate_of_rounds, together
-from zoo.files import damaged
+from zoo.files import content_of, damaged
 from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
 from zoo.runs.monitor import monitor_lines, read_evaluation_arrays
 
@@ -50,25 +52,29 @@ class EvaluationPoint:
 
 
 def read_episodes(run: RunFolder) -> Episodes:
-    """From `monitor.csv`; raises `BadValue` when it is missing or not of this project."""
+    """From `monitor.csv`; raises `BadValue` when it is missing, damaged or not of this project."""
     path = run.path / MONITOR_FILE
     reader = csv.DictReader(monitor_lines(path)[1:])
     rows, names = list(reader), reader.fieldnames or ()
 
-    def column(name: str, kind: type[np.generic]) -> np.ndarray:
+    def column(name: str, kind: type[np.generic], *, low: float = 0, high: float = LARGEST_COUNT) -> np.ndarray:
         wrong = f"'{path}' has no column '{name}' of numbers in every row"
         if name not in names:
             raise BadValue(wrong)
         try:
-            return np.array([float(row[name]) for row in rows]).astype(kind)
+            value_E = np.array([float(row[name]) for row in rows])
         except (TypeError, ValueError) as error:
             raise BadValue(wrong) from error
+        if bad := value_E[~((value_E >= low) & (value_E <= high))].tolist():
+            raise damaged(path, f"its '{name}' must be in {low:g} .. {high:g}, got {bad[0]:g}")
+        return value_E.astype(kind)
 
+    largest = sys.float_info.max
     return Episodes(
         steps=column("num_timesteps", np.int64),
-        seconds=column("t", np.float64),
-        success=column("is_success", np.float64),
-        reward=column("r", np.float64),
+        seconds=column("t", np.float64, low=-largest, high=largest),
+        success=column("is_success", np.float64, high=1),
+        reward=column("r", np.float64, low=-largest, high=largest),
         length=column("l", np.float64),
         task_id=column("task_id", np.int64),
     )
@@ -80,10 +86,11 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     if not path.is_file():
         return []
     arrays, rounds = read_evaluation_arrays(path), rounds_of(run)
-    return [
-        EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
-        for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
-    ]
+    with content_of(path):
+        return [
+            EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
+            for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
+        ]
 
 
 def rounds_of(run: RunFolder) -> int:
@@ -92,11 +99,18 @@ def rounds_of(run: RunFolder) -> int:
 
 
 def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
-    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none."""
+    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none.
+
+    Raises `BadValue` for a damaged file.
+    """
     path = run.path / METRICS_FILE
     if not path.is_file():
         return []
-    return [row for _, row in read_rows(path)]
+    rows: list[Mapping[str, Any]] = [row for _, row in read_rows(path)]
+    for name, value in (item for row in rows for item in row.items()):
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise damaged(path, f"its '{name}' must be a number or null, got {shown(value)}")
+    return rows
 
 
 def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -112,6 +126,8 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise damaged(path, error) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise damaged(path, f"line {number} does not say its step")
+        if not 0 <= row["step"] <= LARGEST_COUNT:
+            raise damaged(path, f"the step of line {number} must be in 0 .. {LARGEST_COUNT}")
         rows.append((line, row))
     return rows
 

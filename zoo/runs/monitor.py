@@ -20,6 +20,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
+from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import atomic_file, content_of, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
@@ -99,6 +100,9 @@ def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
         or any(array.dtype.kind not in "biuf" for array in arrays.values())
     ):
         raise damaged(path, "its arrays must be numbers, [evaluations] and [evaluations, episodes]")
+    for name, high in (("timesteps", LARGEST_COUNT), ("successes", 1)):
+        if not ((arrays[name] >= 0) & (arrays[name] <= high)).all():
+            raise damaged(path, f"its '{name}' must be in 0 .. {high}")
     return arrays
 
 
