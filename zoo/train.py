@@ -23,6 +23,7 @@ from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_r
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
+from zoo.distributed.placement import check_same_kind
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 from zoo.training.start_warnings import start_warnings
@@ -97,6 +98,8 @@ def run(argv: Sequence[str]) -> int:
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = RunPlan.resolve(config)
+    if point is not None:
+        check_same_kind(plan.placement, config.placement, point.run.config().placement)
     check_films(args, collects_elsewhere=not plan.placement.everywhere)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")

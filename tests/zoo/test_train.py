@@ -366,6 +366,19 @@ def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path
     assert (ppo_run / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_of_one_placement_is_not_gone_on_with_on_the_other_kind(
+    ppo_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (ppo_run / "config.yml").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        argv = ["-i", str(ppo_run), "-n", "900", "--placement", "env=0,rollout=0,actor=1"]
+        assert guarded(train_command.run, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--placement env=0,rollout=0,actor=1 cannot go on with a run of --placement all" in line
+    assert (ppo_run / "config.yml").read_bytes() == config
+
+
 def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--env", "Toy-Reach", "-n", "100", "-f", str(tmp_path)]
     for params in (
