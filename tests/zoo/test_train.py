@@ -348,20 +348,28 @@ def test_sigkill_loses_nothing_but_time(tmp_path: Path) -> None:
     assert episodes(killed) == episodes(whole)
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_made_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 150")
     before = metrics(run)
+    # Tasks that were played before count with those it plays now; the toy has no fourth.
+    text = (run / "monitor.csv").read_text()
+    (run / "monitor.csv").write_text("\n".join([*text.splitlines()[:2], "0.0,9,1.0,0,7,20", ""]))
+    capsys.readouterr()
     resume(run, "-n 300")
+    assert " simulator steps on 4 of 3 tasks" in capsys.readouterr().out
     assert metrics(run)[: len(before)] == before
     assert metrics(run)[-1]["step"] >= 300
     assert len((run / "command.txt").read_text().splitlines()) == 2
 
 
-def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path) -> None:
+def test_one_checkpoint_branches_into_a_new_folder(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (ppo_run / "metrics.jsonl").read_bytes()
     first = min((ppo_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
     resume(first, f"-f {tmp_path} -n 200")
     branch = tmp_path / "ppo" / "Toy-Reach_1"
+    assert " of them in this run, on 3 of 3 tasks" in capsys.readouterr().out
     assert metrics(branch)[0]["step"] > int(first.name.removeprefix("step_"))
     assert (ppo_run / "metrics.jsonl").read_bytes() == before
 
@@ -377,6 +385,15 @@ def test_a_run_of_one_placement_is_not_gone_on_with_on_the_other_kind(
     (line,) = capsys.readouterr().err.splitlines()
     assert "--placement env=0,rollout=0,actor=1 cannot go on with a run of --placement all" in line
     assert (ppo_run / "config.yml").read_bytes() == config
+
+
+def test_a_folder_for_new_runs_is_refused_in_place(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(train_command.run, ["-i", str(ppo_run), "-n", "900", "-f", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    *_, newest = RunFolder(ppo_run).saved_steps()
+    assert f"with -i {ppo_run}/checkpoints/step_{newest} -f {tmp_path}, or leave out -f" in line
 
 
 def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,11 +35,14 @@ class MonitorFile:
     def __init__(self, folder: Path, env_id: str, *, keep_until: int | None = None) -> None:
         """Open for appending; with `keep_until`, rows past that many simulator steps are dropped first."""
         path = folder / MONITOR_FILE
+        self.tasks: set[int] = set()
+        """Tasks of the run's episodes."""
         began, seconds, rows = time.time(), 0.0, list[list[str]]()
         if keep_until is not None and path.is_file():
             began, rows = _read(path)
             with content_of(path):
                 rows = [row for row in rows if int(row[-1]) <= keep_until]
+                self.tasks = {int(row[_COLUMNS.index("task_id")]) for row in rows}
                 seconds = float(rows[-1][_COLUMNS.index("t")]) if rows else 0.0
         self._zero = time.time() - seconds
         kept = io.StringIO(newline="")
@@ -52,6 +55,7 @@ class MonitorFile:
 
     def add(self, episode: EpisodeRecord, num_timesteps: int) -> None:
         """Write one episode that ended when the whole run had done `num_timesteps` simulator steps."""
+        self.tasks.add(episode.task_id)
         seconds = round(time.time() - self._zero, 6)
         row = (round(episode.total_reward, 6), episode.length, seconds, int(episode.success_once))
         self._writer.writerow((*row, episode.task_id, num_timesteps))
