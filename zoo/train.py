@@ -140,7 +140,7 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
     if point.in_place and args.log_folder is not None:
         raise BadValue(
-            f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start a new one "
+            f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start one "
             f"from a checkpoint with -i {quoted(point.checkpoint)} -f {quoted(args.log_folder)}, or leave out -f"
         )
     return resolve_resumed_run(args, point), point

@@ -106,6 +106,8 @@ class Trainer:
     """The command that makes such runs and goes on with them."""
     later_is_best: ClassVar[bool] = False
     """Whether of two equal evaluations the later one's policy is kept."""
+    keeps_best: ClassVar[bool] = False
+    """Whether `best/` stays where a run goes on from before it."""
     model: Trainable
 
     def __init__(self, job: TrainJob, model: Trainable, envs: VLAVectorEnv, run: RunFolder) -> None:
@@ -274,7 +276,12 @@ class Trainer:
             at_start=at_start and self.done == 0 and not evaluated,
             acted_at=evaluated[-1] if evaluated else fresh,
             evaluate=evaluate,
-            best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best, keep_until=self.keep_until),
+            best=BestPolicy(
+                self.run.best,
+                self.process_group,
+                later=self.later_is_best,
+                keep_until=None if self.keeps_best else self.keep_until,
+            ),
             checkpoints=self.checkpoints,
             log=log,
             on_best=self.on_best if first else None,
