@@ -110,6 +110,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder in one step: whatever kills the process, what bears its name is whole."""
+    partial = _temporary(folder, "partial")
+    folder.rename(partial)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
 def _put(partial: Path, folder: Path, replaced: Path) -> None:
     """Rename `partial` to `folder`; what was there is `partial`, or `replaced`, afterwards."""
     if not folder.exists():

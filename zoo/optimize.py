@@ -1,18 +1,20 @@
 """`python -m zoo.optimize --algo ppo --env Toy-Reach -n 20000 --n-trials 20`: search for better settings.
 
 Every trial is a run of `zoo.train` in a process of its own, with several seeds if asked; what counts is the success of
-its last evaluation. The study is a file: a search that was stopped goes on, and several processes may share it, all
-with the same settings.
+its last evaluation. The study is a file: a search that was stopped (Ctrl-C, SIGTERM, a terminal that is gone) goes on,
+and several processes may share it, all with the same settings.
 """
 
 from __future__ import annotations
 
 import csv
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,13 +146,17 @@ class Search:
 
         before = set(folder.glob(f"{self.algo}/*"))
         argv = self.argv(seed, folder, drawn)
-        command = [sys.executable, "-m", "zoo.train", *argv]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        exit_code, said = _trained(argv)
+        if exit_code:
+            last = (said.strip().splitlines() or ["no message"])[-1]
             raise BadValue(f"zoo.train {shlex.join(argv)} failed: {last}")
         (run,) = set(folder.glob(f"{self.algo}/*")) - before
-        return read_evaluations(RunFolder(run))[-1].rate.mean
+        points = read_evaluations(RunFolder(run))
+        if not points or points[-1].steps < self.n_timesteps:
+            raise BadValue(
+                f"'{run}' was stopped before its last evaluation: the trial does not count; repeat the command"
+            )
+        return points[-1].rate.mean
 
 
 def run(argv: Sequence[str]) -> int:
@@ -182,9 +188,39 @@ def run(argv: Sequence[str]) -> int:
         print(f"going on with {search.folder}: {done} of {args.n_trials} trials are done")
     with database(search.folder / STUDY_FILE):
         enough = MaxTrialsCallback(args.n_trials, states=(TrialState.COMPLETE,))  # those of other processes count too
-        study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial, enough])
+        with _signals_interrupt():
+            study.optimize(search.success, n_trials=max(0, args.n_trials - done), callbacks=[_print_trial, enough])
         _write_best(search, study)
     return 0
+
+
+def _trained(argv: Sequence[str]) -> tuple[int, str]:
+    """Run `zoo.train`, which ends with this process; return its exit code and what it said on stderr."""
+    command = [sys.executable, "-m", "zoo.train", *argv]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    try:
+        _, said = child.communicate()
+    except BaseException:
+        child.terminate()
+        child.communicate()
+        raise
+    finally:
+        child.kill()  # does nothing to one that has ended
+    return child.returncode, said
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Context manager in which SIGTERM, and SIGHUP unless it is ignored, interrupt as Ctrl-C does."""
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+        numbers.append(signal.SIGHUP)
+    former = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def draw(trial: Trial, space: Space) -> dict[str, Any]:

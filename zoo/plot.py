@@ -162,7 +162,8 @@ def final_lines(runs: Sequence[RunCurves]) -> list[str]:
 def draw(runs: Sequence[RunCurves], *, x_axis: str, y_axis: str, window: int, output: Path) -> None:
     """Write the picture: per environment and algorithm the interquartile mean over its runs with a bootstrap interval.
 
-    Evaluations of all runs together stand on the curves of success.
+    Evaluations of all runs together stand on the curves of success: a line through those that every run has, hollow
+    marks for the others.
 
     Raises `BadValue` for a file that cannot be written.
     """
@@ -211,7 +212,7 @@ def _draw_group(
     y_RP = np.array([at_points(x_E, y_E, point_P) for x_E, y_E in curves if np.isfinite(y_E).any()]).reshape(
         -1, _POINTS
     )
-    # From where every run has had an episode.
+    # Where every run has episodes.
     begun_P = np.isfinite(y_RP).all(axis=0)
     point_P, y_RP = point_P[begun_P], y_RP[:, begun_P]
     label = f"{algo}, {len(runs)} run{'s' if len(runs) != 1 else ''}"
@@ -223,10 +224,19 @@ def _draw_group(
         low_P, high_P = interquartile_interval([y_RP])
         axes.fill_between(point_P, low_P, high_P, color=colour, alpha=0.2, linewidth=0)
     if evaluated:
-        mean = np.array([point.rate.mean for point in evaluated])
-        bars = np.abs(np.array([point.rate.interval for point in evaluated]).T - mean)
-        steps = [point.steps for point in evaluated]
-        axes.errorbar(steps, mean, yerr=bars, color=colour, fmt="o-", capsize=3, label=f"{label}, evaluated")
+        everyone = sum(1 for run in runs if run.evaluations)
+        shared = [point for point in evaluated if point.runs == everyone]
+        others = [point for point in evaluated if point.runs < everyone]
+        _draw_evaluations(axes, shared, color=colour, fmt="o-", label=f"{label}, evaluated")
+        _draw_evaluations(axes, others, color=colour, fmt="o", mfc="none", label=f"{label}, some of them evaluated")
+
+
+def _draw_evaluations(axes: Any, points: Sequence[EvaluationPoint], **style: Any) -> None:
+    if not points:
+        return
+    mean = np.array([point.rate.mean for point in points])
+    bars = np.abs(np.array([point.rate.interval for point in points]).T - mean)
+    axes.errorbar([point.steps for point in points], mean, yerr=bars, capsize=3, **style)
 
 
 def _x_values(episodes: Episodes, x_axis: str) -> np.ndarray:

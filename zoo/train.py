@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_gym.errors import BadValue
 from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import (
     OneLineParser,
@@ -23,6 +24,8 @@ from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_r
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
+from zoo.distributed.placement import check_same_kind
+from zoo.files import quoted
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 from zoo.training.start_warnings import start_warnings
@@ -93,6 +96,8 @@ def run(argv: Sequence[str]) -> int:
     if args.tensorboard_log:
         check_folder(Path(args.tensorboard_log) / config.algo, what="TensorBoard's files", flag="-tb DIR")
     plan = RunPlan.resolve(config)
+    if point is not None:
+        check_same_kind(plan.placement, config.placement, point.run.config().placement)
     check_films(args, collects_elsewhere=not plan.placement.everywhere)
     if os.environ.get("RANK", "0") == "0" and not (point and point.in_place):
         check_folder(_log_folder(args, point), what="run folders", flag="-f DIR")
@@ -133,6 +138,11 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None
     from zoo.hub.download import is_remote, remote_resume_point
 
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
+    if point.in_place and args.log_folder is not None:
+        raise BadValue(
+            f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start one "
+            f"from a checkpoint with -i {quoted(point.checkpoint)} -f {quoted(args.log_folder)}, or leave out -f"
+        )
     return resolve_resumed_run(args, point), point
 
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 import csv
 import os
 import shlex
+import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,62 @@ def test_a_trial_that_failed_is_tried_again(
     assert len(judged) == 1
     folder = tmp_path / "ppo" / "Toy-Reach_optimize"
     assert len((folder / "trials.csv").read_text().splitlines()) == 2
+
+
+STAND_IN = """#!{python}
+import signal, sys, time
+from pathlib import Path
+
+run = Path(sys.argv[sys.argv.index("-f") + 1]) / "ppo" / "Toy-Reach_1"
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), (run / "ended").touch(), sys.exit(0)))
+run.mkdir(parents=True)
+{then}
+"""
+"""In the place of Python, for `-m zoo.train`."""
+
+
+def replace_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str) -> Path:
+    """Let every training be a `STAND_IN`; returns where the first one's run is."""
+    program = tmp_path / "python"
+    program.write_text(STAND_IN.format(python=sys.executable, then=then))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return tmp_path / "ppo" / "Toy-Reach_optimize" / "trial_0" / "ppo" / "Toy-Reach_1"
+
+
+@pytest.mark.parametrize("evaluated", [None, 0, 99])
+def test_a_run_that_was_stopped_does_not_count(
+    evaluated: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    then = (
+        ""
+        if evaluated is None
+        else (f"from zoo.runs.monitor import EvaluationFile\nEvaluationFile(run).add({evaluated}, [1.0], [9], [True])")
+    )
+    folder = replace_training(monkeypatch, tmp_path, then)
+    assert guarded(run, flags(tmp_path, 1)) == 2
+    assert capsys.readouterr().err == (
+        f"error: '{folder}' was stopped before its last evaluation: the trial does not count; repeat the command\n"
+    )
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_training_too(
+    which: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = replace_training(monkeypatch, tmp_path, "time.sleep(60)")
+
+    def send() -> None:
+        while not folder.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), which)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert guarded(run, flags(tmp_path, 1)) == 130
+    sender.join()
+    assert (folder / "ended").is_file()
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_run_that_fails_says_its_own_last_line(

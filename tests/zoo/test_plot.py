@@ -86,6 +86,27 @@ def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     )
 
 
+def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from zoo.plot import _draw_group, read
+
+    longer = logs / "ppo" / "Toy-Reach_2"
+    monitor = MonitorFile(longer, "Toy-Reach", keep_until=39)
+    monitor.add(finished(1.0, 30), 78)
+    monitor.close()
+    EvaluationFile(longer, keep_until=39).add(78, [1.0], [9], [True])
+    runs = [read(RunFolder(logs / "ppo" / f"Toy-Reach_{number}")) for number in (1, 2)]
+    axes = Figure().subplots()
+    _draw_group(axes, runs, "#000000", "ppo", x_axis="steps", y_axis="success", window=1)
+    (training,) = [line for line in axes.get_lines() if line.get_label().endswith("training")]
+    assert 38 < training.get_xdata()[-1] <= 39
+    assert {bar.get_label(): bar[0].get_xdata().tolist() for bar in axes.containers} == {
+        "ppo, 2 runs, evaluated": [39],
+        "ppo, 2 runs, some of them evaluated": [78],
+    }
+
+
 def vars_of(record: object) -> list[str]:
     return [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
 

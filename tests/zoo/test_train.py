@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
 import shutil
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from zoo.config.run_config import RunConfig
 from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
+from zoo.runs.loggers import JsonLines
 from zoo.training import evaluation as evaluator
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import load_checkpoint
@@ -266,6 +270,38 @@ def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None
     assert episodes(killed) == episodes(whole)
 
 
+def test_a_best_policy_past_the_newest_checkpoint_is_dropped(ppo_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(ppo_run, tmp_path / "ppo" / "Toy-Reach_1"))
+    *_, newest = RunFolder(run).saved_steps()
+    shutil.rmtree(run / "checkpoints" / f"step_{newest}")
+    (run / "best" / "score.json").write_text(json.dumps({"success": 2.0, "num_timesteps": newest}))
+    resume(run)
+    with np.load(run / "evaluations.npz") as file:
+        score = json.loads((run / "best" / "score.json").read_text())
+        assert score["success"] == file["successes"][file["timesteps"] == score["num_timesteps"]].mean()
+
+
+def test_a_run_stopped_in_the_evaluation_before_training_makes_up_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = "-n 1300 --eval-episodes 2"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    assert evaluated(whole)[0] == 0
+    evaluate_all = evaluator.of_all_ranks
+
+    def interrupted(own: Any, process_group: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate_all(own, process_group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "of_all_ranks", interrupted)
+        run = train(tmp_path, "ppo", flags)
+    assert evaluated(run) == []
+    resume(run)
+    assert metrics(run) == metrics(whole)
+    assert evaluated(run) == evaluated(whole)
+
+
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 32 --eval-episodes 0")
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
@@ -312,22 +348,52 @@ def test_sigkill_loses_nothing_but_time(tmp_path: Path) -> None:
     assert episodes(killed) == episodes(whole)
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_made_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, "ppo", "-n 150")
     before = metrics(run)
+    # Tasks that were played before count with those it plays now; the toy has no fourth.
+    text = (run / "monitor.csv").read_text()
+    (run / "monitor.csv").write_text("\n".join([*text.splitlines()[:2], "0.0,9,1.0,0,7,20", ""]))
+    capsys.readouterr()
     resume(run, "-n 300")
+    assert " simulator steps on 4 of 3 tasks" in capsys.readouterr().out
     assert metrics(run)[: len(before)] == before
     assert metrics(run)[-1]["step"] >= 300
     assert len((run / "command.txt").read_text().splitlines()) == 2
 
 
-def test_one_checkpoint_branches_into_a_new_folder(ppo_run: Path, tmp_path: Path) -> None:
+def test_one_checkpoint_branches_into_a_new_folder(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (ppo_run / "metrics.jsonl").read_bytes()
     first = min((ppo_run / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
     resume(first, f"-f {tmp_path} -n 200")
     branch = tmp_path / "ppo" / "Toy-Reach_1"
+    assert " of them in this run, on 3 of 3 tasks" in capsys.readouterr().out
     assert metrics(branch)[0]["step"] > int(first.name.removeprefix("step_"))
     assert (ppo_run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_of_one_placement_is_not_gone_on_with_on_the_other_kind(
+    ppo_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (ppo_run / "config.yml").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        argv = ["-i", str(ppo_run), "-n", "900", "--placement", "env=0,rollout=0,actor=1"]
+        assert guarded(train_command.run, argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--placement env=0,rollout=0,actor=1 cannot go on with a run of --placement all" in line
+    assert (ppo_run / "config.yml").read_bytes() == config
+
+
+def test_a_folder_for_new_runs_is_refused_in_place(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(train_command.run, ["-i", str(ppo_run), "-n", "900", "-f", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    *_, newest = RunFolder(ppo_run).saved_steps()
+    assert f"with -i {ppo_run}/checkpoints/step_{newest} -f {tmp_path}, or leave out -f" in line
 
 
 def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,6 +466,87 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, "ppo", "-n 400 --save-freq 0")
     assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1
+
+
+class Unread(io.StringIO):
+    """An output whose reader goes after so many lines of the table."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def write(self, text: str) -> int:
+        self._rows -= text.lstrip()[:1].isdigit()
+        if self._rows < 0:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return len(text)
+
+
+def no_reader(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sys.stdout", Unread(2))
+
+
+def no_room_for_metrics(patch: pytest.MonkeyPatch) -> None:
+    write, rows = JsonLines.write, 0
+
+    def fill(self: JsonLines, *args: Any, **kwargs: Any) -> None:
+        nonlocal rows
+        rows += 1
+        if rows > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, *args, **kwargs)
+
+    patch.setattr(JsonLines, "write", fill)
+
+
+def no_memory(patch: pytest.MonkeyPatch) -> None:
+    after_decision = VLAOnPolicyAlgorithm.after_decision
+
+    def fail(self: VLAOnPolicyAlgorithm, *args: Any, **kwargs: Any) -> bool:
+        if self._updates_done == 3:
+            raise RuntimeError("CUDA out of memory")
+        return after_decision(self, *args, **kwargs)
+
+    patch.setattr(VLAOnPolicyAlgorithm, "after_decision", fail)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [(no_reader, BrokenPipeError), (no_room_for_metrics, OSError), (no_memory, RuntimeError)],
+)
+def test_a_run_that_fails_keeps_its_last_update(
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    error: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = "-n 400 --save-freq 0 --eval-episodes 0"
+    whole = train(tmp_path / "whole", "ppo", flags)
+    with monkeypatch.context() as patch:
+        break_it(patch)
+        with pytest.raises(error):
+            train(tmp_path, "ppo", flags)
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    # Three updates were made: the third's line, or what came after it, was what failed.
+    steps = [line["step"] for line in metrics(whole)]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{steps[2]}"]
+    resume(run)
+    assert metrics(run)[-2:] == metrics(whole)[-2:]
+
+
+def test_a_run_that_ends_without_a_reader_is_concluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.training.trainer.Trainer.table", lambda *args: no_reader_now(patch))
+        with pytest.raises(BrokenPipeError):
+            train(tmp_path, "ppo", "-n 100")
+    run = tmp_path / "ppo" / "Toy-Reach_1"
+    assert (run / "evaluation.json").is_file()
+    assert (run / "report.html").is_file()
+
+
+def no_reader_now(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr("sys.stdout", Unread(0))
+    return "1 table"
 
 
 def send_in_update(number: int, which: signal.Signals) -> Any:

@@ -1,9 +1,9 @@
 """The console script `vla-zoo COMMAND ...`, and what every command shares: errors in one line, exit codes.
 
 Exit codes: 0 done, 2 the user's input cannot work or the machine refuses (a full disk, no memory; one line says why),
-130 interrupted, 141 the output has no reader any more (`| head`). Any other error is a fault of this package and shows
-its traceback; a crash in native code (a simulator, a GL driver, gloo) shows the Python lines at which it came. A
-launcher finds the message in torch's error file.
+130 interrupted, 141 the output has no reader any more (`| head`, a terminal that is gone). Any other error is a fault
+of this package and shows its traceback; a crash in native code (a simulator, a GL driver, gloo) shows the Python lines
+at which it came. A launcher finds the message in torch's error file.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> (module with a `run(argv) -> int`, one line of help)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNREAD = (errno.EPIPE, errno.EIO)
+"""What writing to a pipe without a reader gives, and to a terminal that is gone."""
 _LAUNCHER_SECONDS = 5.0
 """How long a rank that lost another one waits, so that the launcher finds the dead one first and names it."""
 
@@ -79,7 +81,7 @@ def guarded(run: Callable[[Sequence[str]], int], argv: Sequence[str] | None = No
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        if isinstance(error, OSError) and error.errno in _UNREAD and _reader_has_gone():
             return 141
         if message := _reason_of_machine(error):
             report_error(message, every_rank=True)

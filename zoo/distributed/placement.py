@@ -10,6 +10,8 @@ Roles
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vla_gym.errors import BadValue, unknown_name
@@ -152,6 +154,23 @@ def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None
             f"max_staleness={max_staleness} needs rollout ranks that do not learn, got rank {min(both)} doing both. "
             f"Example: --placement {_EXAMPLE}; or max_staleness:0"
         )
+
+
+def check_same_kind(placement: Placement, asked: str, former: str) -> None:
+    """Raise `BadValue` where `asked` puts every role on every rank and the placement a run was made on did not, or the
+    reverse: `placement` is what `asked` means."""
+    if placement.everywhere != _everywhere(former, placement.size):
+        raise BadValue(
+            f"--placement {asked} cannot go on with a run of --placement {former}: only one of them has every role on "
+            "every process, where episodes under way are kept. Leave out --placement to go on as the run was made"
+        )
+
+
+def _everywhere(text: str, size: int) -> bool:
+    """Whether a placement of `size` processes, or of as many as it names, has every role on every rank."""
+    with suppress(BadValue):
+        return parse_placement(text, size).everywhere
+    return parse_placement(text, 1 + max(map(int, re.findall(r"\d+", text)), default=0)).everywhere
 
 
 def block(place: int, count: int, num_envs: int) -> range:

@@ -131,6 +131,7 @@ class SFTTrainer(Trainer):
 
     command = FINETUNING
     later_is_best = True
+    keeps_best = True
     model: SFT
 
     def __init__(self, job: TrainJob, model: SFT, envs: VLAVectorEnv, run: RunFolder, demonstrations: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import itertools
+import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, shown
 from vla_gym.reading import parse_json, read_text
+from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.statistics import Rate, rate_of_rounds, together
-from zoo.files import damaged
+from zoo.files import content_of, damaged
 from zoo.runs.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, MONITOR_FILE, RunFolder
 from zoo.runs.monitor import monitor_lines, read_evaluation_arrays
 
@@ -26,7 +28,7 @@ class Episodes:
     steps: np.ndarray
     """Simulator steps of the whole run when it ended, int64."""
     seconds: np.ndarray
-    """Seconds since the run began, float64."""
+    """Seconds since the run began, without those between a stop and its resume, float64."""
     success: np.ndarray
     """Solved at any step, 0 or 1, float64."""
     reward: np.ndarray
@@ -45,28 +47,34 @@ class EvaluationPoint:
     """Simulator steps of the run."""
     rate: Rate
     """Successes of its episodes."""
+    runs: int = 1
+    """Runs whose episodes they are."""
 
 
 def read_episodes(run: RunFolder) -> Episodes:
-    """From `monitor.csv`; raises `BadValue` when it is missing or not of this project."""
+    """From `monitor.csv`; raises `BadValue` when it is missing, damaged or not of this project."""
     path = run.path / MONITOR_FILE
     reader = csv.DictReader(monitor_lines(path)[1:])
     rows, names = list(reader), reader.fieldnames or ()
 
-    def column(name: str, kind: type[np.generic]) -> np.ndarray:
+    def column(name: str, kind: type[np.generic], *, low: float = 0, high: float = LARGEST_COUNT) -> np.ndarray:
         wrong = f"'{path}' has no column '{name}' of numbers in every row"
         if name not in names:
             raise BadValue(wrong)
         try:
-            return np.array([float(row[name]) for row in rows]).astype(kind)
+            value_E = np.array([float(row[name]) for row in rows])
         except (TypeError, ValueError) as error:
             raise BadValue(wrong) from error
+        if bad := value_E[~((value_E >= low) & (value_E <= high))].tolist():
+            raise damaged(path, f"its '{name}' must be in {low:g} .. {high:g}, got {bad[0]:g}")
+        return value_E.astype(kind)
 
+    largest = sys.float_info.max
     return Episodes(
         steps=column("num_timesteps", np.int64),
-        seconds=column("t", np.float64),
-        success=column("is_success", np.float64),
-        reward=column("r", np.float64),
+        seconds=column("t", np.float64, low=-largest, high=largest),
+        success=column("is_success", np.float64, high=1),
+        reward=column("r", np.float64, low=-largest, high=largest),
         length=column("l", np.float64),
         task_id=column("task_id", np.int64),
     )
@@ -78,10 +86,11 @@ def read_evaluations(run: RunFolder) -> list[EvaluationPoint]:
     if not path.is_file():
         return []
     arrays, rounds = read_evaluation_arrays(path), rounds_of(run)
-    return [
-        EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
-        for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
-    ]
+    with content_of(path):
+        return [
+            EvaluationPoint(steps=int(steps), rate=rate_of_rounds("evaluation", success_E, rounds))
+            for steps, success_E in zip(arrays["timesteps"], arrays["successes"], strict=True)
+        ]
 
 
 def rounds_of(run: RunFolder) -> int:
@@ -90,11 +99,18 @@ def rounds_of(run: RunFolder) -> int:
 
 
 def read_metrics(run: RunFolder) -> list[Mapping[str, float | None]]:
-    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none."""
+    """The lines of `metrics.jsonl`, one per update, None for what was not a number; empty when there are none.
+
+    Raises `BadValue` for a damaged file.
+    """
     path = run.path / METRICS_FILE
     if not path.is_file():
         return []
-    return [row for _, row in read_rows(path)]
+    rows: list[Mapping[str, Any]] = [row for _, row in read_rows(path)]
+    for name, value in (item for row in rows for item in row.items()):
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise damaged(path, f"its '{name}' must be a number or null, got {shown(value)}")
+    return rows
 
 
 def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -110,6 +126,8 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise damaged(path, error) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise damaged(path, f"line {number} does not say its step")
+        if not 0 <= row["step"] <= LARGEST_COUNT:
+            raise damaged(path, f"the step of line {number} must be in 0 .. {LARGEST_COUNT}")
         rows.append((line, row))
     return rows
 
@@ -136,14 +154,50 @@ def training_curve(episodes: Episodes, value_E: np.ndarray, *, window: int, num_
 
 
 def at_points(x_E: np.ndarray, y_E: np.ndarray, point_P: np.ndarray) -> np.ndarray:
-    """The latest y at or before each point, float64 `[P]`; nan before the first. `x_E` must ascend."""
+    """The latest y at or before each point, float64 `[P]`; nan before the first x and past the last, which ascend."""
+    if not len(x_E):
+        return point_P * np.nan
     index_P = np.searchsorted(x_E, point_P, side="right") - 1
-    return np.where(index_P >= 0, y_E[np.maximum(index_P, 0)], np.nan) if len(x_E) else point_P * np.nan
+    return np.where((index_P >= 0) & (point_P <= x_E[-1]), y_E[np.maximum(index_P, 0)], np.nan)
 
 
 def pooled(evaluations: Sequence[Sequence[EvaluationPoint]]) -> list[EvaluationPoint]:
-    """Evaluations of several runs at the same number of steps counted together; ascending."""
-    rates: dict[int, list[Rate]] = {}
-    for point in itertools.chain(*evaluations):
-        rates.setdefault(point.steps, []).append(point.rate)
-    return [EvaluationPoint(steps=steps, rate=together("evaluation", found)) for steps, found in sorted(rates.items())]
+    """Evaluations of several runs at about the same steps counted together, at their mean step; ascending.
+
+    A run is evaluated at its first update past a multiple of steps, which other runs reach some steps earlier or later.
+    Counted together are evaluations of different runs that are no further apart than half the way to the next
+    evaluation, or the one before, of either run.
+    """
+    placed = []
+    for run, points in enumerate(evaluations):
+        gaps = np.diff([0, *(point.steps for point in points), np.inf])
+        placed += [_Placed(run, point, min(gaps[at : at + 2]) / 2) for at, point in enumerate(points)]
+    groups: list[list[_Placed]] = []
+    for one in sorted(placed, key=lambda one: one.point.steps):
+        if groups and all(one.goes_with(other) for other in groups[-1]):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [
+        EvaluationPoint(
+            steps=round(statistics.fmean(one.point.steps for one in group)),
+            rate=together("evaluation", [one.point.rate for one in group]),
+            runs=len(group),
+        )
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An evaluation among those of several runs."""
+
+    run: int
+    point: EvaluationPoint
+    reach: float
+    """Half the steps to the run's nearest other evaluation."""
+
+    def goes_with(self, other: _Placed) -> bool:
+        """Whether both are the same evaluation of two runs."""
+        apart = abs(self.point.steps - other.point.steps)
+        return self.run != other.run and apart <= min(self.reach, other.reach)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.logger import KVWriter, SeqWriter, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, Logger, SeqWriter, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.files import write_text
@@ -46,6 +46,21 @@ COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 """Algorithm -> heading, key and format of each column of the screen's table."""
 _WIDTH = 9
 _ROWS_PER_HEADING = 20
+
+
+class RunLogger(Logger):
+    """A run's logger; `on_error` takes the error of a file that cannot be written, in the midst of an update."""
+
+    def __init__(self, folder: Path, writers: list[KVWriter], *, on_error: Callable[[OSError], None]) -> None:
+        super().__init__(folder=str(folder), output_formats=writers)
+        self._on_error = on_error
+
+    def dump(self, step: int = 0) -> None:
+        """Write what was recorded."""
+        try:
+            super().dump(step)
+        except OSError as error:
+            self._on_error(error)
 
 
 class ScreenTable(KVWriter, SeqWriter):

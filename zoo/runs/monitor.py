@@ -1,7 +1,8 @@
 """`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
 
 rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`; the
-latter says which rows a resumed run keeps.
+latter says which rows a resumed run keeps. Its seconds, `t`, go on from the last of them: time between a stop and the
+resume is none of the run's.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 
 from vla_gym.errors import BadValue
 from vla_gym.reading import MOST_BYTES, check_no_pipe, parse_json, read_text
+from zoo.config.settings import LARGEST_COUNT
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.files import atomic_file, damaged, write_text
+from zoo.files import atomic_file, content_of, damaged, write_text
 from zoo.runs.folder import EVALUATIONS_FILE, MONITOR_FILE, RunFolder
 
 _COLUMNS = ("r", "l", "t", "is_success", "task_id", "num_timesteps")
@@ -33,13 +35,18 @@ class MonitorFile:
     def __init__(self, folder: Path, env_id: str, *, keep_until: int | None = None) -> None:
         """Open for appending; with `keep_until`, rows past that many simulator steps are dropped first."""
         path = folder / MONITOR_FILE
-        self._began = time.time()
-        rows: list[list[str]] = []
+        self.tasks: set[int] = set()
+        """Tasks of the run's episodes."""
+        began, seconds, rows = time.time(), 0.0, list[list[str]]()
         if keep_until is not None and path.is_file():
-            self._began, rows = _read(path)
-            rows = [row for row in rows if int(row[-1]) <= keep_until]
+            began, rows = _read(path)
+            with content_of(path):
+                rows = [row for row in rows if int(row[-1]) <= keep_until]
+                self.tasks = {int(row[_COLUMNS.index("task_id")]) for row in rows}
+                seconds = float(rows[-1][_COLUMNS.index("t")]) if rows else 0.0
+        self._zero = time.time() - seconds
         kept = io.StringIO(newline="")
-        kept.write(f"#{json.dumps({'t_start': self._began, 'env_id': env_id})}\n")
+        kept.write(f"#{json.dumps({'t_start': began, 'env_id': env_id})}\n")
         csv.writer(kept).writerows([_COLUMNS, *rows])
         write_text(path, kept.getvalue())
         # Line buffering: a run that is killed keeps every finished episode.
@@ -48,7 +55,8 @@ class MonitorFile:
 
     def add(self, episode: EpisodeRecord, num_timesteps: int) -> None:
         """Write one episode that ended when the whole run had done `num_timesteps` simulator steps."""
-        seconds = round(time.time() - self._began, 6)
+        self.tasks.add(episode.task_id)
+        seconds = round(time.time() - self._zero, 6)
         row = (round(episode.total_reward, 6), episode.length, seconds, int(episode.success_once))
         self._writer.writerow((*row, episode.task_id, num_timesteps))
 
@@ -96,6 +104,9 @@ def read_evaluation_arrays(path: Path) -> dict[str, np.ndarray]:
         or any(array.dtype.kind not in "biuf" for array in arrays.values())
     ):
         raise damaged(path, "its arrays must be numbers, [evaluations] and [evaluations, episodes]")
+    for name, high in (("timesteps", LARGEST_COUNT), ("successes", 1)):
+        if not ((arrays[name] >= 0) & (arrays[name] <= high)).all():
+            raise damaged(path, f"its '{name}' must be in 0 .. {high}")
     return arrays
 
 

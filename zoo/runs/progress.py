@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 from tqdm import tqdm
 
@@ -19,12 +19,19 @@ class Screen(logging.Handler):
 
     bar: tqdm[None] | None = None
     """The bar that is shown; one screen shows one at most."""
+    on_error: ClassVar[Callable[[OSError], None] | None] = None
+    """Takes the error of a record that cannot be printed; None leaves it to the caller, as `print` does."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record; an error (nobody reads the output any more) is the caller's, as `print`'s is."""
-        with nullcontext() if self.bar is None else self.bar.external_write_mode(file=self.bar.fp):
-            sys.stdout.write(f"{self.format(record)}\n")
-            sys.stdout.flush()
+        """Print the record; raises `OSError` where nobody reads the output any more, see `errors_to`."""
+        try:
+            with nullcontext() if self.bar is None else self.bar.external_write_mode(file=self.bar.fp):
+                sys.stdout.write(f"{self.format(record)}\n")
+                sys.stdout.flush()
+        except OSError as error:
+            if Screen.on_error is None:
+                raise
+            Screen.on_error(error)
 
 
 def log_to_screen() -> None:
@@ -34,6 +41,16 @@ def log_to_screen() -> None:
     LOGGER.setLevel(logging.INFO)
     # Other libraries' handlers of the root logger would print every line twice.
     LOGGER.propagate = False
+
+
+@contextmanager
+def errors_to(act: Callable[[OSError], None]) -> Iterator[None]:
+    """Context manager in which a line that cannot be printed is no error of the code that logs it: `act` takes it."""
+    Screen.on_error = act
+    try:
+        yield
+    finally:
+        Screen.on_error = None
 
 
 @contextmanager

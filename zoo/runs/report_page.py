@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.reading import read_text
 from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
-from zoo.evaluation.statistics import Rate, rate_values
-from zoo.files import read_json, write_text
-from zoo.runs.curves import Episodes, read_episodes, read_evaluations, read_metrics
+from zoo.evaluation.statistics import Rate
+from zoo.files import content_of, damaged, read_json, write_text
+from zoo.runs.curves import Episodes, EvaluationPoint, read_episodes, read_evaluations, read_metrics
 from zoo.runs.folder import COMMAND_FILE, EVALUATION_FILE, MONITOR_FILE, PROTOCOL_FILE, REPORT_FILE, RunFolder
 from zoo.runs.report_charts import CHARTS, SFT_CHARTS, health_charts, success_chart, task_chart
 
@@ -33,15 +34,11 @@ def run_page(run: RunFolder) -> str:
     finetuned = config.algo == "sft"
     # Fine-tuning plays no episodes but those of evaluations.
     episodes = None if finetuned and not (run.path / MONITOR_FILE).is_file() else read_episodes(run)
-    protocol, evaluation = (_record(run.path / name) for name in (PROTOCOL_FILE, EVALUATION_FILE))
     points, metrics = read_evaluations(run), read_metrics(run)
-    if points and evaluation and evaluation.get("num_timesteps", points[-1].steps) < points[-1].steps:
-        evaluation = {}  # of the end before the run went on
     unit = "updates" if finetuned else "simulator steps"
-    headline, note = evaluation.get("success"), evaluation.get("summary", "")
-    if not evaluation and points:  # of a run that has not ended, its newest
-        headline, note = rate_values(points[-1].rate), f"evaluated after {points[-1].steps} {unit}"
-    before = rate_values(points[0].rate) if len(points) > 1 and points[0].steps == 0 else None
+    result = _result(run, points, unit)
+    protocol, tasks = _protocol(run, episodes)
+    before = points[0].rate if len(points) > 1 and points[0].steps == 0 else None
     command = run.path / COMMAND_FILE
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"percent": "{:.1%}".format, "yaml": _yaml}
@@ -50,25 +47,12 @@ def run_page(run: RunFolder) -> str:
         name=run.path.name,
         config=config,
         policy=shown_policy(config.policy),
-        headline=headline,
+        result=result,
         before=before,
-        note=note,
-        advice=NO_SIGNAL_ADVICE if _never_succeeded(headline, episodes) else "",
+        advice=NO_SIGNAL_ADVICE if _never_succeeded(result, episodes) else "",
         num_episodes=0 if episodes is None else len(episodes.steps),
         success_chart=success_chart(points, episodes, num_envs=config.num_envs, unit=unit),
-        task_chart=task_chart(episodes, [str(task["name"]) for task in protocol.get("tasks", ())])
-        if episodes
-        else None,
-        evaluated_tasks=[
-            Rate(
-                label=task["name"],
-                successes=task["successes"],
-                episodes=task["episodes"],
-                start_states=task.get("start_states"),
-                effective=task.get("effective"),
-            )
-            for task in evaluation.get("tasks", ())
-        ],
+        task_chart=task_chart(episodes, tasks) if episodes else None,
         video=_video(run),
         charts=health_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
@@ -121,12 +105,61 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {round(seconds) % 60} s" if minutes else f"{seconds:.0f} s" if seconds else ""
 
 
-def _never_succeeded(headline: Mapping[str, Any] | None, episodes: Episodes | None) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """The evaluation that the page begins with."""
+
+    rate: Rate
+    """All episodes."""
+    tasks: Sequence[Rate] = ()
+    """Task by task, where that is known."""
+    note: str
+    """How it was made."""
+
+
+def _result(run: RunFolder, points: Sequence[EvaluationPoint], unit: str) -> _Result | None:
+    """The run's last evaluation; of one that has not ended, the newest of `points`."""
+    path = run.path / EVALUATION_FILE
+    record = read_json(path) if path.is_file() else {}
+    with content_of(path):
+        # Another one is of the end before the run went on.
+        if record and (not points or record.get("num_timesteps", points[-1].steps) >= points[-1].steps):
+            tasks = [_rate(task) for task in record.get("tasks", ())]
+            return _Result(rate=_rate(record["success"]), tasks=tasks, note=record.get("summary", ""))
+    if not points:
+        return None
+    return _Result(rate=points[-1].rate, note=f"evaluated after {points[-1].steps} {unit}")
+
+
+def _rate(values: Mapping[str, Any]) -> Rate:
+    """What `rate_values` wrote; raises for what can be no rate."""
+    rate = Rate(
+        label=str(values["name"]),
+        successes=values["successes"],
+        episodes=values["episodes"],
+        start_states=values.get("start_states"),
+        effective=values.get("effective"),
+    )
+    _ = rate.interval  # raises
+    return rate
+
+
+def _protocol(run: RunFolder, episodes: Episodes | None) -> tuple[Mapping[str, Any], list[str]]:
+    """The run's protocol and the names of its tasks, which the `episodes` are of."""
+    path = run.path / PROTOCOL_FILE
+    protocol = read_json(path) if path.is_file() else {}
+    with content_of(path):
+        tasks = [str(task["name"]) for task in protocol.get("tasks", ())]
+    if episodes is not None and tasks and (last := episodes.task_id.max(initial=0)) >= len(tasks):
+        raise damaged(run.path / MONITOR_FILE, f"its task_id must be in 0 .. {len(tasks) - 1}, got {last}")
+    return protocol, tasks
+
+
+def _never_succeeded(result: _Result | None, episodes: Episodes | None) -> bool:
     """Whether episodes were played and none of them was solved."""
-    evaluated = headline is not None and headline["episodes"] > 0
     trained = episodes is not None and len(episodes.steps) > 0
-    solved = (headline["successes"] if headline else 0) + (episodes.success.sum() if episodes else 0)
-    return (evaluated or trained) and not solved
+    solved = (result.rate.successes if result else 0) + (episodes.success.sum() if episodes else 0)
+    return (result is not None or trained) and not solved
 
 
 def _video(run: RunFolder) -> str:
@@ -141,7 +174,3 @@ def _video(run: RunFolder) -> str:
 
 def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
-
-
-def _record(path: Path) -> Mapping[str, Any]:
-    return read_json(path) if path.is_file() else {}

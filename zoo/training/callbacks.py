@@ -109,12 +109,16 @@ class CheckpointCallback(BaseCallback):
 class BestPolicy:
     """Keeps the policy of the best evaluation in a run's `best/`; every rank has one, rank 0 writes."""
 
-    def __init__(self, folder: Path, process_group: ProcessGroup, *, later: bool = False) -> None:
-        """`later`: of equals the later is the best; False: the earlier."""
+    def __init__(
+        self, folder: Path, process_group: ProcessGroup, *, later: bool = False, keep_until: int | None = None
+    ) -> None:
+        """`later`: of equals the later is the best; False: the earlier. With `keep_until`, a policy past that many
+        simulator steps is dropped first."""
         self._folder = folder
         self._process_group = process_group
         self._later = later
-        self._success = best_success(folder)
+        own = best_success(folder, keep_until=keep_until) if process_group.is_first else None
+        self._success: float | None = process_group.broadcast_object(own)
 
     def offer(self, policy: Any, success: float, num_timesteps: int) -> bool:
         """Keep the policy if it is the best so far; return whether it is."""

@@ -33,7 +33,7 @@ from vla_policies.checkpoint_io.weights import WEIGHTS_FILE, check_finite, load_
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
 from zoo.distributed.process_group import ProcessGroup
-from zoo.files import content_of, damaged, read_json, write_folder
+from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
 from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
 from zoo.runs.seal import check_seal, sealed
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
@@ -153,16 +153,23 @@ def save_best(policy: Any, folder: Path, *, success: float, num_timesteps: int) 
     write_folder(folder, write)
 
 
-def best_success(folder: Path) -> float | None:
-    """Success of the policy in a run's `best/`; None when there is none yet."""
+def best_success(folder: Path, *, keep_until: int | None = None) -> float | None:
+    """Success of the policy in a run's `best/`; None when there is none yet.
+
+    With `keep_until`, a policy of more simulator steps is removed first: the run goes on from before it.
+    """
     path = folder / SCORE_FILE
     if not path.is_file():
         return None
     score = read_json(path)
     try:
-        return float(score["success"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, "it must hold the success as a number") from error
+        success, num_timesteps = float(score["success"]), int(score["num_timesteps"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise damaged(path, "it must hold success and num_timesteps as numbers") from error
+    if keep_until is None or num_timesteps <= keep_until:
+        return success
+    remove_folder(folder)
+    return None
 
 
 # Reading --------------------------------------------------------------------------------------------

@@ -173,6 +173,8 @@ class RLTrainer(Trainer):
 
     command = TRAINING
     model: VLAOnPolicyAlgorithm
+    _monitor: MonitorFile
+    """Training episodes; of the rank that writes."""
 
     def headline(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.policy.parameters())
@@ -203,7 +205,7 @@ class RLTrainer(Trainer):
         return [ScreenTable(self.config.algo)]
 
     def monitors(self, progress: Progress, cleanup: ExitStack) -> list[BaseCallback]:
-        file = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
+        file = self._monitor = MonitorFile(self.run.path, self.config.env, keep_until=self.keep_until)
         cleanup.callback(file.close)
         callbacks: list[BaseCallback] = [MonitorCallback(file, progress)]
         if self.job.films.every:
@@ -225,8 +227,10 @@ class RLTrainer(Trainer):
         tasks, steps = self.envs.benchmark.tasks, self.model.num_timesteps
         # A run that only made up for its last evaluation has seen no task.
         if steps > self.done:
-            seen = len(self.model.tasks_seen)
-            _logger.info(f"trained for {steps} simulator steps on {seen} of {len(tasks)} tasks")
+            seen = len(self.model.tasks_seen | self._monitor.tasks)
+            branch = self.done and self.keep_until is None
+            new = f", {steps - self.done} of them in this run," if branch else ""
+            _logger.info(f"trained for {steps} simulator steps{new} on {seen} of {len(tasks)} tasks")
         video, filmed = None, ""
         if evaluator is not None and episodes is not None:
             _logger.info(self.table(episodes))

@@ -46,9 +46,9 @@ def hopeless_start(config: RunConfig) -> str | None:
 
 
 def short_of_a_rollout(plan: RunPlan, done: int) -> str | None:
-    """-n is less than what is collected for one update."""
+    """-n is less than what is collected for one update, and more than what was done."""
     left, rollout = plan.config.n_timesteps - done, plan.batch.simulator_steps
-    if left >= rollout:
+    if left >= rollout or left <= 0:
         return None
     smaller = "rollouts_per_update or group_size" if plan.config.algo == "grpo" else "n_steps"
     return (

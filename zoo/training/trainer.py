@@ -25,10 +25,10 @@ from zoo.evaluation.results import evaluation_record, evaluation_table, protocol
 from zoo.evaluation.statistics import rate_values, rates_by_group
 from zoo.files import quoted, write_text
 from zoo.runs.folder import EVALUATION_FILE, RunFolder
-from zoo.runs.loggers import JsonLines, TensorBoard
+from zoo.runs.loggers import JsonLines, RunLogger, TensorBoard
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.monitor import EvaluationFile
-from zoo.runs.progress import Progress
+from zoo.runs.progress import Progress, errors_to
 from zoo.runs.trackers import start_trackers
 from zoo.runs.trained_tasks import trained_tasks
 from zoo.training.callbacks import (
@@ -106,6 +106,8 @@ class Trainer:
     """The command that makes such runs and goes on with them."""
     later_is_best: ClassVar[bool] = False
     """Whether of two equal evaluations the later one's policy is kept."""
+    keeps_best: ClassVar[bool] = False
+    """Whether `best/` stays where a run goes on from before it."""
     model: Trainable
 
     def __init__(self, job: TrainJob, model: Trainable, envs: VLAVectorEnv, run: RunFolder) -> None:
@@ -128,6 +130,8 @@ class Trainer:
         self.evaluated = evaluated_benchmark(self.config)
         """Where the policy is evaluated."""
         self.evaluator: Evaluator | None = None
+        self._unwritten: OSError | None = None
+        """Why the screen or the log could not be written."""
 
     # Parts of a run that differ from algorithm to algorithm --------------------------------------------
 
@@ -178,7 +182,11 @@ class Trainer:
         A new run that fails before its first step leaves no folder; what came of one stays.
         """
         try:
-            self._learn()
+            _logger.info(self.headline())
+            with errors_to(self._stop_for):
+                self._learn()
+            if self._unwritten is not None:
+                raise self._unwritten
         except LostRank:
             raise
         except (VLAZooError, OSError):
@@ -204,7 +212,6 @@ class Trainer:
                 cleanup.callback(evaluator.close)
                 evaluation = self._make_evaluation(evaluator)
                 callbacks.append(evaluation)
-            _logger.info(self.headline())
             ended_early = self._learn_guarded(CallbackList(callbacks)) and self.is_work_left()
             if ended_early:
                 _logger.info(f"stopped and saved; {self._go_on}")
@@ -220,8 +227,8 @@ class Trainer:
     def _learn_guarded(self, callbacks: CallbackList) -> bool:
         """`model.learn`; return whether it was stopped.
 
-        A Ctrl-C that does not wait and a lost simulator save what the last update left. With several ranks it would
-        take all of them to save, and they are on their way out.
+        A Ctrl-C that does not wait, a lost simulator and any other error outside an update save what the last update
+        left. With several ranks it would take all of them to save, and they are on their way out.
         """
         try:
             self.model.learn(
@@ -232,7 +239,7 @@ class Trainer:
         except Stopped:
             self.checkpoints.save()
             return True
-        except (KeyboardInterrupt, VLAZooError):
+        except (KeyboardInterrupt, Exception):
             state = self.model.train_state
             alone = self.process_group.size == 1
             if alone and state is not None and state.num_timesteps > self.done:
@@ -240,6 +247,11 @@ class Trainer:
                 _logger.info(f"saved; {self._go_on}")
             raise
         return self.checkpoints.stopped
+
+    def _stop_for(self, error: OSError) -> None:
+        """The screen or the log cannot be written: end as for SIGTERM, whatever is under way; `learn` then raises."""
+        self._unwritten = self._unwritten or error
+        self.checkpoints.stop()
 
     def _make_logger(self) -> Logger:
         if not self.process_group.is_first:
@@ -250,20 +262,26 @@ class Trainer:
             TensorBoard(self.events, keep_until=self.keep_until),
         ]
         formats += start_trackers(self.job.tracking, self.run, self.config)
-        return Logger(folder=str(self.run.path), output_formats=formats)
+        return RunLogger(self.run.path, formats, on_error=self._stop_for)
 
     def _make_evaluation(self, evaluate: Callable[[], list[EpisodeRecord]]) -> EvaluationCallback:
         first = self.process_group.is_first
         log = EvaluationFile(self.run.path, keep_until=self.keep_until) if first else None
+        evaluated = self.process_group.broadcast_object(log.timesteps if log is not None else [])
         fresh = 0 if self.keep_until is not None else self.done
-        acted_at = log.timesteps[-1] if log is not None and log.timesteps else fresh
         every, at_start = self.evaluation_steps()
         return EvaluationCallback(
             every,
-            at_start=at_start and self.job.resume is None,
-            acted_at=self.process_group.broadcast_object(acted_at),
+            # Also of a run that was stopped in this very evaluation.
+            at_start=at_start and self.done == 0 and not evaluated,
+            acted_at=evaluated[-1] if evaluated else fresh,
             evaluate=evaluate,
-            best=BestPolicy(self.run.best, self.process_group, later=self.later_is_best),
+            best=BestPolicy(
+                self.run.best,
+                self.process_group,
+                later=self.later_is_best,
+                keep_until=None if self.keeps_best else self.keep_until,
+            ),
             checkpoints=self.checkpoints,
             log=log,
             on_best=self.on_best if first else None,

@@ -13,6 +13,7 @@ from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import (
     Placement,
     block,
+    check_same_kind,
     check_shares,
     check_staleness,
     overlap,
@@ -29,6 +30,28 @@ def test_all_is_every_role_on_every_rank():
     assert everywhere.everywhere
     assert not everywhere.remote_envs
     assert everywhere.weights_to == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "former", "fits"),
+    [
+        ("all", 1, "all", True),
+        ("all", 3, "all", True),
+        ("env=0,rollout=0,actor=0", 1, "all", True),
+        ("all", 1, "env=0,rollout=0,actor=0", True),
+        ("all", 2, "env=0,rollout=0,actor=1", False),
+        ("all", 1, "env=0-1,rollout=2,actor=3", False),
+        ("env=0,rollout=0,actor=1", 2, "all", False),
+        ("env=0,rollout=0,actor=1", 2, "env=0-1,rollout=2,actor=3", True),
+    ],
+)
+def test_a_run_goes_on_on_a_placement_of_its_kind(asked: str, size: int, former: str, fits: bool):
+    placement = parse_placement(asked, size)
+    if fits:
+        check_same_kind(placement, asked, former)
+    else:
+        with pytest.raises(BadValue, match=rf"--placement {asked} cannot go on with a run of --placement {former}: "):
+            check_same_kind(placement, asked, former)
 
 
 def test_separate_roles():

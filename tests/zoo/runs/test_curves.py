@@ -7,8 +7,10 @@ import pytest
 
 from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
+from zoo.evaluation.statistics import Rate
 from zoo.runs.curves import (
     Episodes,
+    EvaluationPoint,
     at_points,
     moving_mean,
     pooled,
@@ -47,9 +49,9 @@ def test_a_training_curve_begins_when_every_environment_can_have_ended_an_episod
 
 
 def test_a_curve_keeps_its_last_value_between_episodes() -> None:
-    y_P = at_points(np.array([10, 20]), np.array([0.25, 0.5]), np.array([5, 10, 19, 20, 99]))
-    assert np.isnan(y_P[0])
-    assert y_P[1:].tolist() == [0.25, 0.25, 0.5, 0.5]
+    y_P = at_points(np.array([10, 20]), np.array([0.25, 0.5]), np.array([5, 10, 19, 20, 21]))
+    assert np.isnan(y_P[[0, 4]]).all()  # before the run began, and after it ended
+    assert y_P[1:4].tolist() == [0.25, 0.25, 0.5]
     assert np.isnan(at_points(np.array([]), np.array([]), np.array([1.0]))).all()
 
 
@@ -67,8 +69,26 @@ def test_files_of_a_run_are_read_back_as_written(tmp_path: Path) -> None:
     assert episodes.task_id.tolist() == [2, 0]
     (point,) = read_evaluations(RunFolder(tmp_path))
     assert (point.steps, point.rate.successes, point.rate.episodes) == (64, 2, 3)
-    both = pooled([[point], [point]])
-    assert [(one.steps, one.rate.successes, one.rate.episodes) for one in both] == [(64, 4, 6)]
+
+
+def test_evaluations_of_several_runs_are_joined_where_they_stand_for_the_same() -> None:
+    def points(*steps: int) -> list[EvaluationPoint]:
+        return [EvaluationPoint(steps=one, rate=Rate(label="", successes=1, episodes=4)) for one in steps]
+
+    def joined(*runs: list[EvaluationPoint]) -> list[tuple[int, int, int]]:
+        return [(point.steps, point.runs, point.rate.episodes) for point in pooled(runs)]
+
+    # Every 100 steps: at the first update past them, which differs from run to run.
+    assert joined(points(0, 104, 230, 310), points(0, 116, 202, 330)) == [
+        (0, 2, 8), (110, 2, 8), (216, 2, 8), (320, 2, 8),
+    ]  # fmt: skip
+    # A shorter run, and one that is evaluated half as often.
+    assert joined(points(0, 104, 230), points(0, 116)) == [(0, 2, 8), (110, 2, 8), (230, 1, 4)]
+    assert joined(points(100, 200, 300, 400), points(202, 402)) == [
+        (100, 1, 4), (201, 2, 8), (300, 1, 4), (401, 2, 8),
+    ]  # fmt: skip
+    # Ends of a short and of a long run are not the same.
+    assert joined(points(1000), points(5000)) == [(1000, 1, 4), (5000, 1, 4)]
 
 
 def test_a_foreign_monitor_file_is_refused(tmp_path: Path) -> None:

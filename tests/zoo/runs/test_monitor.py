@@ -11,6 +11,8 @@ from stable_baselines3.common.monitor import load_results
 
 from tests.zoo.stand_ins import finished
 from vla_gym.errors import BadValue
+from zoo.runs.curves import read_episodes
+from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile, read_evaluation_arrays
 
 
@@ -45,6 +47,22 @@ def test_a_resumed_run_keeps_rows_up_to_its_checkpoint(tmp_path: Path) -> None:
     second.close()
     assert load_results(str(tmp_path))["l"].tolist() == [1, 2, 9]
     assert (tmp_path / "monitor.csv").read_text().splitlines()[0] == header
+
+
+def test_seconds_go_on_where_a_run_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("zoo.runs.monitor.time.time", lambda: now)
+    first = MonitorFile(tmp_path, "Toy-Reach")
+    for at in (10, 20, 30):
+        now += 10.0
+        first.add(finished(0.0, 5), at)
+    first.close()
+    now = 90_000.0
+    second = MonitorFile(tmp_path, "Toy-Reach", keep_until=20)
+    now += 7.0
+    second.add(finished(0.0, 5), 40)
+    second.close()
+    assert read_episodes(RunFolder(tmp_path)).seconds.tolist() == [10.0, 20.0, 27.0]
 
 
 def test_evaluations_grow_and_resume(tmp_path: Path) -> None:

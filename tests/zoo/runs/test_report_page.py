@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +92,71 @@ def test_a_damaged_file_is_one_line(
     assert guarded(run, ["-i", str(copy)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(copy / name) in line
+
+
+def changed(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A damage: `change` of what a JSON file of a run holds."""
+
+    def act(run: Path) -> None:
+        values = json.loads((run / name).read_text())
+        change(values)
+        (run / name).write_text(json.dumps(values))
+
+    return act
+
+
+def with_line(name: str, line: str) -> Callable[[Path], None]:
+    """A damage: one more line in a file of a run."""
+
+    def act(run: Path) -> None:
+        with (run / name).open("a") as file:
+            file.write(line + "\n")
+
+    return act
+
+
+DAMAGES = {
+    "fewer tasks": ("monitor.csv", changed("protocol.json", lambda all_: all_.update(tasks=all_["tasks"][:2]))),
+    "a task without a name": ("protocol.json", changed("protocol.json", lambda all_: all_["tasks"][0].pop("name"))),
+    "no list of tasks": ("protocol.json", changed("protocol.json", lambda all_: all_.update(tasks=None))),
+    "success as a number": ("evaluation.json", changed("evaluation.json", lambda all_: all_.update(success=0.5))),
+    "no success": ("evaluation.json", changed("evaluation.json", lambda all_: all_.update(success={}))),
+    "more successes than episodes": (
+        "evaluation.json",
+        changed("evaluation.json", lambda all_: all_["success"].update(successes=9)),
+    ),
+    "no rate of a task": ("evaluation.json", changed("evaluation.json", lambda all_: all_.update(tasks=[{}]))),
+    "steps in words": ("evaluation.json", changed("evaluation.json", lambda all_: all_.update(num_timesteps="x"))),
+    "a metric in words": ("metrics.jsonl", with_line("metrics.jsonl", '{"step": 5, "train/actor/approx_kl_k3": "x"}')),
+    "a metric in a list": ("metrics.jsonl", with_line("metrics.jsonl", '{"step": 5, "time/iteration_seconds": [1]}')),
+    "an endless metric": ("metrics.jsonl", with_line("metrics.jsonl", '{"step": 5, "train/loss": 1e400}')),
+    "an endless step": ("metrics.jsonl", with_line("metrics.jsonl", f'{{"step": 5{"0" * 400}, "train/loss": 1}}')),
+    "an episode of nothing": ("monitor.csv", with_line("monitor.csv", "nan,nan,nan,nan,nan,nan")),
+    "an endless episode": ("monitor.csv", with_line("monitor.csv", "inf,inf,inf,1,0,1e30")),
+    "a task before the first": ("monitor.csv", with_line("monitor.csv", "1,3,1.0,1,-7,3000")),
+    "a task after the last": ("monitor.csv", with_line("monitor.csv", "1,3,1.0,1,99,3000")),
+    "steps below zero": ("monitor.csv", with_line("monitor.csv", "1,3,1.0,1,1,-3000")),
+}
+"""The file that is to be named, and what is done to the run."""
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_record_of_the_wrong_content_is_one_line(
+    damage: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "logs" / "ppo" / "Toy-Reach_1"))
+    name, act = DAMAGES[damage]
+    act(copy)
+    assert guarded(run, ["-i", str(copy)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: '{copy / name}' is damaged: ")
+    # A run that goes on does not fail for it at its end.
+    assert report_of(RunFolder(copy)) is None
+    assert f"'{copy / name}' is damaged" in caplog.messages[-1]
 
 
 def test_bad_paths_are_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

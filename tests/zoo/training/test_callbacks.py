@@ -85,5 +85,11 @@ def test_best_is_replaced_only_by_better(tmp_path: Path) -> None:
     assert not offer(0.45)
     assert best_success(tmp_path / "best") == 0.5
     VLAPolicy.from_pretrained(tmp_path / "best", device="cpu")
+    # Of steps that the run is about to make anew, it is no more to beat, nor to be taken for the run's policy.
+    BestPolicy(tmp_path / "best", model.process_group, keep_until=7)
+    assert best_success(tmp_path / "best") == 0.5
+    BestPolicy(tmp_path / "best", model.process_group, keep_until=6)
+    assert list(tmp_path.iterdir()) == []
+    assert offer(0.5)
     assert offer(0.5, later=True)
     assert not offer(0.45, later=True)

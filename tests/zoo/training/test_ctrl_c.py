@@ -1,8 +1,9 @@
-"""Ctrl-C in a terminal, and a kill, while a training run has simulators in other processes."""
+"""Ctrl-C in a terminal, a kill, and a terminal that goes away, while a training run has simulators elsewhere."""
 
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -66,3 +67,16 @@ def test_no_process_is_left(how: signal.Signals, tmp_path: Path) -> None:
         time.sleep(0.05)
     assert members(run.pid) == []
     assert run.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+
+
+def test_a_terminal_that_goes_away_leaves_a_checkpoint(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [*ARGV, "-n", "1000000", "-f", str(tmp_path), "-params", *PARAMS])  # noqa: S606
+    said = b""
+    while b"success" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 141)  # it had nothing to say any more, or noticed
+    assert len(list((tmp_path / "ppo" / "Toy-Reach_1" / "checkpoints").iterdir())) == 1

@@ -52,6 +52,9 @@ def test_fewer_steps_than_a_rollout() -> None:
     assert said.startswith("127 simulator steps are less than one rollout: the run makes a whole one, of up to 128.")
     assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=128)), 0) is None
     assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 200) is not None
+    # All was done: what is left is its last evaluation.
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 300) is None
+    assert short_of_a_rollout(RunPlan.resolve(config(n_timesteps=300)), 320) is None
 
 
 def test_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
