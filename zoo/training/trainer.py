@@ -296,7 +296,7 @@ class Trainer:
             self.evaluated.tasks,
             env_id=self.config.eval_env,
             protocol={
-                **((self.evaluator and self.evaluator.protocol) or self.envs.protocol()),
+                **self._protocol,
                 "evaluation": {**self.config.evaluation.to_json(), "actions": self._actions, "seed": self.config.seed},
             },
             num_timesteps=self.model.num_timesteps,
@@ -329,8 +329,14 @@ class Trainer:
             actions=self._actions,
             start_kind=self.evaluated.start_kind,
             render_quality=self.evaluated.render_quality,
+            own_words=len(self._protocol["own_instructions"]),
         )
         return with_split(line, self.config.eval_env_options.get("split", "train"))
+
+    @property
+    def _protocol(self) -> Mapping[str, Any]:
+        """The protocol of what is evaluated."""
+        return (self.evaluator and self.evaluator.protocol) or self.envs.protocol()
 
     @property
     def _actions(self) -> str:
