@@ -138,7 +138,8 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None
     from zoo.hub.download import is_remote, remote_resume_point
 
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
-    if point.in_place and args.log_folder is not None:
+    elsewhere = args.log_folder is not None and Path(args.log_folder).resolve() not in point.run.path.resolve().parents
+    if point.in_place and elsewhere:
         raise BadValue(
             f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start one "
             f"from a checkpoint with -i {quoted(point.checkpoint)} -f {quoted(args.log_folder)}, or leave out -f"

@@ -394,6 +394,8 @@ def test_a_folder_for_new_runs_is_refused_in_place(
     (line,) = capsys.readouterr().err.splitlines()
     *_, newest = RunFolder(ppo_run).saved_steps()
     assert f"with -i {ppo_run}/checkpoints/step_{newest} -f {tmp_path}, or leave out -f" in line
+    own = str(ppo_run.parent.parent)
+    assert guarded(train_command.run, ["-i", str(ppo_run), "-n", "900", "-f", own, "--dry-run"]) == 0
 
 
 def test_a_mistake_leaves_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
