@@ -137,7 +137,7 @@ def test_one_wrong_flag(data: st.DataObject) -> None:
         if values is NO_NUMBER and float(value) == int(float(value)) and 0 <= float(value) < 1e9:
             return
     said = check([command, *BASE[command], f"{flag}={value}"], 2)
-    assert "started" not in said
+    assert "started" not in said.replace(str(value), "")
 
 
 WRONG = wrong_flags()

@@ -44,7 +44,9 @@ TINY = "--env Toy-Reach --seed 0 --num-threads 1 --device cpu"
 
 def train(folder: Path, algo: str, flags: str, *params: str) -> Path:
     extra = ["n_steps:4"] if algo == "ppo" else ["group_size:2"]
-    pairs = ["num_envs:4", "eval_episodes:4", "batch_size:16", "n_epochs:1", *extra, *params]
+    usual = ["num_envs:4", "eval_episodes:4", "batch_size:16", "n_epochs:1", *extra]
+    given = {pair.partition(":")[0] for pair in params}
+    pairs = [*(pair for pair in usual if pair.partition(":")[0] not in given), *params]
     argv = ["--algo", algo, *TINY.split(), *flags.split(), "-f", str(folder), "-params", *pairs]
     assert train_command.run(argv) == 0
     return folder / algo / "Toy-Reach_1"
