@@ -111,8 +111,8 @@ def test_the_kl_of_the_latest_minibatch():
     assert metrics().latest_kl() == pytest.approx(3 - math.log(4))
 
 
-def test_a_stand_in_counts_for_nothing():
-    result, before = metrics(), metrics().actor()
+def one_decision(mask_BL: torch.Tensor) -> tuple[Minibatch, Scores]:
+    """Of two elements, everything about it 1."""
     ones = torch.ones(1, 2)
     batch = Minibatch(
         obs="not kept",
@@ -122,10 +122,15 @@ def test_a_stand_in_counts_for_nothing():
         advantage_BL=ones[:, :1],
         return_BU=ones[:, :1],
         old_value_BU=ones[:, :1],
-        mask_BL=ones.bool(),
-        weight_BL=ones,
+        mask_BL=mask_BL,
+        weight_BL=mask_BL.float(),
     )
-    scores = Scores(ones, ones, ones[:, :1])
+    return batch, Scores(ones, ones, ones[:, :1])
+
+
+def test_a_stand_in_counts_for_nothing():
+    result, before = metrics(), metrics().actor()
+    batch, scores = one_decision(torch.ones(1, 2, dtype=torch.bool))
     result.add(LOSS(scores, batch), scores, MicroBatch(batch, weight=0.0, last=True))
     assert result.actor() == before
 
@@ -165,19 +170,7 @@ def test_the_gap_to_the_weights_that_decided():
 
 def test_a_minibatch_of_masked_places_says_nothing_of_the_ratio():
     result, before = metrics(), metrics().as_sb3()
-    ones, masked = torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)
-    batch = Minibatch(
-        obs="not kept",
-        choice="not kept",
-        executed_B=None,
-        old_logprob_BL=ones,
-        advantage_BL=ones[:, :1],
-        return_BU=ones[:, :1],
-        old_value_BU=ones[:, :1],
-        mask_BL=masked,
-        weight_BL=masked.float(),
-    )
-    scores = Scores(ones, ones, ones[:, :1])
+    batch, scores = one_decision(torch.zeros(1, 2, dtype=torch.bool))
     result.begin_minibatch()
     result.add(LOSS(scores, batch), scores, MicroBatch(batch, weight=1.0, last=True))
     assert math.isnan(result.latest_kl())
