@@ -149,7 +149,7 @@ def canonical_id(env_id: str) -> str:
     return f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
 
 
-def find_benchmark(env_id: str, **options: Any) -> Benchmark:
+def find_benchmark(env_id: str, /, **options: Any) -> Benchmark:
     """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3"; any case will do.
 
     `options` go to the family's function (`split`, a protocol ...). Raises `UnknownName` for an id, a task or an

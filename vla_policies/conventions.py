@@ -43,6 +43,8 @@ class Conventions:
             raise BadValue(f"state_dim must be >= 0, got {self.state_dim}")
         if not self.cameras or any(key not in CAMERA_KEYS for key in self.cameras):
             raise BadValue(f"cameras must be some of {', '.join(CAMERA_KEYS)}, got {list(self.cameras)}")
+        if len(set(self.cameras)) < len(self.cameras):
+            raise BadValue(f"cameras must be named once each, got {list(self.cameras)}")
 
     def observation_space(self) -> spaces.Dict:
         """The policy's observations in the layout of `as_sb3()`."""

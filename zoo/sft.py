@@ -10,6 +10,7 @@ from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_argum
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
+    check_log_folder,
     find_stopped_run,
     resolve_new_finetuning,
     resolve_resumed_finetuning,
@@ -50,7 +51,6 @@ def parser() -> OneLineParser:
         recipes="recipes of PPO",
         resume="a run folder: go on in place where it was stopped",
     )
-    p.set_defaults(log_folder="logs")
     return p
 
 
@@ -112,6 +112,8 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     import_named_packages(args)
     point = find_stopped_run(args.resume) if args.resume else None
+    if point:
+        check_log_folder(args, point)
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
     for folder in sft_config(config).folders:
         check_dataset(folder)
@@ -123,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
     job = TrainJob(
         config=config,
         resume=point,
-        log_folder=Path(args.log_folder),
+        log_folder=Path(args.log_folder or "logs"),
         command=("python", "-m", "zoo.sft", *argv),
         args=vars(args),
     )

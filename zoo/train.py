@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_gym.errors import BadValue
 from vla_gym.system.writable_paths import check_folder
 from zoo.cli.arguments import (
     OneLineParser,
@@ -20,12 +19,11 @@ from zoo.cli.arguments import (
 )
 from zoo.cli.follow_flags import add_film_arguments, add_tracking_arguments, check_films, tracking_of
 from zoo.cli.main import guarded, quiet_torch_in_ranks
-from zoo.cli.run_flags import check_services, resolve_new_run, resolve_resumed_run
+from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of
 from zoo.distributed.placement import check_same_kind
-from zoo.files import quoted
 from zoo.runs.lookup import ResumePoint, find_resume_point
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 from zoo.training.start_warnings import start_warnings
@@ -138,12 +136,7 @@ def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None
     from zoo.hub.download import is_remote, remote_resume_point
 
     point = remote_resume_point(args.resume) if is_remote(args.resume) else find_resume_point(args.resume)
-    elsewhere = args.log_folder is not None and Path(args.log_folder).resolve() not in point.run.path.resolve().parents
-    if point.in_place and elsewhere:
-        raise BadValue(
-            f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start one "
-            f"from a checkpoint with -i {quoted(point.checkpoint)} -f {quoted(args.log_folder)}, or leave out -f"
-        )
+    check_log_folder(args, point)
     return resolve_resumed_run(args, point), point
 
 

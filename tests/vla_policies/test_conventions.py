@@ -49,7 +49,11 @@ def test_a_lacking_key_is_named(conventions: Conventions) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"image_size": 0}, {"chunk": 0}, {"action_dim": 0}, {"state_dim": -1}, {"cameras": ("front",)}]
+    "change",
+    [
+        *({"image_size": 0}, {"chunk": 0}, {"action_dim": 0}, {"state_dim": -1}),
+        *({"cameras": ("front",)}, {"cameras": ()}, {"cameras": ("image", "image")}),
+    ],
 )
 def test_impossible_conventions_raise(conventions: Conventions, change: dict) -> None:
     with pytest.raises(BadValue, match=next(iter(change))):

@@ -105,13 +105,13 @@ class Pi0Backbone(VLMFlowBackbone):
     ) -> Header:
         """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
-        cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
+        cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
         own = read_config(folder, config, cls.family, request.unnorm_key, horizon).with_options(options)
         conventions = folder_conventions(config, own, request)
         return Header(
             family=cls.family,
-            conventions=replace(conventions, cameras=cameras or conventions.cameras),
+            conventions=conventions if cameras is None else replace(conventions, cameras=cameras),
             sampling=Sampling(),
             model=own.to_json(),
         )

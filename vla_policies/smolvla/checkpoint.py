@@ -124,17 +124,17 @@ def portable(config: SmolVLAConfig) -> SmolVLAConfig:
 # Cameras, chunk, dims -----------------------------------------------------------------------------------
 
 
-def folder_conventions(own: SmolVLAConfig, request: Request, cameras: tuple[str, ...]) -> Conventions:
+def folder_conventions(own: SmolVLAConfig, request: Request, cameras: tuple[str, ...] | None) -> Conventions:
     """The environment's chunk, dims and cameras, as many as the checkpoint knows, else those it was trained with."""
     spec, size, values = request.action_spec, own.network.image_size, own.published
     known = max(1, len(pictures_of(values)))
     if request.wanted is not None:
         wanted = request.wanted
-        chosen = cameras or wanted.cameras[:known]
+        chosen = wanted.cameras[:known] if cameras is None else cameras
         return replace(wanted, cameras=chosen, image_size=size, action_spec=spec or wanted.action_spec)
     shape, preprocessing = own.network, own.preprocessing
     return Conventions(
-        cameras=cameras or CAMERA_KEYS[:known],
+        cameras=CAMERA_KEYS[:known] if cameras is None else cameras,
         image_size=size,
         state_dim=feature_dims(values, "input_features", STATE, preprocessing.state, shape.state_width),
         chunk=int(values["n_action_steps"]),

@@ -135,7 +135,7 @@ class SmolVLABackbone(VLMFlowBackbone):
             return cls._own_header(folder, own, request)
         config = config if source == folder else read_config(source)
         options = dict(request.options)
-        cameras = as_annotated(tuple[str, ...], options.pop("cameras", ()), "cameras of backbone_kwargs")
+        cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         found = checkpoint.read_config(folder, config, request.unnorm_key, beside).with_options(options)
         conventions = checkpoint.folder_conventions(found, request, cameras)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))

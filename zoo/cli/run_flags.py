@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import BadValue
-from vla_gym.reading import user_path
 from vla_gym.registry import find_benchmark
 from vla_gym.vector.instructions import with_instructions
 from vla_policies.conventions import check_lengths
@@ -24,7 +23,7 @@ from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.cli.follow_flags import tracking_of
 from zoo.cli.policy_choice import resolve_policy, suite_of
 from zoo.cli.recipe import over_recipe
-from zoo.config.algorithm_configs import SFTConfig, check_algorithm
+from zoo.config.algorithm_configs import SFTConfig, check_algorithm, check_once
 from zoo.config.batch_plan import evaluated_benchmark
 from zoo.config.evaluation_options import EVAL_OPTIONS, check_same_robot, evaluation_protocol
 from zoo.config.hyperparams import deep_merge, load_hyperparams
@@ -206,6 +205,16 @@ def _check_same_run(
             )
 
 
+def check_log_folder(args: argparse.Namespace, point: ResumePoint) -> None:
+    """Raise `BadValue` for a -f that does not hold the run that goes on in place."""
+    elsewhere = args.log_folder is not None and Path(args.log_folder).resolve() not in point.run.path.resolve().parents
+    if point.in_place and elsewhere:
+        raise BadValue(
+            f"-f {args.log_folder} is for new run folders, -i {quoted(args.resume)} goes on in its own; start one "
+            f"from a checkpoint with -i {quoted(point.checkpoint)} -f {quoted(args.log_folder)}, or leave out -f"
+        )
+
+
 def check_benchmark_options(config: RunConfig) -> None:
     """Build the benchmark's description with the run's options: a typo in one of them raises here."""
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
@@ -266,13 +275,10 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
 def _given_sft(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the flags among `names` that were given; of a single dataset its name, and each dataset but once."""
     given = given_flags(args, *names)
-    folders: set[str] = set()
-    for name in given.get("dataset", ()):
-        if (folder := os.path.realpath(user_path(name))) in folders:
-            raise BadValue(f"--dataset names '{name}' twice; name each folder once")
-        folders.add(folder)
+    folders = given.get("dataset", ())
+    check_once(folders, "--dataset")
     if len(folders) == 1:
-        (given["dataset"],) = given["dataset"]
+        (given["dataset"],) = folders
     return given
 
 

@@ -6,7 +6,8 @@ the algorithms' signatures. docs/algorithms.md explains each at length. Imports 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -196,6 +197,15 @@ def folders_of(names: Texts | None) -> tuple[Path, ...]:
     return tuple(user_path(name) for name in given)
 
 
+def check_once(folders: Sequence[str], flag: str) -> None:
+    """Raise `BadValue` where a folder of demonstrations is named twice."""
+    known: set[str] = set()
+    for name in folders:
+        if (folder := os.path.realpath(user_path(name))) in known:
+            raise BadValue(f"{flag} names '{name}' twice; name each folder once")
+        known.add(folder)
+
+
 def check_groups(settings: Mapping[str, Any]) -> None:
     """Raise `BadValue` for settings of GRPO that contradict each other."""
     if settings["normalize_advantage_per_task"] and settings["advantage"] == "group_std":
@@ -222,6 +232,8 @@ def check_anchor(bc_coef: float, bc_dataset: Texts | None) -> None:
         )
     if bc_dataset and not bc_coef:
         raise BadValue(f"bc_dataset={bc_dataset!r} is read with bc_coef above 0 only; give e.g. bc_coef:0.1")
+    if bc_dataset and not isinstance(bc_dataset, str):
+        check_once(bc_dataset, "bc_dataset")
 
 
 ALGORITHMS: Mapping[str, type[PPOConfig] | type[GRPOConfig]] = {"ppo": PPOConfig, "grpo": GRPOConfig}

@@ -303,6 +303,12 @@ def test_openpis_layout(golden: Golden, tmp_path: Path) -> None:
         open_policy(root, family=other, unnorm_key="droid")
 
 
+@pytest.mark.parametrize("cameras", [[], ["image", "image"]])
+def test_cameras_are_some_and_once_each(cameras: list[str], golden: Golden) -> None:
+    with pytest.raises(BadValue, match="cameras must be"):
+        open_policy(golden.folder, backbone_kwargs={"cameras": cameras})
+
+
 def test_the_environment_decides_chunk_and_dims(golden: Golden) -> None:
     wanted = Conventions(cameras=("image",), image_size=128, state_dim=5, chunk=3, action_dim=4)
     policy = open_policy(

@@ -81,6 +81,8 @@ def test_without_a_seed_one_is_drawn() -> None:
         ("--env Toy-Reach -params bc_coef:0.1", "there is no bc_dataset; name their folder"),
         ("--env Toy-Reach -params bc_dataset:demos", "bc_dataset='demos' is read with bc_coef above 0 only"),
         ("--env Toy-Reach -params bc_coef:-1 bc_dataset:demos", "bc_coef must be at least 0"),
+        ("--env Toy-Reach -params bc_coef:1 bc_dataset:[demos,./demos]", "bc_dataset names './demos' twice"),
+        ("--env Toy-Reach -params env_kwargs:{'env_id':'x'}", "no option of Toy-Reach 'env_id'"),
         ("--env Toy-Reach -params gama:1", "Did you mean 'gamma'"),
         ("--env Toy-Reach -params gamma", "wants key:value, got 'gamma'"),
         ("--env Toy-Reach -params gamma:[", "cannot read the value"),

@@ -106,6 +106,13 @@ def test_one_checkpoint_does_not_begin_another_run(run: RunFolder, capsys: pytes
     assert "in its own run folder only: -i" in complaint(capsys, run.checkpoint(5))
 
 
+def test_a_folder_for_new_runs_is_refused_when_a_run_goes_on(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "-f elsewhere is for new run folders" in complaint(capsys, run.path, "-f", "elsewhere")
+    assert "is not in 'gone'" in complaint(capsys, run.path, "-f", str(run.path.parent.parent), "--dataset", "gone")
+
+
 def test_each_command_names_the_other_for_the_others_runs(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
