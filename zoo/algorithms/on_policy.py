@@ -19,6 +19,7 @@ from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates
+from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
 from zoo.rollout.env_views import vla_envs
@@ -59,7 +60,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
         check_precision(self.policy)
         self.check_reference_at_start()
-        _ = self.anchor  # raises for demonstrations that do not fit
+        if self.anchor is not None:  # raises for demonstrations that do not fit
+            check_same({"what bc_dataset holds": self.anchor.digests[0]}, self.process_group)
         self.weigh_starts()
         iteration = 0
         total_timesteps, callback = self._setup_learn(
