@@ -22,7 +22,7 @@ from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
-from zoo.rollout.env_views import vla_envs
+from zoo.rollout.env_views import check_share, vla_envs
 from zoo.rollout.stats import RolloutStats
 from zoo.rollout.types import Step
 
@@ -58,6 +58,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         envs = vla_envs(self.env)
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
+        if envs is not None:
+            check_share(envs, self.process_group)
         check_precision(self.policy)
         self.check_reference_at_start()
         if self.anchor is not None:  # raises for demonstrations that do not fit
