@@ -190,9 +190,11 @@ _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     """Number of processes of this command that a launcher has started.
 
-    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, for DeepSpeed, and
-    for Accelerate's gradient accumulation.
+    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, for DeepSpeed, for
+    Accelerate's gradient accumulation, and for 8 bits.
     """
+    if environment.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        raise BadValue("mixed_precision fp8 of accelerate is not supported. Allowed: no, bf16, fp16")
     if (steps := environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
         # Accelerate divides every loss by it, here for a step that takes whole minibatches.
         raise BadValue(
@@ -302,8 +304,9 @@ def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, 
 
 
 def own_block(count: int, process_group: ProcessGroup) -> slice:
-    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom."""
-    return slice(
-        process_group.rank * count // process_group.size,
-        (process_group.rank + 1) * count // process_group.size,
-    )
+    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom.
+
+    Rank 0, whose part is filmed, has the first one, however few there are.
+    """
+    rank, size = process_group.rank, process_group.size
+    return slice(-(-rank * count // size), -(-(rank + 1) * count // size))

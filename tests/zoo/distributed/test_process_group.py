@@ -56,6 +56,11 @@ def test_accumulation_by_accelerate_is_refused() -> None:
             launched_processes({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", **size})
 
 
+def test_eight_bits_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"fp8 of accelerate is not supported\. Allowed: no, bf16, fp16"):
+        launched_processes({"ACCELERATE_MIXED_PRECISION": "fp8"})
+
+
 def test_no_two_groups_of_a_process_share_a_flag() -> None:
     names = [group.new_flag() for group in (ProcessGroup(), ProcessGroup()) for _ in range(2)]
     assert len(set(names)) == 4
