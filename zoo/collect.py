@@ -20,7 +20,7 @@ from zoo.cli.demonstration_source import (
     policy_source,
     student_source,
 )
-from zoo.cli.main import guarded
+from zoo.cli.main import check_alone, guarded
 from zoo.cli.served_agent import is_server
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.files import quoted
@@ -92,6 +92,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
+    check_alone("zoo.collect")
     import_named_packages(args)
     source = _source(args)
 

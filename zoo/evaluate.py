@@ -11,7 +11,7 @@ from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
 from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
-from zoo.cli.main import guarded
+from zoo.cli.main import check_alone, guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_runs import evaluate_published
 from zoo.runs.evaluations import is_of_weights
@@ -48,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     The weights' SHA-256 is taken just before they are loaded, which reads them once more.
     """
     args = parser().parse(argv)
+    check_alone("zoo.evaluate")
     if args.published is not None:
         args.run = chosen_run(args) if args.run else None
         return evaluate_published(args)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import secrets
 import shlex
@@ -44,7 +43,7 @@ from zoo.cli.arguments import (
     seed,
 )
 from zoo.cli.demonstration_source import policy_source
-from zoo.cli.main import guarded
+from zoo.cli.main import check_alone, guarded
 from zoo.cli.rounds_plan import EPISODES, LEARNED, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
 from zoo.config.batch_plan import benchmark_of
@@ -114,8 +113,7 @@ def parser() -> OneLineParser:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BadValue("zoo.improve runs in one process; a launcher's several are for zoo.train and zoo.sft")
+    check_alone("zoo.improve")
     command = shlex.join(["python", "-m", "zoo.improve", *argv])
     return _go_on(args, command) if args.resume else _begin(args, command)
 

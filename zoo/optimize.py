@@ -25,7 +25,7 @@ import yaml
 from vla_gym.errors import BadValue, MissingDependency, check_integer
 from vla_gym.system.extras import install_command
 from zoo.cli.arguments import OneLineParser, as_pairs, count, flag_of, seed
-from zoo.cli.main import guarded
+from zoo.cli.main import check_alone, guarded
 from zoo.cli.run_flags import check_services, resolve_new_run
 from zoo.config.algorithm_configs import check_algorithm
 from zoo.config.gym_packages import import_gym_packages
@@ -162,6 +162,7 @@ class Search:
 def run(argv: Sequence[str]) -> int:
     """The command; errors are raised, see `zoo.cli.main.guarded`."""
     args = parser().parse(argv)
+    check_alone("zoo.optimize")
     for name in ("env", "n_timesteps"):
         if getattr(args, name) is None:
             raise BadValue("give --env and -n. Example: zoo.optimize --algo ppo --env Toy-Reach -n 20000")

@@ -43,7 +43,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
         "zoo/demonstrations/lerobot_writer.py",
     ),
     # Commands, run from their flags to the files they leave.
-    "zoo/test_train.py": ("zoo/evaluate.py", "zoo/record_video.py", "zoo/training/evaluation.py"),
+    "zoo/test_train.py": ("zoo/evaluate.py", "zoo/record_video.py"),
     "zoo/test_demonstration_commands.py": ("zoo/collect.py", "zoo/sft.py"),
     "zoo/hub/test_upload.py": ("zoo/load_from_hub.py", "zoo/push_to_hub.py"),
     "zoo/runs/test_report_page.py": ("zoo/report.py",),

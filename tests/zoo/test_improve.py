@@ -72,12 +72,6 @@ def test_paraphrases_are_of_sentences_that_datasets_or_tasks_have(
     assert not RUN.exists()
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BadValue, match="runs in one process"):
-        improve.run([*TOY])
-
-
 def test_a_second_round_without_collecting_is_refused(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --rounds 1" in complaint(capsys, *TOY, "--episodes", "0", "--dataset", str(demos))
 

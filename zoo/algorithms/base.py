@@ -307,7 +307,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         Raises `BadValue` where they do not fit the policy.
         """
         if self.bc_coef and self._anchor is None:
-            envs, ranks = vla_envs(self.env), self.process_group.size
+            envs = vla_envs(self.env)
             frames = read_frames(
                 folders_of(self.bc_dataset),
                 self.policy,
@@ -317,7 +317,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
             self._anchor = BCAnchor(
                 frames,
                 coef=self.bc_coef,
-                batch_size=self.bc_batch_size or -(-self.batch_size // ranks) * ranks,
+                batch_size=self.bc_batch_size or self.batch_size,
                 micro_batch_size=self.micro_batch_size,
                 seed=self.noise_seed,
                 process_group=self.process_group,

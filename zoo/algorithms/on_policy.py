@@ -19,9 +19,10 @@ from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates
+from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
-from zoo.rollout.env_views import vla_envs
+from zoo.rollout.env_views import check_share, vla_envs
 from zoo.rollout.stats import RolloutStats
 from zoo.rollout.types import Step
 
@@ -57,9 +58,12 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         envs = vla_envs(self.env)
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
+        if envs is not None:
+            check_share(envs, self.process_group)
         check_precision(self.policy)
         self.check_reference_at_start()
-        _ = self.anchor  # raises for demonstrations that do not fit
+        if self.anchor is not None:  # raises for demonstrations that do not fit
+            check_same({"what bc_dataset holds": self.anchor.digests[0]}, self.process_group)
         self.weigh_starts()
         iteration = 0
         total_timesteps, callback = self._setup_learn(

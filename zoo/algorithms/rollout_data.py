@@ -76,6 +76,7 @@ class ChunkRolloutData:
                         self.buffer.replace_logprobs(index_B, logprob_BKA)
 
     def compute_ref_log_probs(self, reference: Reference) -> None:
+        self.buffer.begin_reference()
         with torch.no_grad():
             for index_B in split_evenly(self.buffer.selected_indices(), self.micro_batch_size or self.batch_size):
                 batch = self._to_score(index_B)

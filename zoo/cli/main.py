@@ -157,6 +157,13 @@ def write_error_file(message: str) -> None:
         Path(path).write_text(json.dumps(record), encoding="utf-8")
 
 
+def check_alone(command: str) -> None:
+    """Raise `BadValue` where a launcher has started several processes of a command that is one: each would do it all,
+    into the same files."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BadValue(f"{command} runs in one process; a launcher's several are for zoo.train and zoo.sft")
+
+
 def quiet_torch_in_ranks() -> None:
     """Silence, in one of several processes, torch's warning about a setting of this package; call before its import."""
     if "RANK" in os.environ:

@@ -8,6 +8,7 @@ process communicates with none.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,6 @@ class ProcessGroup:
         self.size = size
         """W, processes of the run."""
         self._group = group
-        self._num_flags = 0
 
     @property
     def host_group(self) -> Any:
@@ -122,8 +122,7 @@ class ProcessGroup:
 
     def new_flag(self) -> str:
         """Return the name of an unset flag; the same on every rank, each of which must call it."""
-        self._num_flags += 1
-        return f"flag {self._num_flags}"
+        return f"flag {next(_flag_numbers)}"
 
     def set_flag(self, name: str) -> None:
         """Set a flag for every rank, without waiting for them."""
@@ -182,6 +181,8 @@ def lost_ranks() -> Iterator[None]:
         raise LostRank(_LOST) from error
 
 
+_flag_numbers = itertools.count(1)
+"""Of the process, whose models share one store: what one of them has set must not stop another."""
 _LOST = "another process of the run ended; its own message says why"
 _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 
@@ -189,8 +190,17 @@ _GLOO_SIGNS = ("connection", "gloo", "socket", "broken pipe", "timed out")
 def launched_processes(environment: Mapping[str, str] = os.environ) -> int:
     """Number of processes of this command that a launcher has started.
 
-    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, and for DeepSpeed.
+    Raises `BadValue` where `accelerate launch --cpu --num_processes N` has started one instead of N, for DeepSpeed, for
+    Accelerate's gradient accumulation, and for 8 bits.
     """
+    if environment.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        raise BadValue("mixed_precision fp8 of accelerate is not supported. Allowed: no, bf16, fp16")
+    if (steps := environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
+        # Accelerate divides every loss by it, here for a step that takes whole minibatches.
+        raise BadValue(
+            f"gradient_accumulation_steps {steps} of accelerate is not supported, and would divide the gradient; leave "
+            "it out, and give micro_batch_size"
+        )
     if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise BadValue(
             "DeepSpeed is not supported; to shard a large policy use FSDP2: accelerate launch --config_file "
@@ -294,8 +304,9 @@ def training_share(config: RunConfig, process_group: ProcessGroup) -> dict[str, 
 
 
 def own_block(count: int, process_group: ProcessGroup) -> slice:
-    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom."""
-    return slice(
-        process_group.rank * count // process_group.size,
-        (process_group.rank + 1) * count // process_group.size,
-    )
+    """This rank's block of `count` items (frames, start states); in blocks tasks change seldom.
+
+    Rank 0, whose part is filmed, has the first one, however few there are.
+    """
+    rank, size = process_group.rank, process_group.size
+    return slice(-(-rank * count // size), -(-(rank + 1) * count // size))

@@ -23,6 +23,7 @@ from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.recorder import Demonstration
+from zoo.distributed.agreement import check_same, check_same_command, check_same_weights
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
@@ -56,6 +57,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
     if job.config.num_threads is not None:
         torch.set_num_threads(job.config.num_threads)
     process_group, device = join(job.config.device)
+    check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
     # Where the seed was drawn every rank has drawn its own.
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     job = replace(job, config=config)
@@ -89,6 +91,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
                 **policy_arguments(config, envs, job.checkpoint),
             ).to(device)
         check_precision(policy)
+        check_same_weights(policy, process_group)
         for folder, group in groups.items():
             check_fits(group, policy, folder)
         recorded = moved_together(groups.values())
@@ -100,6 +103,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
             prepare_head(policy, frames)
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None
         model = SFT(policy, frames, settings, seed=config.seed, process_group=process_group, paraphrases=words)
+        check_same({"what the dataset holds": model.digest}, process_group)
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)

@@ -87,6 +87,11 @@ class SFT:
         self._seed = seed
         self._learner: Learner | None = None
 
+    @property
+    def digest(self) -> str:
+        """Hash of all that is learned."""
+        return self._digests[0]
+
     def set_logger(self, logger: Logger) -> None:
         """Log there."""
         self.logger = logger
@@ -181,7 +186,7 @@ class SFT:
         policy = self.acting_policy()
         facts = {
             "counters": {"num_timesteps": state.num_timesteps},
-            "digest": self._digests[0],
+            "digest": self.digest,
             "param_groups": optimizer_groups(policy.optimizer),
             "rng": state.rng,
         }

@@ -248,10 +248,13 @@ class ChunkRolloutBuffer:
         """Overwrite the log-probabilities of the decisions at flat indices `index_B`."""
         self.logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
 
+    def begin_reference(self) -> None:
+        """Keep log-probabilities of the reference policy, 0 until written: a rank may have none to write."""
+        self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
+
     def write_reference(self, index_B: Tensor, logprob_BKA: Tensor) -> None:
         """Set the reference policy's log-probabilities of the decisions at flat indices `index_B`."""
-        if self.ref_logprob_TNKA is None:
-            self.ref_logprob_TNKA = torch.zeros_like(self.logprob_TNKA)
+        assert self.ref_logprob_TNKA is not None
         self.ref_logprob_TNKA.flatten(0, 1)[index_B] = logprob_BKA.detach().float().cpu()
 
     def _allocate(self, shapes: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:

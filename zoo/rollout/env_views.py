@@ -13,6 +13,7 @@ from vla_gym.errors import BadValue
 from vla_gym.single_env import VLAEnv
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.distributed.process_group import ProcessGroup
 
 
 def chunk_view(env: Any) -> Any:
@@ -56,3 +57,16 @@ def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
     """The environment of `vla_gym` beneath all wrappers; None when there is none."""
     base = None if env is None else env.unwrapped
     return base.envs if isinstance(base, SB3VecEnv) else None
+
+
+def check_share(envs: VLAVectorEnv, process_group: ProcessGroup) -> None:
+    """Raise `BadValue` unless these are this rank's groups of all: ranks with the same ones would begin in the same
+    states, draw the same decisions and collect the same rollout."""
+    groups = envs.num_envs // envs.config.group_size
+    first = process_group.rank * groups
+    if process_group.size > 1 and envs.config.group_offset != first:
+        raise BadValue(
+            f"rank {process_group.rank} of {process_group.size} has the environments from group "
+            f"{envs.config.group_offset} on, which are another rank's; make them with vla_gym.make_vec(..., "
+            f"group_offset={first}, num_groups={process_group.size * groups})"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,6 +28,9 @@ EVALUATED_SHARE = 0.1
 """Simulator steps that evaluations before the end may add by default, as a share of those of training."""
 MOST_BEFORE_THE_END = 5
 """Evaluations before the end by default, the one before training included."""
+
+ASKING_SECONDS = 1.0
+"""How often a rank that evaluates asks whether another one is to stop."""
 
 
 def evaluations_before_the_end(config: RunConfig, tasks: Sequence[Task]) -> int:
@@ -70,6 +74,7 @@ class Evaluator:
         self._owned_envs: VLAVectorEnv | None = None
         self._filmed_episodes = filmed_episodes
         self._keeps_simulators = keeps_simulators
+        self._stop_flag, self._asked_at = "", 0.0
         self.protocol: dict[str, Any] = {}
         """Of the environments of the latest evaluation."""
         self.video = self._new_video()
@@ -79,6 +84,7 @@ class Evaluator:
         """Evaluate by the run's protocol; raises `Stopped` when a rank is asked to stop. Every rank must call it."""
         self.video = self._new_video()
         policy = self._policy()
+        self._stop_flag, self._asked_at = self._process_group.new_flag(), time.monotonic()
         try:
             episodes = of_all_ranks(lambda: self._evaluate_own(policy), self._process_group)
             protocols = self._process_group.all_gather_object(None if self._envs is None else self._envs.protocol())
@@ -98,19 +104,17 @@ class Evaluator:
         return EvaluationVideo(self._instructions, max_episodes=self._filmed_episodes)
 
     def _evaluate_own(self, policy: Any) -> list[EpisodeRecord]:
-        """This rank's start states; other ranks that are asked to stop are waited for."""
+        """This rank's start states; raises `Stopped` where this or another rank is asked to stop."""
+        self._check_going_on()  # before simulators start, which takes long
         if not self._start_states:
             return []
-        if self._stopping():
-            raise Stopped  # before simulators start, which takes long
         if self._envs is None:
             self._envs = self._owned_envs = make_evaluation_envs(
                 self._config, len(self._instructions), self._process_group
             )
 
         def on_frame(frame: Frame) -> None:
-            if self._stopping():
-                raise Stopped
+            self._check_going_on()
             self.video.add_frame(frame)
 
         protocol = self._config.evaluation
@@ -124,6 +128,16 @@ class Evaluator:
                 seed=self._config.seed,
                 on_frame=on_frame,
             )
+
+    def _check_going_on(self) -> None:
+        """Raise `Stopped` where this rank is asked to stop, or has heard, within `ASKING_SECONDS`, that another is."""
+        if self._stopping():
+            self._process_group.set_flag(self._stop_flag)
+            raise Stopped
+        if (now := time.monotonic()) - self._asked_at >= ASKING_SECONDS:
+            self._asked_at = now
+            if self._process_group.has_flag(self._stop_flag):
+                raise Stopped
 
 
 @contextmanager

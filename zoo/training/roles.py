@@ -16,6 +16,7 @@ from vla_gym.workers.pool import AbsentPool, Pool
 from vla_gym.workers.remote_pool import RemotePool
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.config.run_config import RunConfig
+from zoo.distributed.agreement import check_same_weights
 from zoo.distributed.channel import Channel
 from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.process_group import ProcessGroup, training_share
@@ -71,6 +72,7 @@ class _PlacedRank:
         self._number = process_group.rank
         self._device = device
         self._cleanup = cleanup
+        self._process_group = process_group
         self._channel = Channel(process_group.host_group)
         # All ranks make both groups, members or not.
         self._rollouts = process_group.subgroup(placement.rollout)
@@ -98,6 +100,8 @@ class _PlacedRank:
             self._worker = RolloutWorker(
                 model, placement, self._number, self._channel, config.num_envs, weights=self._weights(model)
             )
+        holder = self.learner or self._worker
+        check_same_weights(None if holder is None else holder.policy, self._process_group)
 
     def learn(self) -> RunFolder | None:
         """Train, as an actor rank."""

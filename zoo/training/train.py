@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from vla_gym import make_vec
+from zoo.distributed.agreement import check_same_command, check_same_weights
 from zoo.distributed.process_group import check_device, join, training_share
 from zoo.runs.folder import RunFolder
 from zoo.runs.progress import silent
@@ -32,6 +33,7 @@ def train(job: TrainJob) -> RunFolder | None:
     # Processes that cannot share the work out say so before they meet.
     plan = RunPlan.resolve(job.config, accelerator=check_device(job.config.device).type != "cpu")
     process_group, device = join(job.config.device)
+    check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
     # Where the seed was drawn every rank has drawn its own.
     config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
     # Machines differ in cores and GPUs: the first rank that decides chooses the stages for all.
@@ -57,6 +59,7 @@ def train(job: TrainJob) -> RunFolder | None:
         )
         cleanup.callback(envs.close)
         model = make_model(config, envs, device, process_group, weights=job.checkpoint)
+        check_same_weights(model.policy, process_group)
         if job.checkpoint is not None:
             load_checkpoint(model, job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)

@@ -154,6 +154,16 @@ def plain_data(**settings: Any) -> PlainRolloutData:
     return PlainRolloutData(buffer=buffer, action_space=space, **{**defaults, **settings})
 
 
+def test_a_rank_none_of_whose_decisions_count_has_the_references_log_probs_too() -> None:
+    """It scores a decision of weight 0 while other ranks score theirs."""
+    data = chunk_data()
+    data.buffer.element_scale_TN.zero_()
+    data.compute_ref_log_probs(Scores())  # type: ignore[arg-type]
+    batch = data.buffer.minibatch(torch.zeros(1, dtype=torch.int64), "action", CPU)
+    assert batch.ref_logprob_BW is not None
+    assert batch.ref_logprob_BW.tolist() == [[0.0, 0.0]]
+
+
 def test_plain_advantages_are_normalised_over_each_minibatch():
     ((micro_batch,),) = plain_data().minibatches(0)
     batch = micro_batch.batch

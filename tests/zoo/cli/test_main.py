@@ -32,6 +32,24 @@ def test_a_typo_is_one_line_exit_code_2_and_fast() -> None:
     assert seconds < 3
 
 
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("collect", ["--env", "Toy-Reach", "--expert", "-n", "1", "-o", "demos"]),
+        ("evaluate", ["--env", "Toy-Reach", "--policy", "nano"]),
+        ("improve", ["--env", "Toy-Reach", "--dataset", "demos"]),
+        ("optimize", ["--env", "Toy-Reach", "-n", "10"]),
+    ],
+)
+def test_a_command_of_one_process_refuses_several(
+    name: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([name, *flags]) == 2
+    expected = f"zoo.{name} runs in one process; a launcher's several are for zoo.train and zoo.sft"
+    assert capsys.readouterr().err == f"error: rank 0: {expected}\n"
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

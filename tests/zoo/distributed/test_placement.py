@@ -210,7 +210,9 @@ def test_a_group_is_never_cut():
         training_share(config(12, 4), ProcessGroup(0, 2))
 
 
-@pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4)])
-def test_every_start_state_is_evaluated_once(count: int, size: int):
-    cells = [cell for rank in range(size) for cell in range(count)[own_block(count, ProcessGroup(rank, size))]]
-    assert cells == list(range(count))
+@pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 4), (3, 4), (1, 8), (0, 2)])
+def test_every_start_state_is_evaluated_once_and_the_first_by_the_rank_that_films(count: int, size: int):
+    parts = [list(range(count))[own_block(count, ProcessGroup(rank, size))] for rank in range(size)]
+    assert [cell for part in parts for cell in part] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert bool(parts[0]) == bool(count)

@@ -49,6 +49,23 @@ def test_a_launcher_that_starts_one_process_for_many_is_found_out():
         launched_processes({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"})
 
 
+def test_accumulation_by_accelerate_is_refused() -> None:
+    assert launched_processes({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "WORLD_SIZE": "2"}) == 2
+    for size in ({}, {"WORLD_SIZE": "2"}):
+        with pytest.raises(BadValue, match="gradient_accumulation_steps 4 of accelerate is not supported"):
+            launched_processes({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", **size})
+
+
+def test_eight_bits_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"fp8 of accelerate is not supported\. Allowed: no, bf16, fp16"):
+        launched_processes({"ACCELERATE_MIXED_PRECISION": "fp8"})
+
+
+def test_no_two_groups_of_a_process_share_a_flag() -> None:
+    names = [group.new_flag() for group in (ProcessGroup(), ProcessGroup()) for _ in range(2)]
+    assert len(set(names)) == 4
+
+
 def test_cpu_and_auto_are_always_here() -> None:
     assert check_device("cpu") == torch.device("cpu")
     assert check_device("auto").type in ("cpu", "cuda")

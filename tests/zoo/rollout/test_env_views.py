@@ -15,7 +15,8 @@ import vla_gym
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.vector.sb3 import SB3VecEnv
 from zoo import PPO
-from zoo.rollout.env_views import chunk_view, plain_view, vector_view
+from zoo.distributed.process_group import ProcessGroup
+from zoo.rollout.env_views import check_share, chunk_view, plain_view, vector_view
 
 TINY = {"backbone": "nano", "backbone_kwargs": {"size": "tiny"}}
 FORMS: dict[str, Callable[[], Any]] = {
@@ -74,3 +75,19 @@ def test_a_wrapper_is_not_lost_in_silence() -> None:
     with pytest.raises(BadValue, match=r"TransformReward .* would be lost: give vla_gym\.make_vec\('Toy-Reach'"):
         PPO("VLAPolicy", env, policy_kwargs=TINY)
     env.close()
+
+
+def test_two_ranks_with_the_same_environments_are_refused() -> None:
+    envs = vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=2)
+    check_share(envs, ProcessGroup())
+    check_share(envs, ProcessGroup(0, 2))
+    with pytest.raises(BadValue, match=r"rank 1 of 2 has .* from group 0 on.*group_offset=2, num_groups=4"):
+        check_share(envs, ProcessGroup(1, 2))
+    check_share(vla_gym.make_vec("Toy-Reach", num_envs=4, group_size=2, group_offset=2), ProcessGroup(1, 2))
+
+
+def test_the_share_is_checked_before_anything_is_collected() -> None:
+    model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
+    model.process_group = ProcessGroup(1, 2)
+    with pytest.raises(BadValue, match="which are another rank's"):
+        model.learn(1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,10 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
     assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.lines()
     with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
         check_startable(plan)
-    with pytest.raises(BadValue, match="bc_batch_size 9 cannot be dealt evenly to 2 processes"):
-        RunPlan.resolve(plan.config, num_ranks=2)
+    for settings in ({}, {"bc_batch_size": None, "batch_size": 9}):
+        config = replace(plan.config, algo_kwargs={**imitated, **settings})
+        with pytest.raises(BadValue, match="bc_batch_size 9 cannot be dealt evenly to 2 processes"):
+            RunPlan.resolve(config, num_ranks=2)
 
 
 def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
