@@ -197,6 +197,8 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
         if option not in known:
             raise unknown_name(f"option of {listed}", option, known)
     benchmark: Benchmark = function(listed, **options)
+    if benchmark.split != Benchmark.split:  # its function set one
+        return benchmark
     return dataclasses.replace(benchmark, split=options.get("split", benchmark.split))
 
 

@@ -98,7 +98,7 @@ class Benchmark:
     places: tuple[int, ...] = ()
     """Which of its numbers are coordinates of things and goals, metres; others are the robot's, turns and sizes."""
     split: str = "train"
-    """Which start states `num_trials` counts; `find_benchmark(id, split=...)` sets it."""
+    """Which start states `num_trials` counts; `find_benchmark(id, split=...)` sets it unless the family did."""
     start_kind: str = "start states"
     """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)

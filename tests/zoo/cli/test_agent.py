@@ -153,6 +153,8 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys
         ("LIBERO-Object", {"sampled_starts": 7}, "test"),
         ("LIBERO-Object", {}, "train"),  # published start states, the same in every split
         ("ManiSkill-Plate25", {}, "train"),  # the test split has other objects
+        ("ManiSkill-Plate25-CarrotTrain", {}, "train"),  # a run has one split
+        ("ManiSkill-Plate25-Carrot", {}, "train"),
         ("Toy-Reach", {"split": "validation"}, "validation"),
     ],
 )

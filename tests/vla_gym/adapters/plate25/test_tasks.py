@@ -50,6 +50,15 @@ def test_trials() -> None:
     assert sum(task.num_trials for task in every.tasks) == 11_540_480_000
 
 
+def test_a_run_has_the_split_of_its_name() -> None:
+    runs = {name: find_benchmark(f"ManiSkill-Plate25-{name}", split="train") for name in ("Carrot", "CarrotTrain")}
+    assert {name: run.split for name, run in runs.items()} == {"Carrot": "test", "CarrotTrain": "train"}
+    assert find_benchmark("ManiSkill-Plate25-Carrot", split="test") == runs["Carrot"]
+    for name, split in (("CarrotTrain", "test"), ("Carrot", "all")):
+        with pytest.raises(BadValue, match=rf"Plate25-{name} has .* of its name.*got '{split}'.*leave split out"):
+            find_benchmark(f"ManiSkill-Plate25-{name}", split=split)
+
+
 def test_splits_of_the_training_set() -> None:
     found = {
         split: sum(task.num_trials for task in find_benchmark("ManiSkill-Plate25", split=split).tasks)
