@@ -138,7 +138,7 @@ def plate25_benchmark(
         (f"{FAMILY} protocol", protocol, PROTOCOLS),
         ("action units", action_units, ACTION_UNITS),
         ("render quality", render_quality, get_args(RenderQuality)),
-        ("starts", starts or STARTS[0], STARTS),
+        ("starts", STARTS[0] if starts is None else starts, STARTS),
     ):
         check_known(kind, got, known)
     for option, flag in (("stand_ins", stand_ins), ("success_ends", success_ends)):

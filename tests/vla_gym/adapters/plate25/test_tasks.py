@@ -90,6 +90,8 @@ def test_instructions_of_runs() -> None:
 def test_a_wrong_option_names_the_nearest(option: dict[str, str], hint: str) -> None:
     with pytest.raises(UnknownName, match=f"Did you mean '{hint}'"):
         plate25_benchmark("ManiSkill-Plate25", **option)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="no starts ''"):
+        plate25_benchmark("ManiSkill-Plate25", starts="")
     with pytest.raises(BadValue, match="stand_ins must be true or false, got 1"):
         plate25_benchmark("ManiSkill-Plate25", stand_ins=1)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="Did you mean 'ManiSkill-Plate25-EEPose'"):
