@@ -181,6 +181,7 @@ def plate25_benchmark(
         newest_python=(3, 12),  # mplib 0.1.1
         privileged_dim=PRIVILEGED_DIM,
         places=PLACES,
+        pays_differences=True,
         split=run.split,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},
