@@ -135,7 +135,7 @@ def os_reason(error: OSError) -> str:
 
 def check_known(kind: str, got: object, known: Collection[str], *, show: int = 12) -> None:
     """Raise `UnknownName`, as of `unknown_name`, unless `got` is in `known`."""
-    if got not in known:
+    if got not in list(known):  # a list, so that `got` may be one, too
         raise unknown_name(kind, got, known, show=show)
 
 

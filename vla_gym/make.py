@@ -142,7 +142,7 @@ def make_vec(
             pipeline_stages, num_envs=num_envs, group_size=group_size, batched=benchmark.batched
         ),
         autoreset_mode=_autoreset_mode(autoreset_mode),
-        reward=RewardRule(kind=reward, scale=_number("reward_scale", reward_scale)),
+        reward=_reward(benchmark, reward, reward_scale),
         on_worker_error=_on_worker_error(on_worker_error),
         step_timeout=_seconds("step_timeout", step_timeout),
         reset_timeout=_seconds("reset_timeout", reset_timeout),
@@ -242,6 +242,15 @@ def _cameras(benchmark: Benchmark, *, wrist_camera: bool) -> tuple[str, ...]:
     if wrist_camera and "wrist_image" not in benchmark.cameras:
         raise BadValue(f"{benchmark.id} has no wrist camera; it has {', '.join(benchmark.cameras)}")
     return tuple(name for name in benchmark.cameras if wrist_camera or name != "wrist_image")
+
+
+def _reward(benchmark: Benchmark, kind: RewardKind, scale: float) -> RewardRule:
+    if kind == "differenced" and benchmark.pays_differences:
+        raise BadValue(
+            f"{benchmark.id} pays the change of its reward already; reward must be 'sparse' or 'step_penalty', "
+            f"got '{kind}'"
+        )
+    return RewardRule(kind=kind, scale=_number("reward_scale", scale))
 
 
 def _num_workers(benchmark: Benchmark, num_envs: int, num_workers: int | None) -> int:

@@ -149,6 +149,13 @@ def canonical_id(env_id: str) -> str:
     return f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
 
 
+def family_options(env_id: str) -> tuple[str, ...]:
+    """Names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
+    env_id = canonical_id(env_id)
+    suite = env_id.rpartition("/")[0]
+    return _options(_family(suite if _is_listed(suite) else env_id)[0])
+
+
 def find_benchmark(env_id: str, /, **options: Any) -> Benchmark:
     """Return the benchmark of an id such as "LIBERO-Spatial" or, for one task, "LIBERO-Spatial/3"; any case will do.
 
@@ -183,11 +190,15 @@ def _family(env_id: str) -> tuple[Family, str]:
     raise unknown_name("environment", env_id, list_envs())
 
 
+def _options(family: Family) -> tuple[str, ...]:
+    parameters = inspect.signature(pkgutil.resolve_name(family.build)).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
 def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     family, listed = _family(env_id)
     function = pkgutil.resolve_name(family.build)
-    parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = _options(family)
     if "split" in options and "split" not in known:
         raise BadValue(
             f"{family.build} must take the split, which is always passed: def {function.__name__}(env_id: str, *, "
@@ -197,6 +208,8 @@ def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
         if option not in known:
             raise unknown_name(f"option of {listed}", option, known)
     benchmark: Benchmark = function(listed, **options)
+    if benchmark.split != Benchmark.split:  # its function set one
+        return benchmark
     return dataclasses.replace(benchmark, split=options.get("split", benchmark.split))
 
 

@@ -97,8 +97,10 @@ class Benchmark:
     """Length of the vector that scripted experts read, goals included; 0 means the benchmark gives none."""
     places: tuple[int, ...] = ()
     """Which of its numbers are coordinates of things and goals, metres; others are the robot's, turns and sizes."""
+    pays_differences: bool = False
+    """Whether its reward is a change from step to step already, so that `reward="differenced"` is refused."""
     split: str = "train"
-    """Which start states `num_trials` counts; `find_benchmark(id, split=...)` sets it."""
+    """Which start states `num_trials` counts; `find_benchmark(id, split=...)` sets it unless the family did."""
     start_kind: str = "start states"
     """Name of the start states beside a success rate; others than the published ones say so."""
     protocol: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from vla_gym.errors import UnknownName
 from vla_gym.registry import find_benchmark, list_envs
 from zoo.cli.run_flags import resolve_new_run
 from zoo.config.algorithm_configs import ALGORITHMS
-from zoo.config.hyperparams import candidate_keys
+from zoo.config.hyperparams import candidate_keys, load_hyperparams
 from zoo.config.run_config import RunConfig, benchmark_options
 from zoo.distributed.process_group import ProcessGroup
 from zoo.train import parser
@@ -111,6 +111,13 @@ def test_published_recipes_have_entries_of_their_own(algo: str) -> None:
         for suite in suites:
             flags = ["--algo", algo, "--env", suite, "--policy", policy]
             assert resolve_new_run(parser().parse(flags)).entry == f"{suite}/{policy}"
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("policy", ["nano", "openvla", "openvla-oft", "pi0", "pi05", "smolvla"])
+def test_no_recipe_differences_the_reward_of_plate25_again(algo: str, policy: str) -> None:
+    values = load_hyperparams(algo, "ManiSkill-Plate25", policy).values
+    assert values.get("reward", "sparse") == "sparse"
 
 
 # Decisions an update and optimiser steps an update, as published ("N -> U").

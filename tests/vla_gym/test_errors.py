@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from vla_gym.errors import (
@@ -10,6 +12,7 @@ from vla_gym.errors import (
     VLAZooError,
     WorkerFailed,
     check_integer,
+    check_known,
     one_line,
     os_reason,
     shown,
@@ -32,6 +35,12 @@ def test_the_tree() -> None:
 def test_the_nearest_name_is_offered() -> None:
     message = str(unknown_name("colour", "REDD", ["blue", "red"]))
     assert message == "no colour 'REDD'. Known: blue, red. Did you mean 'red'?"
+
+
+@pytest.mark.parametrize("known", [{"blue": 1}, {"blue"}, ("blue",)])
+def test_a_list_where_a_name_belongs_is_an_unknown_name(known: Collection[str]) -> None:
+    with pytest.raises(UnknownName, match=r"no colour '\['blue'\]'. Known: blue"):
+        check_known("colour", ["blue"], known)
 
 
 def test_nothing_near_nothing_offered() -> None:

@@ -32,6 +32,12 @@ def test_options(make: Make) -> None:
     assert envs.autoreset_mode is AutoresetMode.DISABLED
 
 
+def test_a_reward_is_not_differenced_twice(make: Make) -> None:
+    with pytest.raises(BadValue, match=r"Scripted pays the change of its reward.*'step_penalty', got 'diff"):
+        make(dataclasses.replace(scripted_benchmark(), pays_differences=True), reward="differenced")
+    assert find_benchmark("ManiSkill-Plate25").pays_differences
+
+
 def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
     envs = make(scripted_benchmark(in_process=False), 3)
     assert len(envs.worker_pids) == min(3, num_cores())

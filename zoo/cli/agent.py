@@ -22,6 +22,7 @@ from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
 from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
 from zoo.cli.recipe import over_recipe
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
+from zoo.config.evaluation_options import carried_options
 from zoo.config.gym_packages import import_named_packages, import_packages_of, packages_flag
 from zoo.config.hyperparams import acting_recipe
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
@@ -258,7 +259,7 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
     return _Agent(
         env=env,
         policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs, to_act=True),
-        env_options=config.env_options,
+        env_options=config.env_options if env == config.env else carried_options(env, config.env_options),
         policy_kwargs=kwargs,
         output_folder=None if remote or is_shipped(run.path) else run.path,
         departures=departures,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from vla_gym.errors import BadValue
+from vla_gym.make import make_vec
+from vla_gym.registry import family_options
 from vla_gym.specs import Benchmark
 from zoo.config.settings import Count, CountOrZero, Positive, annotations_of
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -51,13 +54,19 @@ def evaluation_protocol(
 
 
 def evaluated_options(options: Mapping[str, Any], env_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `vla_gym.make_vec` that evaluations of such a run have.
-
-    Own words for some tasks are of the run's environment, not of another.
-    """
-    kept = {name: value for name, value in env_options.items() if "eval_env" not in options or name != "instructions"}
+    """Return the keyword arguments of `vla_gym.make_vec` that evaluations of such a run have."""
+    kept = carried_options(options["eval_env"], env_options) if "eval_env" in options else env_options
     split = {"split": options["eval_split"]} if "eval_split" in options else {}
     return {**kept, **split, **options.get("eval_env_kwargs", {})}
+
+
+def carried_options(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run's environment that another one, `env`, takes, too.
+
+    Own words for some tasks stay behind, and what its family does not know: LIBERO-PRO has no `sampled_starts`.
+    """
+    known = (*inspect.signature(make_vec).parameters, *family_options(env))
+    return {name: value for name, value in options.items() if name in known and name != "instructions"}
 
 
 def check_same_robot(evaluated: Benchmark, trained: Benchmark) -> None:

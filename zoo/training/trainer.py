@@ -331,7 +331,7 @@ class Trainer:
             render_quality=self.evaluated.render_quality,
             own_words=len(self._protocol["own_instructions"]),
         )
-        return with_split(line, self.config.eval_env_options.get("split", "train"))
+        return with_split(line, self.evaluated.split)
 
     @property
     def _protocol(self) -> Mapping[str, Any]:

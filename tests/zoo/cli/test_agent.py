@@ -14,7 +14,7 @@ import pytest
 
 from tests.zoo.test_enjoy import begun
 from vla_gym import list_envs
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
 from zoo.cli.agent import chosen_run, plan_rollout, unplayed_split
@@ -153,6 +153,8 @@ def test_another_split_is_evaluated_and_a_wrong_one_named(tmp_path: Path, capsys
         ("LIBERO-Object", {"sampled_starts": 7}, "test"),
         ("LIBERO-Object", {}, "train"),  # published start states, the same in every split
         ("ManiSkill-Plate25", {}, "train"),  # the test split has other objects
+        ("ManiSkill-Plate25-CarrotTrain", {}, "train"),  # a run has one split
+        ("ManiSkill-Plate25-Carrot", {}, "train"),
         ("Toy-Reach", {"split": "validation"}, "validation"),
     ],
 )
@@ -212,6 +214,17 @@ def test_nothing_is_written_beside_a_shipped_agent_even_in_a_checkout(
     monkeypatch.chdir(folder.parent)
     plan = plan_rollout(evaluate.parser().parse(["-i", "agents/ppo/MetaWorld-window-open"]), episodes=None)
     assert plan.output_folder is None
+
+
+@pytest.mark.sim
+def test_an_agent_that_learned_from_sampled_starts_goes_to_a_suite_without_them() -> None:
+    pytest.importorskip("libero")
+    asked = ["-i", "agents/sft/LIBERO-Spatial", "--env", "LIBERO-Spatial-PRO-lan"]
+    plan = plan_rollout(evaluate.parser().parse(asked), episodes=10)
+    assert "sampled_starts" not in plan.env_options
+    assert plan.env_options["render_quality"] == "fast"
+    with pytest.raises(UnknownName, match="no option of LIBERO-Spatial-PRO-lan 'sampled_starts'"):
+        plan_rollout(evaluate.parser().parse([*asked, "-params", "env_kwargs:{sampled_starts: 5}"]), episodes=10)
 
 
 # Selectors of a run, as in rl_zoo3 -------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vla_gym.errors import BadValue
+from vla_gym.errors import BadValue, UnknownName
 from zoo import sft, train
 from zoo.cli.main import guarded
 from zoo.cli.run_flags import resolve_new_finetuning, resolve_new_run
@@ -62,6 +62,20 @@ def test_held_out_tasks_of_ml45() -> None:
     other = ["--eval-env-kwargs", "protocol:lerobot"]
     longer = resolve_new_run(train.parser().parse(["--env", "MetaWorld-ML45", *other]))
     assert {task.horizon for task in evaluated_benchmark(longer).tasks} == {500}
+
+
+@pytest.mark.parametrize("suite", ["Spatial", "Goal"])
+def test_a_changed_suite_takes_what_options_it_knows(suite: str) -> None:
+    pytest.importorskip("libero")
+    changed = f"LIBERO-{suite}-PRO-swap"
+    run = resolve_new_run(train.parser().parse(["--env", f"LIBERO-{suite}", "--eval-env", changed]))
+    assert run.env_options["sampled_starts"] == 100
+    assert {task.num_trials for task in evaluated_benchmark(run).tasks} == {50}
+    assert evaluated_benchmark(run).render_quality == "fast"
+    asked = ["--env", f"LIBERO-{suite}", "--eval-env", changed, "--eval-env-kwargs", "sampled_starts:5"]
+    with pytest.raises(UnknownName, match=f"no option of {changed} 'sampled_starts'"):
+        evaluated_benchmark(resolve_new_run(train.parser().parse(asked)))
+    assert "sampled_starts" not in resolve_new_run(train.parser().parse(["--env", changed])).env_options
 
 
 @pytest.mark.parametrize(

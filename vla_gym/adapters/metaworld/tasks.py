@@ -182,7 +182,7 @@ def metaworld_benchmark(
 
     Raises:
         UnknownName: no such id, protocol, split, quality or reward.
-        BadValue: `task_seed` is no integer >= 0, or `sampled_starts` outside 0 .. `MOST_STARTS`.
+        BadValue: `task_seed` plus a split's offset is no seed of NumPy, or `sampled_starts` outside 0 .. `MOST_STARTS`.
     """
     check_known("Meta-World id", env_id, TASK_SETS)
     protocol = default_protocol(env_id) if protocol is None else protocol
@@ -193,7 +193,7 @@ def metaworld_benchmark(
         ("task reward", task_reward, get_args(TaskReward)),
     ):
         check_known(kind, got, known)
-    check_integer("task_seed", task_seed, 0)
+    check_integer("task_seed", task_seed, 0, 2**32 - len(SPLITS))
     check_integer("sampled_starts", sampled_starts, 0, MOST_STARTS, note=f"per task; 0 takes the {TRIALS} frozen ones")
     trials = sampled_starts or TRIALS
     rules = PROTOCOLS[protocol]

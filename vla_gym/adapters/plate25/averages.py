@@ -16,6 +16,8 @@ from vla_gym.reading import read_json_object
 PREFIX = "ManiSkill-Plate25-"
 _RULES = ("protocol", "render_quality", "action_units", "stand_ins", "success")
 """Constants of the protocol that the evaluations of one average have in common."""
+_OF_POLICY = ("weights_sha256", "deterministic")
+"""Entries about the policy that they have in common."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,17 @@ def read_results(files: Sequence[Path], *, at_end: bool) -> dict[str, float]:
     """Return run -> success rate from the results of `zoo.evaluate`, one file a run.
 
     Raises `BadValue` for another kind of file, for two of one run, and for rates that do not belong together
-    because protocol, picture or action units differ.
+    because protocol, picture, action units or policy differ.
     """
     rates: dict[str, float] = {}
     rules: dict[str, Any] = {}
     for file in files:
         try:
             record = read_json_object(file)
-            name = record["env"].removeprefix(PREFIX)
+            name = record["protocol"]["env_id"].removeprefix(PREFIX)
             solved = [episode["success_at_end" if at_end else "success_once"] for episode in record["episodes"]]
             constants = record["protocol"]["constants"]
-            rule = {key: constants[key] for key in _RULES}
+            rule = {key: constants[key] for key in _RULES} | {key: record.get(key) for key in _OF_POLICY}
             ends = record["protocol"].get("options", {}).get("success_ends", False)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadValue(f"{file} holds no results of zoo.evaluate on a {PREFIX}* run: {shown(error)}") from error

@@ -199,11 +199,12 @@ def initial_layout(run: Run, episode: Episode, rules: Protocol) -> Layout:
     things = [target, plate]
     if run.second != "none":
         other = distractor(run, episode, as_published=rules.published_distractor)
-        extra = Placed("carrot" if run.second == "object" else "plate", other, place(2, turned))
-        if run.second == "object" and other == episode.object:
-            target = things[0] = extra  # the published slip: the target is also the distractor, and lies in its place
-        else:
-            things.append(extra)
+        if run.second == "plate":
+            things.append(Placed("plate", other, place(2, FLAT)))
+        elif other != episode.object:
+            things.append(Placed("carrot", other, place(2, turned)))
+        else:  # the published slip: the target is also the distractor, and lies in its place
+            target = things[0] = Placed("carrot", other, place(2, turned))
     placed = tuple(sorted(things, key=lambda thing: (thing.kind, thing.index)))
     moved_to = place(2, turned) if run.moves else None
     return Layout(placed, placed.index(target), placed.index(plate), moved_to)

@@ -48,6 +48,11 @@ class Run:
     """Share of the texture."""
 
     @property
+    def split(self) -> str:
+        """Split of the published environment."""
+        return self.upstream.rpartition(", ")[2]
+
+    @property
     def total(self) -> int:
         """Number of episodes."""
         return prod(count for _, count, _ in self.digits)

@@ -117,7 +117,7 @@ def plate25_benchmark(
 
     Args:
         env_id: a key of `IDS`.
-        split: of the training set, "train", "test" or "all". A run has the split of its own name.
+        split: of the training set, "train", "test" or "all". A run has the split of its name alone, also for "train".
         protocol: a key of `PROTOCOLS`.
         action_units: meaning of an action of 1, a key of `ACTION_UNITS`.
         render_quality: "full" draws 640 x 480 pixels and shrinks them, as published; "fast" draws small pictures.
@@ -129,6 +129,7 @@ def plate25_benchmark(
 
     Raises:
         UnknownName: no such id, split, protocol, unit, quality or choice of start states.
+        BadValue: the run has another split.
         MissingDependency: files are missing and `stand_ins` is False, or the folder asked for does not exist.
     """
     for kind, got, known in (
@@ -137,7 +138,7 @@ def plate25_benchmark(
         (f"{FAMILY} protocol", protocol, PROTOCOLS),
         ("action units", action_units, ACTION_UNITS),
         ("render quality", render_quality, get_args(RenderQuality)),
-        ("starts", starts or STARTS[0], STARTS),
+        ("starts", STARTS[0] if starts is None else starts, STARTS),
     ):
         check_known(kind, got, known)
     for option, flag in (("stand_ins", stand_ins), ("success_ends", success_ends)):
@@ -145,6 +146,8 @@ def plate25_benchmark(
             raise BadValue(f"{option} must be true or false, got {shown(flag)}")
     name = IDS[env_id]
     run = find_run(name, split)
+    if split not in ("train", run.split):
+        raise BadValue(f"{env_id} has only the split of its name, '{run.split}', got '{split}'; leave split out")
     assets = find_assets()
     absent = missing(assets, run)
     _announce(env_id, absent, allowed=stand_ins)
@@ -166,7 +169,7 @@ def plate25_benchmark(
         simulator="vla_gym.adapters.plate25.simulator:Plate25Simulator",
         simulator_kwargs={
             "run": name,
-            "split": split,
+            "split": run.split,
             "protocol": protocol,
             "action_units": action_units,
             "render_quality": render_quality,
@@ -178,6 +181,8 @@ def plate25_benchmark(
         newest_python=(3, 12),  # mplib 0.1.1
         privileged_dim=PRIVILEGED_DIM,
         places=PLACES,
+        pays_differences=True,
+        split=run.split,
         protocol=_record(run, protocol, action_units, render_quality, assets, absent)
         | {"success": f"object on plate in this very step; {_END[success_ends]}"},
     )

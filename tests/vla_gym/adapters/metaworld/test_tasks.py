@@ -125,8 +125,9 @@ def test_a_mistyped_option_names_the_nearest(options: dict[str, str], message: s
 def test_mistyped_ids_and_seeds_are_refused() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'MetaWorld/reach'"):
         find_benchmark("MetaWorld/reech")
-    with pytest.raises(BadValue, match="task_seed must be an integer >= 0, got -1"):
-        find_benchmark("MetaWorld/reach", task_seed=-1)
+    for seed in (-1, 2**32 - 2):  # "validation" adds 2, and NumPy's seeds end at 2^32 - 1
+        with pytest.raises(BadValue, match=f"task_seed must be an integer in 0 .. {2**32 - 3}, got {seed}"):
+            find_benchmark("MetaWorld/reach", task_seed=seed)
 
 
 def test_experts_are_named_as_the_package_names_them() -> None:

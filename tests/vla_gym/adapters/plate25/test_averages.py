@@ -38,12 +38,15 @@ def test_public_ids_are_understood_and_gaps_named() -> None:
 
 
 def results(folder: Path, name: str, wins: list[tuple[bool, bool]], **other: Any) -> str:
-    ends = other.pop("success_ends", False)
+    ends, weights = other.pop("success_ends", False), other.pop("weights_sha256", "1")
     constants = {"protocol": {}, "render_quality": "full", "action_units": {}, "stand_ins": [], **other}
     constants["success"] = "ends there" if ends else "goes on"
     episodes = [{"success_once": once, "success_at_end": at_end} for once, at_end in wins]
-    protocol = {"constants": constants, "options": {"success_ends": True} if ends else {}}
-    record = {"env": f"ManiSkill-Plate25-{name}", "episodes": episodes, "protocol": protocol}
+    env_id = f"ManiSkill-Plate25-{name}"
+    protocol = {"env_id": env_id, "constants": constants, "options": {"success_ends": True} if ends else {}}
+    asked = f"{env_id}Test" if name == "Carrot" else env_id  # its other name
+    facts = {"weights_sha256": weights, "deterministic": True}
+    record = {"env": asked, "episodes": episodes, "protocol": protocol, **facts}
     (folder / f"{name}.json").write_text(json.dumps(record))
     return str(folder / f"{name}.json")
 
@@ -69,6 +72,8 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, capsys: pytest
     assert main([plate, plate]) == 2
     assert "a second result of Plate" in capsys.readouterr().err
     assert main([plate, results(tmp_path, "EEPose", [(True, True)], stand_ins=["table mesh"])]) == 2
+    assert "evaluated by other rules" in capsys.readouterr().err
+    assert main([plate, results(tmp_path, "EEPose", [(True, True)], weights_sha256="2")]) == 2
     assert "evaluated by other rules" in capsys.readouterr().err
     ended = results(tmp_path, "EEPose", [(True, True)], success_ends=True)
     assert main([plate, ended]) == 2

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from vla_gym.adapters.plate25 import layouts
@@ -119,16 +121,21 @@ def test_the_published_slip_puts_the_target_where_the_distractor_would_be() -> N
 
 
 def test_second_plates_and_moves() -> None:
+    rules = PROTOCOLS["mended"]
     episode = Episode(object=0, plate=5, table=0, position=0, yaw=0, second=0)
-    layout = initial_layout(RUNS["MultiPlateTest"], episode, PROTOCOLS["mended"])
+    layout = initial_layout(RUNS["MultiPlateTest"], episode, rules)
     assert [(thing.kind, thing.index) for thing in layout.placed] == [
         ("carrot", 0),
         ("plate", 5),
         ("plate", 6),
     ]
     assert [thing.place.position[2] for thing in layout.placed] == [1.0, 0.92, 0.96]
-    moved = initial_layout(
-        RUNS["PositionChangeTo"], Episode(object=0, table=0, position=9, yaw=1), PROTOCOLS["mended"]
-    ).moved_to
+    turned = dataclasses.replace(episode, yaw=1)
+    flat = (1.0, 0.0, 0.0, 0.0)
+    rotations = [thing.place.rotation for thing in initial_layout(RUNS["MultiPlateTest"], turned, rules).placed]
+    assert rotations[0] != flat
+    assert rotations[1:] == [flat, flat]  # the yaw is the object's alone
+    moves = Episode(object=0, table=0, position=9, yaw=1)
+    moved = initial_layout(RUNS["PositionChangeTo"], moves, rules).moved_to
     assert moved is not None
     assert moved.position[2] == 1.0

@@ -50,6 +50,15 @@ def test_trials() -> None:
     assert sum(task.num_trials for task in every.tasks) == 11_540_480_000
 
 
+def test_a_run_has_the_split_of_its_name() -> None:
+    runs = {name: find_benchmark(f"ManiSkill-Plate25-{name}", split="train") for name in ("Carrot", "CarrotTrain")}
+    assert {name: run.split for name, run in runs.items()} == {"Carrot": "test", "CarrotTrain": "train"}
+    assert find_benchmark("ManiSkill-Plate25-Carrot", split="test") == runs["Carrot"]
+    for name, split in (("CarrotTrain", "test"), ("Carrot", "all")):
+        with pytest.raises(BadValue, match=rf"Plate25-{name} has .* of its name.*got '{split}'.*leave split out"):
+            find_benchmark(f"ManiSkill-Plate25-{name}", split=split)
+
+
 def test_splits_of_the_training_set() -> None:
     found = {
         split: sum(task.num_trials for task in find_benchmark("ManiSkill-Plate25", split=split).tasks)
@@ -81,6 +90,8 @@ def test_instructions_of_runs() -> None:
 def test_a_wrong_option_names_the_nearest(option: dict[str, str], hint: str) -> None:
     with pytest.raises(UnknownName, match=f"Did you mean '{hint}'"):
         plate25_benchmark("ManiSkill-Plate25", **option)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="no starts ''"):
+        plate25_benchmark("ManiSkill-Plate25", starts="")
     with pytest.raises(BadValue, match="stand_ins must be true or false, got 1"):
         plate25_benchmark("ManiSkill-Plate25", stand_ins=1)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="Did you mean 'ManiSkill-Plate25-EEPose'"):
