@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,11 +183,22 @@ def _family(env_id: str) -> tuple[Family, str]:
     raise unknown_name("environment", env_id, list_envs())
 
 
+def option_names(env_id: str) -> list[str]:
+    """Names of the options that `find_benchmark` takes for an id."""
+    env_id = canonical_id(env_id)
+    suite = env_id.rpartition("/")[0]
+    return _keywords(pkgutil.resolve_name(_family(suite if _is_listed(suite) else env_id)[0].build))
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
 def _build(env_id: str, options: Mapping[str, Any]) -> Benchmark:
     family, listed = _family(env_id)
     function = pkgutil.resolve_name(family.build)
-    parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = _keywords(function)
     if "split" in options and "split" not in known:
         raise BadValue(
             f"{family.build} must take the split, which is always passed: def {function.__name__}(env_id: str, *, "
