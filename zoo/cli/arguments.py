@@ -260,7 +260,7 @@ def add_new_run_arguments(
     resume: str,
 ) -> None:
     """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
-    parser.add_argument("--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)")
+    parser.add_argument("--policy", metavar="NAME", help="family, checkpoint or run folder, or Hub id (default: nano)")
     parser.add_argument("--num-envs", type=processes, metavar="N", help=num_envs)
     parser.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")
