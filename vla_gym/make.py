@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -10,9 +11,9 @@ from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.errors import BadValue, check_integer, shown, unknown_name
+from vla_gym.errors import BadValue, check_integer, check_known, shown, unknown_name
 from vla_gym.observation import LARGEST_IMAGE, SMALLEST_IMAGE, check_instruction
-from vla_gym.registry import find_benchmark
+from vla_gym.registry import find_benchmark, option_names
 from vla_gym.rewards import RewardKind, RewardRule
 from vla_gym.specs import LONGEST_WAIT, Benchmark
 from vla_gym.vector.instructions import Instructions, changed_instructions, with_instructions
@@ -194,8 +195,15 @@ def make_pool(benchmark: Benchmark, config: EnvConfig) -> Pool:
     )
 
 
+def known_options(env_id: str) -> set[str]:
+    """Names of the arguments of `make_vec` for an id, its family's options among them; raises as `find_benchmark`."""
+    return {*inspect.signature(make_vec).parameters, *option_names(env_id)} - {"family_options"}
+
+
 def _benchmark(env_id: str | Benchmark, split: str | None, options: Mapping[str, Any]) -> Benchmark:
     if isinstance(env_id, str):
+        for option in options:
+            check_known(f"option of {env_id}", option, known_options(env_id))
         return find_benchmark(env_id, split="train" if split is None else split, **options)
     if not isinstance(env_id, Benchmark):
         raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {shown(env_id)}")

@@ -149,7 +149,7 @@ def canonical_id(env_id: str) -> str:
     return f"{by_fold.get(suite.casefold(), suite)}{slash}{task}"
 
 
-def family_options(env_id: str) -> tuple[str, ...]:
+def option_names(env_id: str) -> tuple[str, ...]:
     """Names of the options that `find_benchmark` takes for an id, or for a single task's; raises as it does."""
     env_id = canonical_id(env_id)
     suite = env_id.rpartition("/")[0]

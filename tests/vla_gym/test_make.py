@@ -77,6 +77,8 @@ def test_costly_simulators_get_a_worker_per_core(make: Make) -> None:
         ({"group_offset": "a"}, BadValue, "group_offset must be an integer >= 0, got 'a'"),
         ({"num_groups": "a"}, BadValue, "num_groups must be an integer >= 1, got 'a'"),
         ({"protocl": "x"}, UnknownName, "no option of Toy-Reach 'protocl'"),
+        ({"n_envs": 4}, UnknownName, "no option of Toy-Reach 'n_envs'. Did you mean 'num_envs'"),
+        ({"chunks": 4}, UnknownName, "Did you mean 'chunk'"),
     ],
 )
 def test_mistakes_are_one_line(options: dict[str, Any], error: type[VLAZooError], message: str) -> None:

@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 from vla_gym import VLAVectorEnv, find_benchmark, gymnasium_id, list_envs, make_vec, register_benchmark
 from vla_gym.errors import BadValue, UnknownName, VLAZooError
-from vla_gym.registry import FAMILIES, canonical_id, family_options, num_tasks, register_all
+from vla_gym.registry import FAMILIES, canonical_id, num_tasks, option_names, register_all
 
 
 def test_the_ids_of_the_contract_are_listed() -> None:
@@ -35,9 +35,9 @@ def test_one_task_is_a_benchmark_of_its_own() -> None:
 
 def test_options_go_to_the_family() -> None:
     assert find_benchmark("Toy-Reach", split="test").simulator_kwargs == {"split": "test"}
-    assert [family_options(name) for name in ("Toy-Reach", "toy-reach/2")] == [("split",), ("split",)]
+    assert [option_names(name) for name in ("Toy-Reach", "toy-reach/2")] == [("split",), ("split",)]
     with pytest.raises(UnknownName, match="no environment 'Toy-Rich'"):
-        family_options("Toy-Rich")
+        option_names("Toy-Rich")
     with pytest.raises(UnknownName, match=r"no option of Toy-Reach 'spilt'.*Did you mean 'split'"):
         find_benchmark("Toy-Reach", spilt="test")
     with pytest.raises(UnknownName, match=r"no split 'tset'.*Did you mean 'test'"):

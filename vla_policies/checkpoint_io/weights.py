@@ -230,7 +230,9 @@ def check_tensors(path: Path, got: Mapping[str, Tensor], wanted: Mapping[str, Te
 
 def _require(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
-        raise BadValue(f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}")
+        best = folder / "best"
+        run = f". Of a run, give '{best}'" if best.is_dir() else ""
+        raise BadValue(f"checkpoint folder '{folder}' lacks {name}; it must hold {CONFIG_FILE} and {WEIGHTS_FILE}{run}")
     return folder / name
 
 

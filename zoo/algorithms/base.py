@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import (
     ActorCriticCnnPolicy,
@@ -18,7 +18,7 @@ from stable_baselines3.common.policies import (
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
-from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -90,6 +90,19 @@ def constructor_settings(local: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
 
 
+class StepsBar(ProgressBarCallback):
+    """Progress bar of `learn` that moves by the steps the model counts; Stable-Baselines3's moves by decisions."""
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self._done = self.model.num_timesteps
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.model.num_timesteps - self._done)
+        self._done = self.model.num_timesteps
+        return True
+
+
 class AlgorithmBase(OnPolicyAlgorithm):
     """Settings, components and state of an algorithm.
 
@@ -149,6 +162,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         **settings: Any,
     ) -> None:
         """Arguments that `OnPolicyAlgorithm` knows go to it; the other `settings` become attributes of their names."""
+        self._check_policy(policy)
         vars(self).update({name: settings.pop(name) for name in sorted(settings.keys() - _SB3_SETTINGS)})
         self._check_update_settings()
         self.process_group = current_process_group() if process_group is None else process_group
@@ -460,6 +474,23 @@ class AlgorithmBase(OnPolicyAlgorithm):
             # SB3 has just begun an episode in every sub-environment: the first round takes those.
             self._needs_reset = False
         return result
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        both = super()._init_callback(callback, progress_bar)
+        if isinstance(both, CallbackList) and progress_bar:
+            both.callbacks[-1] = StepsBar()
+            both.callbacks[-1].init_callback(self)
+        return both
+
+    @classmethod
+    def _check_policy(cls, policy: object) -> None:
+        if isinstance(policy, type) or (isinstance(policy, str) and policy in cls.policy_aliases):
+            return
+        got = shown(policy) if isinstance(policy, str) else f"a {type(policy).__name__}"
+        raise BadValue(
+            f"policy must be {', '.join(cls.policy_aliases)} or a class, got {got}. Weights are chosen by "
+            "policy_kwargs={'backbone': FOLDER}, which save_pretrained writes"
+        )
 
     @classmethod
     def _is_chunk(cls, policy: str | type) -> bool:

@@ -22,6 +22,15 @@ DEFAULT_NUM_ENVS = 4
 VERSION_TEXT = f"vla-zoo {__version__}"
 RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 """Folders of runs that hold an agent."""
+_OF_RL_ZOO3 = {
+    "--hyperparams": "-params KEY:VALUE",
+    "--env-kwargs": "-params image_size:64, and for the benchmark's own options -params 'env_kwargs:{KEY: VALUE}'",
+    "--trained-agent": "-i RUN",
+    "--vec-env": "--num-envs N, whose simulators have processes of their own where they need them",
+    "-optimize": "python -m zoo.optimize",
+    "--optimize-hyperparameters": "python -m zoo.optimize",
+}
+"""Flag of rl_zoo3 -> what stands here in its place."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -58,8 +67,12 @@ class OneLineParser(argparse.ArgumentParser):
                 self.error(f"{'/'.join(action.option_strings) or action.metavar} must not be empty")
         if extra:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(extra[0].split("=")[0][:MOST_SHOWN], flags, n=1)
-            self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean '{near[0]}'?" if near else ""))
+            wrong = extra[0].split("=")[0][:MOST_SHOWN]
+            near = difflib.get_close_matches(wrong, flags, n=1)
+            meant = f"'{near[0]}'" if near else None
+            if "-params" in flags:
+                meant = _OF_RL_ZOO3.get(wrong, meant)
+            self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean {meant}?" if meant else ""))
         return args
 
 
@@ -247,7 +260,7 @@ def add_new_run_arguments(
     resume: str,
 ) -> None:
     """Add the flags that `zoo.train` and `zoo.sft` share; `steps` is their unit, the others are help texts."""
-    parser.add_argument("--policy", metavar="NAME", help="family name, checkpoint folder or Hub id (default: nano)")
+    parser.add_argument("--policy", metavar="NAME", help="family, checkpoint or run folder, or Hub id (default: nano)")
     parser.add_argument("--num-envs", type=processes, metavar="N", help=num_envs)
     parser.add_argument("--seed", type=seed, metavar="S", help="seed of everything (default: drawn and stored)")
     parser.add_argument("-f", "--log-folder", metavar="DIR", help="where run folders go (default: logs)")

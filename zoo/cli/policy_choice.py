@@ -15,7 +15,8 @@ from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
-from zoo.runs.lookup import find_run
+from zoo.runs.folder import CONFIG_FILE, holds_policy
+from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
 _LENGTHS = ("state_dim", "action_dim")
@@ -61,7 +62,7 @@ def resolve_policy(
     action_dim: int | None = None,
     to_act: bool = False,
 ) -> PolicyChoice:
-    """Resolve a family name, a checkpoint folder or a Hub id (which is downloaded).
+    """Resolve a family name, a checkpoint folder, a run folder (its best policy) or a Hub id (which is downloaded).
 
     `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; below
     them the recipe's block does (`start_of`), whose `action_dims` apply where an environment of `action_dim` numbers
@@ -90,6 +91,8 @@ def resolve_policy(
         found = find_checkpoint(name, revision=given.get("revision"))
         assert found is not None, "a family was handled above"
         folder = found
+    elif (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
+        folder = policy_folder(name)
     # A Hub id is of use to others, the path of its copy here is not.
     said = str(folder) if local_or_shipped(name).is_dir() else name
     return _of_folder(folder, said, given, suite, start, action_dim, to_act=to_act)

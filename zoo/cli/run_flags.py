@@ -117,8 +117,7 @@ def resolve_new_run(args: argparse.Namespace) -> RunConfig:
         entry=entry,
         **given_flags(args, "device", "num_threads", "eval_tasks", *_SPREAD),
     )
-    check_benchmark_options(config)
-    return config
+    return with_start_states(config, asked="eval_episodes" in {**overrides, **given})
 
 
 def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -215,18 +214,23 @@ def check_log_folder(args: argparse.Namespace, point: ResumePoint) -> None:
         )
 
 
-def check_benchmark_options(config: RunConfig) -> None:
-    """Build the benchmark's description with the run's options: a typo in one of them raises here."""
+def with_start_states(config: RunConfig, *, asked: bool) -> RunConfig:
+    """Return `config` with at most as many `eval_episodes` as there are start states.
+
+    The benchmark's description is built with the run's options: a typo in one of them raises here. More episodes than
+    start states raise `BadValue` where they were asked for, and not where a recipe for more tasks has them.
+    """
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     with_instructions(benchmark, config.env_options.get("instructions", {}))
     evaluated = evaluated_benchmark(config)
     check_same_robot(evaluated, benchmark)
     grid = sum(evaluated.tasks[task_id].num_trials for task_id in tasks_of(config.eval_tasks, evaluated.tasks))
-    if config.eval_episodes > grid:
+    if asked and config.eval_episodes > grid:
         raise BadValue(
             f"eval_episodes={config.eval_episodes} is more than the {grid} start states of "
             f"{', '.join(config.eval_tasks) or config.eval_env}; at most --eval-episodes {grid}"
         )
+    return replace(config, eval_episodes=min(config.eval_episodes, grid))
 
 
 # Supervised fine-tuning -----------------------------------------------------------------------------
@@ -252,8 +256,7 @@ def resolve_new_finetuning(args: argparse.Namespace) -> RunConfig:
         **{"eval_freq": 0, **given_flags(args, "eval_tasks", *_SFT_ANYTIME)},
     )
     check_arithmetic(config)
-    check_benchmark_options(config)
-    return config
+    return with_start_states(config, asked=args.eval_episodes is not None)
 
 
 def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:

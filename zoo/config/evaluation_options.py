@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from vla_gym.errors import BadValue
-from vla_gym.make import make_vec
-from vla_gym.registry import family_options
+from vla_gym.make import known_options
 from vla_gym.specs import Benchmark
 from zoo.config.settings import Count, CountOrZero, Positive, annotations_of
 from zoo.evaluation.protocol import EvaluationProtocol
@@ -65,7 +63,7 @@ def carried_options(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Own words for some tasks stay behind, and what its family does not know: LIBERO-PRO has no `sampled_starts`.
     """
-    known = (*inspect.signature(make_vec).parameters, *family_options(env))
+    known = known_options(env)
     return {name: value for name, value in options.items() if name in known and name != "instructions"}
 
 

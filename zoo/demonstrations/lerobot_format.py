@@ -223,7 +223,10 @@ def read_info(root: Path) -> DatasetInfo:
         )
     values = read_json_object(path)
     if values.get("codebase_version") != VERSION:
-        raise BadValue(f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read")
+        raise BadValue(
+            f"'{root}' is of LeRobotDataset {values.get('codebase_version')}, only {VERSION} is read; lerobot's "
+            "convert_dataset_v21_to_v30 converts one of v2.1"
+        )
     known = {field.name for field in fields(DatasetInfo)}
     info = from_json(DatasetInfo, {key: values[key] for key in known & values.keys()}, f"'{path}'")
     if not info.fps > 0:

@@ -26,17 +26,20 @@ _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
 
 
 def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
-    """Map our name of each camera to its feature; a single one is `image`, whatever its name."""
+    """Map our name of each camera to its feature; a single one is `image`, whatever its name.
+
+    lerobot calls LIBERO's wrist camera `image2`.
+    """
     found = [key for key, feature in info.features.items() if feature.get("dtype") in PICTURES]
     if not found:
         raise BadValue(f"'{root}' has no pictures: no feature is of dtype {' or '.join(PICTURES)}")
     if len(found) == 1:
         return {"image": found[0]}
     named = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
-    kept = {name: key for name, key in named.items() if name in ("image", "wrist_image")}
-    if "image" not in kept:
+    if "image" not in named:
         raise BadValue(f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'")
-    return kept
+    wrist = named.get("wrist_image", named.get("image2"))
+    return {"image": named["image"]} | ({} if wrist is None else {"wrist_image": wrist})
 
 
 def pictures_of(steps: Any, key: str, root: Path) -> np.ndarray:

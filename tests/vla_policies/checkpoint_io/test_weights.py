@@ -42,6 +42,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"lacks config\.json"):
         weights.read_config(tmp_path)
+    (tmp_path / "best").mkdir()
+    with pytest.raises(BadValue, match=r"Of a run, give '.*best'"):
+        weights.read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadValue, match="must hold a JSON object, got list"):
         weights.read_config(tmp_path)

@@ -46,6 +46,27 @@ def test_a_setting_that_does_not_exist_is_refused():
         ppo(gama=0.5)
 
 
+@pytest.mark.parametrize("policy", ["agents/sft/LIBERO-Goal/best", StandInPolicy])
+def test_a_policy_that_is_no_class_is_refused(policy: Any):
+    given = policy if isinstance(policy, str) else ppo().policy
+    with pytest.raises(BadValue, match=r"policy must be .*VLAPolicy or a class, got .*'backbone': FOLDER"):
+        PPO(given, ScriptedVecEnv([SCRIPT, SCRIPT]))
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental")
+def test_the_progress_bar_counts_the_steps_of_the_model():
+    model = ppo()
+    bars = []
+
+    def look(local: Any, _: Any) -> bool:
+        bars.append((local["callback"].callbacks[-1].pbar.n, model.num_timesteps))
+        return True
+
+    model.learn(12, callback=look, progress_bar=True)
+    assert model.num_timesteps >= 12
+    assert [done for done, _ in bars[1:]] == [steps for _, steps in bars[:-1]]
+
+
 def test_the_collector_is_replaced_when_what_it_holds_is():
     model = ppo()
     first = model.collector()

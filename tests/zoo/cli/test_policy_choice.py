@@ -129,6 +129,14 @@ def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> 
     assert resolve(f"{flags} -params image_size:24").env_options["image_size"] == 24
 
 
+def test_the_policy_of_a_run_folder_is_its_best(tmp_path: Path) -> None:
+    (tmp_path / "args.yml").write_text("{}")
+    (tmp_path / "config.yml").write_text("{}")
+    (tmp_path / "best").mkdir()
+    write_policy(tmp_path / "best", "nano")
+    assert resolve(f"--env Toy-Reach --policy {tmp_path}").policy == str(tmp_path / "best")
+
+
 def test_fresh_weights_take_no_adapter_of_the_recipe() -> None:
     recipe = {"policy_kwargs": {"backbone_kwargs": {"lora": {"rank": 32}, "recompute": True}}}
     given = {"policy_kwargs": {"backbone_kwargs": {"size": "tiny"}}}

@@ -43,6 +43,14 @@ def test_flags_say_where_and_how() -> None:
     }
 
 
+def test_a_recipe_for_more_tasks_evaluates_all_start_states_of_fewer() -> None:
+    assert config().eval_episodes == 150
+    assert config("--eval-env", "Toy-Reach/1").eval_episodes == 50
+    assert resolve_new_run(train.parser().parse(["--env", "Toy-Reach/1"])).eval_episodes == 50
+    with pytest.raises(BadValue, match="more than the 50 start states"):
+        resolve_new_run(train.parser().parse(["--env", "Toy-Reach/1", "-params", "eval_episodes:51"]))
+
+
 def test_a_flag_stands_above_the_same_setting() -> None:
     run = config("--eval-rounds", "2", "--eval-stochastic", "-params", "eval_rounds:3")
     assert run.evaluation.rounds == 2

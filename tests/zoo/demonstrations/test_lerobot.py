@@ -22,7 +22,7 @@ from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations import lerobot_video
 from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
-from zoo.demonstrations.lerobot_video import Video
+from zoo.demonstrations.lerobot_video import Video, cameras_of
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
 
@@ -559,3 +559,18 @@ def test_a_collection_does_not_go_on_from_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(BadValue, match="no regular file, but a pipe"):
         LeRobotWriter(tmp_path, SETTINGS, fps=20)
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["top"], {"image": "top"}),
+        (["image", "image2"], {"image": "image", "wrist_image": "image2"}),
+        (["image2", "image", "wrist_image"], {"image": "image", "wrist_image": "wrist_image"}),
+        (["image", "left"], {"image": "image"}),
+    ],
+)
+def test_cameras_have_lerobots_names_of_them_too(names: list[str], read: dict[str, str], tmp_path: Path) -> None:
+    features = {lr.camera_key(name): {"dtype": "video"} for name in names}
+    info = lr.DatasetInfo(features=features, fps=10, total_episodes=1, data_path="")
+    assert cameras_of(info, tmp_path) == {name: lr.camera_key(key) for name, key in read.items()}

@@ -97,5 +97,5 @@ def test_demonstrations_of_another_arm_are_refused(
     finally:
         path.write_text(whole)
     said = capsys.readouterr().err
-    assert "is of LeRobotDataset v2.1, only v3.0 is read" in said
+    assert "is of LeRobotDataset v2.1, only v3.0 is read; lerobot's convert_dataset_v21_to_v30" in said
     assert len(said.splitlines()) == 1
