@@ -77,6 +77,14 @@ def keeps_master_weights(environment: Mapping[str, str] = os.environ) -> bool:
     return will_shard(environment) and environment.get(_PRECISION, "no") != "no"
 
 
+def launch_in_words(environment: Mapping[str, str] = os.environ) -> str:
+    """The launcher's part of how a run learns: "8 processes, sharded (FSDP2), bf16"; "1 process" without one."""
+    count = int(environment.get("WORLD_SIZE", "1"))
+    parts = [f"{count} process{'es' if count > 1 else ''}", "sharded (FSDP2)" if will_shard(environment) else ""]
+    precision = environment.get(_PRECISION, "no")
+    return ", ".join(part for part in (*parts, "" if precision == "no" else precision) if part)
+
+
 def has_low_precision_parameters(module: nn.Module) -> bool:
     """Whether trained weights have less than 32 bits."""
     return any(parameter.requires_grad and parameter.dtype.itemsize < 4 for parameter in module.parameters())

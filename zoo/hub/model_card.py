@@ -174,7 +174,10 @@ def _training(facts: CardFacts) -> str:
     plain = to_plain(facts.config)
     settings = yaml.safe_dump({name: plain[name] for name in _SHOWN_SETTINGS}, sort_keys=False)
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", settings)), 0)
-    return f"## Training\n\nStarted from the recipe {_code(facts.config.entry)}.\n\n{fence}yaml\n{settings}{fence}"
+    launch = f", by {inline(facts.protocol['launch'])}" if facts.protocol.get("launch") else ""
+    return (
+        f"## Training\n\nStarted from the recipe {_code(facts.config.entry)}{launch}.\n\n{fence}yaml\n{settings}{fence}"
+    )
 
 
 def _protocol(facts: CardFacts) -> str:

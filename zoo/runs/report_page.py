@@ -57,7 +57,7 @@ def run_page(run: RunFolder) -> str:
         charts=health_charts(metrics, SFT_CHARTS if finetuned else CHARTS),
         unit=unit,
         duration=duration(sum(line.get("time/iteration_seconds") or 0.0 for line in metrics)),
-        machine=protocol.get("machine", ""),
+        machine="; ".join(str(protocol[name]) for name in ("machine", "launch") if protocol.get(name)),
         recipe=None if finetuned else packaged_entry(config.algo, config.entry),
         settings={**config.env_options, **config.algo_kwargs},
         command=read_text(command) if command.is_file() else "",

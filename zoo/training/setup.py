@@ -24,7 +24,7 @@ from zoo.config.batch_plan import benchmark_of, solve
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
-from zoo.distributed.fsdp import fsdp_requested
+from zoo.distributed.fsdp import fsdp_requested, launch_in_words
 from zoo.distributed.process_group import ProcessGroup, check_device
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import missing_folders, quoted, remove_empty
@@ -131,7 +131,8 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     device = check_device(config.device)
     machine = describe_machine(torch.cuda.get_device_name(device) if device.type == "cuda" else None)
     evaluation = {"env": config.eval_env, **config.evaluation.to_json()}
-    protocol = {**envs.protocol(), "machine": machine, "evaluation": evaluation}
+    protocol = envs.protocol() | {"machine": machine, "launch": launch_in_words(), "evaluation": evaluation}
+    protocol["versions"] |= {"torch": torch.__version__}
     try:
         describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     except BaseException:

@@ -22,6 +22,7 @@ from vla_gym.errors import BadValue
 from zoo.distributed.fsdp import (
     check_precision,
     fsdp_requested,
+    launch_in_words,
     learning_copy,
     shard,
     shard_like,
@@ -188,6 +189,21 @@ def test_a_rank_that_does_not_write_keeps_nothing() -> None:
 def test_it_is_the_launchers_configuration_that_asks() -> None:
     assert not fsdp_requested({})
     assert fsdp_requested({"ACCELERATE_USE_FSDP": "true"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "1 process"),
+        ({"WORLD_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "no"}, "4 processes"),
+        (
+            {"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16"},
+            "8 processes, sharded (FSDP2), bf16",
+        ),
+    ],
+)
+def test_a_launch_in_words(environment: dict[str, str], words: str) -> None:
+    assert launch_in_words(environment) == words
 
 
 def test_settings_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,19 @@ def test_names_from_files_stay_text() -> None:
     hostile = "<script>x</script>\n---\n## Fake\n| a | b |\n[click](http://x) `c`"
     config = replace(FACTS.config, entry=hostile, env_options={"x": "```\n<img src=x>"})
     evaluation = {"success": rate("all"), "tasks": [rate(hostile)], "summary": hostile}
-    text = model_card(
-        replace(FACTS, config=config, family=hostile, evaluation=evaluation, protocol={"versions": {hostile: hostile}})
-    )
+    protocol = {"versions": {hostile: hostile}, "launch": hostile}
+    text = model_card(replace(FACTS, config=config, family=hostile, evaluation=evaluation, protocol=protocol))
     body, settings = text.partition("\n---\n")[2].split("## Training")
     assert "<script>" not in body
     assert "## Fake" not in [line.strip() for line in text.splitlines()]
     assert "[click](" not in body
     assert "````yaml\n" in settings
+    assert ", by &lt;script&gt;" in settings
+
+
+def test_how_it_was_launched() -> None:
+    text = model_card(replace(FACTS, protocol={**FACTS.protocol, "launch": "8 processes, bf16"}))
+    assert f"Started from the recipe `{FACTS.config.entry}`, by 8 processes, bf16.\n" in text
 
 
 def test_one_line_of_markdown() -> None:

@@ -38,7 +38,7 @@ def test_training_leaves_a_page_that_needs_no_network(finished: Path) -> None:
     assert all(text in page for text in ("reach_red", "KL of an update", "normal: below 0.3", "GiB"))
     assert 'name="viewport"' in page
     assert str(finished.parent) not in page.partition("How it was made")[0]
-    assert re.search(r"Trained for \d+ s on \d+ cores of ", page)
+    assert re.search(r"Trained for \d+ s on \d+ cores of .* GiB.*; 1 process</p>", page)
     assert re.search(r"ent_coef</td><td>0\.123 <span class=\"muted\">\(recipe: ", page)
     assert "http://" not in page
     assert "https://" not in page
