@@ -252,8 +252,8 @@ def _fitting_block(
     if key not in data_sets:
         if data_sets and block.get("options"):
             _log.warning(
-                f"'{name}' has action statistics of {', '.join(sorted(data_sets))}, not of {key} as the recipe's start "
-                f"weights; how those are read is left out (backbone_kwargs {yaml_line(block['options'])})"
+                f"'{name}' has no action statistics of {key}, which the recipe's start weights have; how those are "
+                f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
             )
         return {}
     settings = _block_settings(family, block, given)
