@@ -68,8 +68,10 @@ def fit_lines(plan: RunPlan, where: str, size: float, *, sharded: bool = False) 
         needed = total(found, where) / GIB
         if not needed and where == "device" and rank.roles == {"env"}:
             continue
-        if not needed:
-            lines.append(f"fits         {where}: not known, nothing of it could be counted")
+        unknown = where == "device" and rank.roles != {"env"} and shape_of(plan.config) is None
+        if unknown or not needed:
+            what = f"weights of '{plan.config.policy}' are not counted" if unknown else "nothing of it could be counted"
+            lines.append(f"fits         {where}: not known, {what}")
             continue
         whose = "each rank" if plan.placement.everywhere else name
         lines.append(

@@ -128,9 +128,9 @@ def _published_lines(args: argparse.Namespace) -> list[str]:
 def resolve_run(args: argparse.Namespace) -> tuple[RunConfig, ResumePoint | None]:
     """Return the configuration of the run that the flags ask for and, with -i, the checkpoint it goes on from."""
     if args.published is not None:
-        from zoo.cli.published_runs import train_published
+        from zoo.cli.published_runs import resolve_published
 
-        train_published(args)
+        return resolve_published(args), None
     if not args.resume:
         return resolve_new_run(args), None
     from zoo.hub.download import is_remote, remote_resume_point

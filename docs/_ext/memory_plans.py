@@ -29,7 +29,7 @@ SIZES = (24, 48, 80)
 SMALL = ("nano", "nano-flow")
 """Families that fit anywhere."""
 INSTANCES = {
-    "LIBERO": "LIBERO-Spatial",
+    "LIBERO": "LIBERO-130",
     "MetaWorld": "MetaWorld-MT50",
     "ManiSkill": "ManiSkill/PickCube",
     "default": "Toy-Reach",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import pytest
 
 from tests import mock_checkpoints
 from zoo.cli.run_flags import resolve_new_run
+from zoo.config.memory_plan import shape_of
+from zoo.config.policy_shape import footprint
+from zoo.config.published import ANY_SUITE, published_rows
 from zoo.config.run_config import RunConfig
+from zoo.plan import fit_lines
 from zoo.train import parser
+from zoo.training.run_plan import RunPlan, memory_lines
 from zoo.training.start_weights import start_lines, start_parts
 
 
@@ -55,6 +61,20 @@ ROWS = {
 def test_settings_are_those_of_the_published_files(recipe: str) -> None:
     config = run_of(recipe)
     assert {name: value(config, name) for name in ROWS[recipe]} == ROWS[recipe]
+
+
+@pytest.mark.parametrize("name", [name for name, row in published_rows().items() if row.recipe])
+def test_a_recipe_trains_by_the_rules_that_its_row_is_measured_by(name: str) -> None:
+    row = published_rows()[name]
+    assert row.recipe is not None
+    env = row.envs[0] if row.recipe.env == ANY_SUITE else row.recipe.env
+    config = run_of(f"{row.recipe.algo} {env} {row.recipe.policy}")
+    # Meta-World's episodes have 100 steps in training and 160 in the published evaluation.
+    rules = "rlinf" if env.startswith("MetaWorld") else row.protocol.env_kwargs["protocol"]
+    assert config.env_options["protocol"] == rules
+    # Where episodes end alone, their masked rest is in minibatches there.
+    whole_episodes = row.recipe.algo == "grpo" or "rounds_per_update" in config.algo_kwargs
+    assert bool(config.algo_kwargs.get("masked_minibatches")) == whole_episodes
 
 
 HORIZONS = {"LIBERO-Spatial": 240, "LIBERO-Object": 240, "LIBERO-Goal": 320, "LIBERO-Long": 480}
@@ -154,3 +174,48 @@ def test_each_recipe_fits_a_folder_of_its_start_weights_layout(recipe: str, tmp_
     assert {name: options.get(name) for name in reading} == {name: wanted.get(name) for name in reading}
     if "recompute" in wanted:
         assert options["recompute"] == wanted["recompute"]
+
+
+ADAPTER_NUMBERS = 113_000_000
+"""More than LoRA 32 beside every layer of OpenVLA-7B and the critic have; all weights are 7.5 billion."""
+
+
+def trained_numbers(config: RunConfig) -> int:
+    shape = shape_of(config)
+    assert shape is not None
+    return footprint(shape).num_trained
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_a_recipe_that_starts_from_an_adapter_is_planned_with_it(algo: str, tmp_path: Path) -> None:
+    recipe = f"{algo} ManiSkill-Plate25 openvla-oft"
+    assert trained_numbers(run_of(recipe)) < ADAPTER_NUMBERS
+    place = start_folder("ppo ManiSkill-Plate25 openvla-oft", tmp_path)
+    here = run_of(recipe, "policy:{" + ", ".join(f"{name}: {path}" for name, path in place.items()) + "}")
+    # The mock adapter is beside two kinds of layers only.
+    assert 0 < trained_numbers(here) < ADAPTER_NUMBERS
+
+
+def test_a_plan_does_not_fetch_an_adapters_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vla_policies.loading.fetch", lambda *args, **kwargs: pytest.fail("fetched"))
+    folder = start_folder("ppo ManiSkill-Plate25 openvla-oft", tmp_path)["checkpoint"]
+    config = run_of("ppo ManiSkill-Plate25 openvla-oft", f"policy:{{checkpoint: {folder}}}")
+    assert trained_numbers(config) < ADAPTER_NUMBERS
+    adapter, model, fits = start_lines(config)
+    assert folder in adapter
+    assert "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main: not cached" in model
+    assert fits.endswith("not known before the weights are here")
+
+
+def test_a_whole_model_in_place_of_a_recipes_adapter_takes_the_recipes_adapter(tmp_path: Path) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "merged", ["bridge_orig"])
+    config = run_of("ppo ManiSkill-Plate25 openvla-oft", f"policy:{{checkpoint: {folder}}}")
+    assert config.policy_kwargs["backbone_kwargs"]["lora"] == {"rank": 32, "alpha": 32}
+    assert [part.name for part in start_parts(config.policy, config.policy_kwargs)] == [str(folder)]
+
+
+def test_what_is_not_known_is_not_said_to_fit() -> None:
+    unknown = replace(run_of("ppo LIBERO-Spatial openvla-oft"), policy="org/model", policy_kwargs={})
+    plan = RunPlan.resolve(unknown, 1)
+    assert fit_lines(plan, "device", 80) == ["fits         device: not known, weights of 'org/model' are not counted"]
+    assert "weights of 'org/model' are not counted" in memory_lines(plan, passes=True)[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from vla_gym.errors import BadValue, UnknownName
+from vla_gym.errors import BadValue, MissingDependency, UnknownName
 from zoo import evaluate, published, train
 from zoo.config.published import published_rows
 
@@ -64,11 +66,21 @@ def test_the_dry_run_of_a_training_run_names_row_weights_and_hardware(capsys: py
         (train, ["--published", "libero-130-base"], "was not trained by reward"),
         (train, ["--published", "libero-pi0-ppo"], "say which with --env LIBERO-Spatial, LIBERO-Object"),
         (train, ["--published", "mt50-pi0-ppo", "--algo", "grpo"], "is --algo ppo, got grpo"),
+        (train, ["--published", "mt50-pi0-ppo", "-i", "logs/x"], "begins a run, and -i logs/x goes on with one"),
+        (train, ["--published", "mt50-pi0-ppo", "--policy", "nano"], "trains pi0, and 'nano' is read as nano"),
     ],
 )
 def test_what_contradicts_a_row_is_refused(command: object, argv: list[str], message: str) -> None:
     with pytest.raises(BadValue, match=message):
         command.run(argv)  # type: ignore[attr-defined]
+
+
+def test_boxes_are_not_compared_with_published_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    monkeypatch.setenv("VLA_ZOO_CACHE", str(tmp_path))
+    with pytest.raises(MissingDependency, match=r"published files are missing .* and stand_ins is false"):
+        evaluate.run(["--published", "plate25-oft-base", "--policy", "nano"])
 
 
 def test_rows_without_weights_ask_for_yours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,15 @@ def cached(hub: HubId) -> Path | None:
     return folder if whole else None
 
 
+def local_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return where the policy of a folder's name or a Hub id is on this machine; None where it is not."""
+    path = user_path(name)
+    if path.is_dir():
+        return path
+    hub = parse_hub_id(name)
+    return None if hub is None else cached(HubId(hub.repo, revision or hub.revision))
+
+
 def policy_size(hub: HubId) -> int:
     """Return the bytes of the files that `fetch` would bring for a policy; raises `BadValue` like `call`."""
     from huggingface_hub import HfApi

@@ -5,9 +5,10 @@ Downloads nothing but a Hub id that the user gives; a recipe's own start weights
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
+from zoo.config.settings import yaml_line
 from zoo.runs.folder import CONFIG_FILE, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
+_log = logging.getLogger(__name__)
 _LENGTHS = ("state_dim", "action_dim")
 _CHOICES = ("family", "unnorm_key", "revision")
 """Settings of a policy that choose among, or within, published checkpoints."""
@@ -111,20 +114,17 @@ def _start_choice(
     to_act: bool,
 ) -> PolicyChoice:
     """The recipe's own checkpoint: read where it is here, else taken as the recipe says it is."""
-    from vla_policies.checkpoint_io.hub import cached, parse_hub_id
+    from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
     from vla_policies.registry import family_class
 
     checkpoint = str(block["checkpoint"])
     settings = _block_settings(family, block, given)
-    path, hub = user_path(checkpoint), parse_hub_id(checkpoint)
-    if path.is_dir():
+    if user_path(checkpoint).is_dir():
         settings.pop("revision", None)
-        found: Path | None = path
-    elif hub is None:
+    elif parse_hub_id(checkpoint) is None:
         raise BadValue(f"policy checkpoint '{checkpoint}' is neither a folder here nor a Hub id such as org/model")
-    else:
-        found = cached(replace(hub, revision=settings.get("revision") or hub.revision))
-    if found is not None:
+    found = local_folder(checkpoint, settings.get("revision"))
+    if found is not None and not _awaits_model(found, deep_merge(settings, given).get("base")):
         return _of_folder(
             found,
             checkpoint,
@@ -144,6 +144,16 @@ def _start_choice(
         takes_any_chunk=family_class(family).takes_any_chunk,
         model=deep_merge(settings, given).get("backbone_kwargs", {}),
     )
+
+
+def _awaits_model(folder: Path, base: str | None) -> bool:
+    """Whether the folder holds an adapter alone whose model is a Hub id that has to be fetched."""
+    from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
+    from vla_policies.loading import adapter_folder
+
+    if base is None or adapter_folder(folder) is None:
+        return False
+    return parse_hub_id(base) is not None and local_folder(base) is None
 
 
 def _block_settings(family: str, block: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +200,7 @@ def _of_folder(
     if settings is None:
         # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
         block = start_of(identity.family) if identity.published and not identity.regresses else {}
-        settings = _fitting_block(identity.family, block, identity.data_sets, given)
+        settings = _fitting_block(name, identity.family, block, identity.data_sets, given)
     merged = deep_merge(settings, given)
 
     def request(options: Mapping[str, Any]) -> Request:
@@ -233,11 +243,21 @@ def _of_folder(
 
 
 def _fitting_block(
-    family: str, block: Mapping[str, Any], data_sets: Collection[str], given: Mapping[str, Any]
+    name: str, family: str, block: Mapping[str, Any], data_sets: Collection[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The block's settings where the checkpoint has its data set's statistics and the user chooses no other."""
+    """The block's settings where the checkpoint has its data set's statistics and the user chooses no other.
+
+    A warning says where it lacks them.
+    """
     key = block.get("unnorm_key")
-    if key is None or key not in data_sets or given.get("unnorm_key", key) != key:
+    if key is None or given.get("unnorm_key", key) != key:
+        return {}
+    if key not in data_sets:
+        if data_sets and block.get("options"):
+            _log.warning(
+                f"'{name}' has no action statistics of {key}, which the recipe's start weights have; how those are "
+                f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
+            )
         return {}
     settings = _block_settings(family, block, given)
     return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}

@@ -17,9 +17,10 @@ from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
+from zoo.cli.run_flags import resolve_new_run
 from zoo.config.hyperparams import deep_merge
 from zoo.config.published import ANY_SUITE, PublishedRow, find_published
-from zoo.config.run_config import benchmark_options, env_options
+from zoo.config.run_config import RunConfig, benchmark_options, env_options
 from zoo.config.settings import yaml_line
 from zoo.evaluation.evaluator import EpisodeRecord
 
@@ -59,6 +60,8 @@ def evaluate_published(args: argparse.Namespace) -> int:
         print("\n".join([*_weights_lines(row, envs, args), *recipe_lines(row)]))
         print("dry run      nothing was started or written")
         return 0
+    for env in envs:
+        find_benchmark(env, **row.protocol.env_kwargs)  # raises for missing files before weights are fetched
     output = check_destination(Path(args.output or f"results_{row.name}.json"))
     plans = {env: _plan(args, row, env) for env in envs}
     measured, records = {}, {}
@@ -134,7 +137,8 @@ def _episodes(row: PublishedRow, args: argparse.Namespace) -> int | None:
 
 
 def _grid(row: PublishedRow, own: Mapping[str, Any] | None = None) -> dict[str, int]:
-    options = {**(own or {}), **row.protocol.env_kwargs}
+    # What may be missing here is counted all the same.
+    options = {name: value for name, value in {**(own or {}), **row.protocol.env_kwargs}.items() if name != "stand_ins"}
     return {env: sum(task.num_trials for task in find_benchmark(env, **options).tasks) for env in row.envs}
 
 
@@ -181,9 +185,11 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
 # Training ---------------------------------------------------------------------------------------------------
 
 
-def train_published(args: argparse.Namespace) -> None:
-    """Put a row's recipe into the flags of `zoo.train`; raises `BadValue` for flags that ask for another."""
+def resolve_published(args: argparse.Namespace) -> RunConfig:
+    """Return the run of a row's recipe; raises `BadValue` for flags and weights that ask for another."""
     row = find_published(args.published)
+    if args.resume:
+        raise BadValue(f"--published {row.name} begins a run, and -i {args.resume} goes on with one; leave one out")
     if row.recipe is None:
         raise BadValue(f"published row '{row.name}' ({row.model}) was not trained by reward; it has no recipe here")
     env = args.env if row.recipe.env == ANY_SUITE else row.recipe.env
@@ -194,6 +200,14 @@ def train_published(args: argparse.Namespace) -> None:
             raise BadValue(f"--published {row.name} is --{name} {wanted}, got {getattr(args, name)}; leave one out")
         setattr(args, name, wanted)
     args.policy = args.policy or row.recipe.policy
+    config = resolve_new_run(args)
+    family = config.entry.rpartition("/")[2]
+    if family != row.recipe.policy:
+        raise BadValue(
+            f"--published {row.name} trains {row.recipe.policy}, and '{config.policy}' is read as {family}; give "
+            f"weights of {row.recipe.policy}, or leave out --published"
+        )
+    return config
 
 
 def recipe_lines(row: PublishedRow, env: str | None = None) -> list[str]:

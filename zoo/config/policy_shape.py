@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # brings torch
     from vla_policies.footprint import Footprint
 
 
+PUBLISHED_ADAPTER: Mapping[str, Any] = {"rank": 32}
+"""Of the adapters that recipes start from, before they are here: RLinf's lora_rank."""
+
+
 @dataclass(frozen=True)
 class PolicyShape:
     """What a network is built from."""
@@ -41,14 +45,17 @@ def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchm
         chunk=config.chunk,
         action_dim=benchmark.action_dim,
     )
-    options = dict(config.policy_kwargs.get("backbone_kwargs") or {})
+    kwargs = config.policy_kwargs
+    options = dict(kwargs.get("backbone_kwargs") or {})
     # A recipe names its start weights, and their family beside them.
-    family = config.policy_kwargs.get("family", config.policy)
+    family = kwargs.get("family", config.policy)
     if user_path(config.policy).is_dir() and config.policy not in FAMILIES:
         found = _of_folder(config, options)
         if found is None:
             return None
         family, options = found
+    elif kwargs.get("base") is not None:
+        options.setdefault("lora", PUBLISHED_ADAPTER)
     if family not in FAMILIES:
         return None
     return PolicyShape(family, conventions, json.dumps(options, sort_keys=True))
@@ -56,18 +63,24 @@ def policy_shape(config: RunConfig, layout: ObservationLayout, benchmark: Benchm
 
 def _of_folder(config: RunConfig, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     from vla_policies.backbone import Request
+    from vla_policies.checkpoint_io.hub import OWN_BASE, local_folder
     from vla_policies.loading import adapter_folder, read_header
     from vla_policies.modules.lora_config import read_adapter_config
 
     kwargs, folder = config.policy_kwargs, user_path(config.policy)
+    family, base = kwargs.get("family"), kwargs.get("base")
     try:
         place, adapted = adapter_folder(folder), dict(options)
         if place is not None:
             values = read_adapter_config(place)
             targets = values.get("target_modules") or ()
             adapted["lora"] = {"rank": values["r"], "alpha": values["lora_alpha"], "targets": targets}
-        request = Request(family=kwargs.get("family"), unnorm_key=kwargs.get("unnorm_key"), options=adapted)
-        header = read_header(folder, request)
+            model = base or str(values["base_model_name_or_path"])
+            if model != OWN_BASE and local_folder(model, None if base else values.get("revision")) is None:
+                return None if family is None else (family, adapted)
+        header = read_header(
+            folder, Request(family=family, unnorm_key=kwargs.get("unnorm_key"), options=adapted, base=base)
+        )
     except BadValue:
         return None  # training says what is wrong with it
     return header.family, dict(header.model)
@@ -88,8 +101,8 @@ def check_quantization(config: RunConfig, *, sharded: bool) -> None:
             f"quantization: {scheme} keeps the frozen weights whole on every rank; FSDP2 shards weights that train. "
             "Leave one out: several ranks train adapters over quantised weights by DDP"
         )
-    if user_path(config.policy).is_dir() or "lora" in options:
-        return  # of a folder, which may hold an adapter, opening it tells
+    if user_path(config.policy).is_dir() or "lora" in options or config.policy_kwargs.get("base") is not None:
+        return  # an adapter, or a folder, which may hold one: opening it tells
     raise BadValue(
         f"quantization: {scheme} is for frozen weights, and here all of them train; add an adapter: "
         f"-params 'policy_kwargs:{{backbone_kwargs: {{quantization: {scheme}, lora: {{rank: 32}}}}}}'"

@@ -12,7 +12,7 @@ from vla_gym.errors import BadValue
 from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
-from zoo.config.memory_plan import ROLES, Rank, need_lines, needs
+from zoo.config.memory_plan import ROLES, Rank, need_lines, needs, shape_of
 from zoo.config.policy_shape import check_quantization
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.demonstrations.lerobot_reader import check_dataset
@@ -167,7 +167,7 @@ def memory_lines(plan: RunPlan, *, sharded: bool = False, passes: bool = False) 
     config, lines = plan.config, []
     for name, rank in ranks(plan, sharded=sharded, passes=passes):
         found = needs(plan.batch, config, plan.num_workers, rank)
-        counted = any(line.where == "device" for line in found) or rank.roles == {"env"}
+        counted = rank.roles == {"env"} or shape_of(config) is not None
         note = "" if counted else f" (weights of '{config.policy}' are not counted)"
         if counted and not passes:
             note = " (passes come on top, vla-zoo plan counts them)"

@@ -60,6 +60,8 @@ def start_parts(policy: str, kwargs: Mapping[str, Any]) -> list[Part]:
         return [_part("weights", family.published, kwargs.get("revision"))]
     first = _part("weights", policy, kwargs.get("revision"))
     base, place = kwargs.get("base"), None if first.folder is None else adapter_folder(first.folder)
+    if first.folder is not None and place is None:
+        return [first]  # a whole model, whatever the recipe's adapter belongs to
     if base is None and place is not None:
         named = read_adapter_config(place)
         base, revision = str(named["base_model_name_or_path"]), named.get("revision")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import mock_checkpoints
 from tests.zoo.cli.test_run_flags import resolve
 from vla_gym.errors import BadValue, UnknownName
 from zoo.cli.policy_choice import resolve_policy
@@ -84,6 +85,18 @@ def test_a_published_folder_brings_its_chunk_and_takes_the_recipes_adapters(publ
 def test_a_published_folder_needs_a_key_where_the_suite_has_none(published: Path) -> None:
     with pytest.raises(BadValue, match="choose one with unnorm_key: libero_10_no_noops, libero_spatial_no_noops"):
         resolve(f"--env LIBERO-Object --policy {published}")
+
+
+def test_a_folder_of_another_suite_says_what_of_the_recipe_it_goes_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero-spatial-traj1", ["libero_spatial_no_noops"])
+    resolve(f"--env LIBERO-Spatial --policy {folder}")
+    assert not caplog.messages
+    resolve(f"--env LIBERO-Goal --policy {folder}")
+    (said,) = caplog.messages
+    assert "has no action statistics of libero_goal_no_noops, which the recipe's start weights have" in said
+    assert "stop_token: false" in said
 
 
 @pytest.mark.parametrize(("algo", "suite", "chunk"), [("ppo", "Spatial", 5), ("grpo", "Long", 10)])

@@ -49,6 +49,8 @@ def test_quantised_weights_that_would_train_are_refused_early():
         check_quantization(run("openvla-oft", backbone_kwargs={"quantization": "nf4"}), sharded=False)
     adapted = run("openvla-oft", backbone_kwargs={"quantization": "nf4", "lora": {"rank": 4}})
     check_quantization(adapted, sharded=False)
+    onto_adapter = run("org/adapter", family="openvla-oft", base="org/model", backbone_kwargs={"quantization": "nf4"})
+    check_quantization(onto_adapter, sharded=False)
     with pytest.raises(BadValue, match="FSDP2 shards weights that train"):
         check_quantization(adapted, sharded=True)
 
