@@ -23,14 +23,14 @@ VERSION_TEXT = f"vla-zoo {__version__}"
 RUN_ALGORITHMS = (*ALGORITHMS, "sft")
 """Folders of runs that hold an agent."""
 _OF_RL_ZOO3 = {
-    "--hyperparams": "-params KEY:VALUE",
-    "--env-kwargs": "-params image_size:64, and for the benchmark's own options -params 'env_kwargs:{KEY: VALUE}'",
-    "--trained-agent": "-i RUN",
-    "--vec-env": "--num-envs N, whose simulators have processes of their own where they need them",
-    "-optimize": "python -m zoo.optimize",
-    "--optimize-hyperparameters": "python -m zoo.optimize",
+    "hyperparams": "-params, which takes the same key:value pairs",
+    "env-kwargs": "-params, with options of the benchmark's own inside of env_kwargs",
+    "trained-agent": "-i",
+    "vec-env": "--num-envs N, whose simulators have processes of their own where they need them",
+    "optimize": "python -m zoo.optimize",
+    "optimize-hyperparameters": "python -m zoo.optimize",
 }
-"""Flag of rl_zoo3 -> what stands here in its place."""
+"""Flag of rl_zoo3, without dashes -> what stands here in its place."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -71,7 +71,7 @@ class OneLineParser(argparse.ArgumentParser):
             near = difflib.get_close_matches(wrong, flags, n=1)
             meant = f"'{near[0]}'" if near else None
             if "-params" in flags:
-                meant = _OF_RL_ZOO3.get(wrong, meant)
+                meant = _OF_RL_ZOO3.get(wrong.lstrip("-"), meant)
             self.error(f"unknown argument {shown(extra[0])}" + (f", did you mean {meant}?" if meant else ""))
         return args
 
