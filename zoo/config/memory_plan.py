@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, ObservationLayout
 from vla_gym.specs import Benchmark
 from zoo.config.algorithm_configs import GRPOConfig
-from zoo.config.batch_plan import BatchPlan, benchmark_of
+from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark
 from zoo.config.policy_shape import PolicyShape, footprint, policy_shape
 from zoo.config.run_config import RunConfig
 
@@ -110,18 +110,27 @@ def drawing_needs(benchmark: Benchmark, num_workers: int) -> list[Need]:
     return [Need("device", f"allowance: {count} processes that draw pictures", count * DRAWING_BYTES)]
 
 
-def simulator_needs(plan: BatchPlan, benchmark: Benchmark, num_workers: int) -> list[Need]:
-    """Return the simulators of one rank; nothing if they are a few arrays in the process itself."""
+def simulator_needs(benchmark: Benchmark, num_envs: int, num_workers: int, what: str = "simulators") -> list[Need]:
+    """Return `num_envs` simulators of one rank; nothing if they are a few arrays in the process itself."""
     if benchmark.extra is None or benchmark.extra not in WORKER_BYTES or benchmark.batched:
         return []
-    workers = max(1, num_workers)
+    workers = max(1, min(num_workers, num_envs))
     held = WORKER_BYTES[benchmark.extra]
     size = 0.0
     for number in range(workers):
-        slots = (number + 1) * plan.envs_per_rank // workers - number * plan.envs_per_rank // workers
+        slots = (number + 1) * num_envs // workers - number * num_envs // workers
         tasks = min(slots, len(benchmark.tasks))
         size += held.first + (tasks - 1) * held.task + (slots - tasks) * held.slot
-    return [Need("host", f"{plan.envs_per_rank} simulators in {workers} workers", int(size))]
+    return [Need("host", f"{num_envs} {what} in {workers} workers", int(size))]
+
+
+def evaluation_needs(plan: BatchPlan, config: RunConfig, num_workers: int) -> list[Need]:
+    """Return the simulators of one rank's evaluations, beside those that train."""
+    num_ranks = max(1, config.num_envs // plan.envs_per_rank)
+    num_envs = min(plan.envs_per_rank, -(-config.eval_episodes * config.evaluation.rounds // num_ranks))
+    if not num_envs:
+        return []
+    return simulator_needs(evaluated_benchmark(config), num_envs, num_workers, "simulators of evaluations")
 
 
 def policy_needs(plan: BatchPlan, config: RunConfig, rank: Rank) -> list[Need]:
@@ -211,9 +220,11 @@ def needs(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank | Non
     if "rollout" in rank.roles or "actor" in rank.roles:
         lines += rollout_needs(plan, config, benchmark)
     if "env" in rank.roles:
-        lines += simulator_needs(plan, benchmark, num_workers)
+        lines += simulator_needs(benchmark, plan.envs_per_rank, num_workers)
         if rank.passes:
             lines += drawing_needs(benchmark, num_workers)
+    if "actor" in rank.roles:
+        lines += evaluation_needs(plan, config, num_workers)
     return lines
 
 

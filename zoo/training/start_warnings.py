@@ -69,5 +69,6 @@ def short_of_memory(plan: RunPlan, available: int) -> str | None:
         return None
     return (
         f"the plan comes to {needed / GIB:.1f} GiB of main memory, this machine has {available / GIB:.1f} GiB: lower "
-        "--num-envs, n_steps, chunk or image_size (-params); zoo.plan counts without starting"
+        "--num-envs, n_steps, chunk or image_size (-params), or evaluate afterwards (--eval-episodes 0); zoo.plan "
+        "counts without starting"
     )

@@ -10,7 +10,18 @@ import torch
 from vla_gym import VLAVectorEnv, make_vec
 from zoo import PPO
 from zoo.config.batch_plan import benchmark_of, solve
-from zoo.config.memory_plan import GIB, Need, Rank, need_lines, policy_needs, rollout_needs, simulator_needs, total
+from zoo.config.memory_plan import (
+    GIB,
+    Need,
+    Rank,
+    evaluation_needs,
+    need_lines,
+    needs,
+    policy_needs,
+    rollout_needs,
+    simulator_needs,
+    total,
+)
 from zoo.config.run_config import RunConfig
 
 TOY = RunConfig(
@@ -76,9 +87,37 @@ def test_simulators_are_counted_by_worker():
     )
     plan = solve(config)
     # Two workers of 2.2 GB with a slot, and six further slots of 0.4 GB.
-    (need,) = simulator_needs(plan, benchmark_of(config), 2)
+    (need,) = simulator_needs(benchmark_of(config), plan.envs_per_rank, 2)
     assert need == Need("host", "8 simulators in 2 workers", round(2 * 2.2e9 + 6 * 0.4e9))
-    assert simulator_needs(solve(TOY), benchmark_of(TOY), 0) == []
+    assert simulator_needs(benchmark_of(TOY), TOY.num_envs, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("episodes", "rounds", "ranks", "needed"),
+    [
+        (100, 1, 1, "8 simulators of evaluations in 2 workers"),
+        (3, 2, 1, "6 simulators of evaluations in 2 workers"),
+        (1, 1, 1, "1 simulators of evaluations in 1 workers"),
+        (3, 1, 2, "2 simulators of evaluations in 2 workers"),  # of four on each rank
+        (0, 1, 1, None),
+    ],
+)
+def test_evaluations_have_simulators_of_their_own(episodes: int, rounds: int, ranks: int, needed: str | None) -> None:
+    config = RunConfig(
+        algo="ppo",
+        env="LIBERO-130",
+        policy="nano",
+        n_timesteps=1,
+        num_envs=8,
+        seed=0,
+        eval_episodes=episodes,
+        env_options={"chunk": 8},
+        eval_options={"eval_env": "LIBERO-Spatial", "eval_rounds": rounds},
+    )
+    lines = evaluation_needs(solve(config, num_ranks=ranks), config, 2)
+    assert [line.what for line in lines] == ([needed] if needed else [])
+    # They stay while the run trains on, so both are counted.
+    assert all(line in needs(solve(config, num_ranks=ranks), config, 2, Rank(passes=False)) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +130,7 @@ def test_simulators_are_counted_by_worker():
 def test_slots_that_play_the_same_task_share_its_scene(env: str, held: float) -> None:
     options = {"chunk": 8}
     config = RunConfig(algo="ppo", env=env, policy="nano", n_timesteps=1, num_envs=32, seed=0, env_options=options)
-    (need,) = simulator_needs(solve(config), benchmark_of(config), 1)
+    (need,) = simulator_needs(benchmark_of(config), 32, 1)
     assert need.size == round(held)
 
 
