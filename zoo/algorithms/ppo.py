@@ -285,7 +285,7 @@ class PPO(VLAOnPolicyAlgorithm):
         buffer = self.chunk_buffer
         estimate = step_advantages if self.reward_level == "action" else decision_advantages
         discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
-        advantage, valid = estimate(buffer, stats.last_value_N, discount, self.process_group)
+        advantage, valid = estimate(buffer, stats.last_value_N, discount)
         raw = value_range("raw", advantage[valid], self.process_group)
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:

@@ -118,7 +118,7 @@ def _start_choice(
     from vla_policies.registry import family_class
 
     checkpoint = str(block["checkpoint"])
-    settings = _block_settings(family, block, given)
+    settings = _block_settings(family, block)
     if user_path(checkpoint).is_dir():
         settings.pop("revision", None)
     elif parse_hub_id(checkpoint) is None:
@@ -156,7 +156,7 @@ def _awaits_model(folder: Path, base: str | None) -> bool:
     return parse_hub_id(base) is not None and local_folder(base) is None
 
 
-def _block_settings(family: str, block: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _block_settings(family: str, block: Mapping[str, Any]) -> dict[str, Any]:
     """The block as `policy_kwargs`."""
     settings = {name: block[name] for name in ("unnorm_key", "revision", "base") if name in block}
     options = {**block.get("options", {})}
@@ -259,7 +259,7 @@ def _fitting_block(
                 f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
             )
         return {}
-    settings = _block_settings(family, block, given)
+    settings = _block_settings(family, block)
     return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}
 
 
