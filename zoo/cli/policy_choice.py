@@ -17,7 +17,7 @@ from vla_gym.reading import read_json_object, user_path
 from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
 from zoo.config.settings import yaml_line
-from zoo.runs.folder import CONFIG_FILE, holds_policy
+from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
@@ -86,19 +86,18 @@ def resolve_policy(
             return PolicyChoice(name=name, family=name, env_options={}, fixed=("lora",) if fresh else (), model=options)
         return _start_choice(name, block, given, suite, action_dim, to_act=to_act)
     folder = local_or_shipped(name)
-    if not folder.is_dir():
-        if "/" not in name:
-            raise unknown_name("policy", name, FAMILIES)
-        from vla_policies.loading import find_checkpoint
+    if folder.is_dir():
+        if (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
+            folder = policy_folder(name)
+        return _of_folder(folder, str(folder), given, suite, start, action_dim, to_act=to_act)
+    if "/" not in name:
+        raise unknown_name("policy", name, FAMILIES)
+    from vla_policies.loading import find_checkpoint
 
-        found = find_checkpoint(name, revision=given.get("revision"))
-        assert found is not None, "a family was handled above"
-        folder = found
-    elif (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
-        folder = policy_folder(name)
+    found = find_checkpoint(name, revision=given.get("revision"))
+    assert found is not None, "a family was handled above"
     # A Hub id is of use to others, the path of its copy here is not.
-    said = str(folder) if local_or_shipped(name).is_dir() else name
-    return _of_folder(folder, said, given, suite, start, action_dim, to_act=to_act)
+    return _of_folder(found, name, given, suite, start, action_dim, to_act=to_act)
 
 
 # Start weights of a recipe --------------------------------------------------------------------------------
@@ -306,11 +305,8 @@ def _rendered(folder: Path) -> dict[str, int]:
 def _own_config(folder: Path) -> Mapping[str, Any] | None:
     """Return `config.json`, checked, of a folder in this package's layout; None of others."""
     file = folder / "config.json"
-    if not file.is_file() and any(folder.glob("*.safetensors")) | any(folder.glob("lora_adapter/*.safetensors")):
-        return None
-    if not file.is_file() and any(
-        (place / "adapter_config.json").is_file() for place in (folder, folder / "lora_adapter")
-    ):
+    others = (f"{place}{name}" for place in ("", "lora_adapter/") for name in ("*.safetensors", ADAPTER_CONFIG_FILE))
+    if not file.is_file() and any(any(folder.glob(other)) for other in others):
         return None
     try:
         stored = read_json_object(file)

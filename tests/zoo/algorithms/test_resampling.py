@@ -11,7 +11,7 @@ from tests.zoo.algorithms.test_grpo import toy
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -85,9 +85,9 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Any):
     whole = learn(build("grpo", **settings), 1500)
     stopped = build("grpo", **settings)
     before = learn(stopped, 1500, StopIn(2, 3))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     resumed = build("grpo", **settings)
-    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    load_checkpoint(resumed, folder)
     assert len(before) == 1
     assert any(row["rollout/resample_rounds"] for row in whole)
     assert same(before + learn(resumed, 1500, resumed=True), whole)
