@@ -240,4 +240,4 @@ def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """`values` where `mask`, else zero."""
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype))
+    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))

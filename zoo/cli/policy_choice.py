@@ -14,7 +14,6 @@ from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
-from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
 from zoo.config.settings import yaml_line
 from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
@@ -350,9 +349,3 @@ def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: st
         )
     if revision is not None and what != _HUB_ID:
         raise BadValue(f"policy '{name}' is {what}, only Hub ids have revisions, got revision='{revision}'")
-
-
-def suite_of(env: str) -> str | None:
-    """Return the one suite of the environment's tasks; None for several."""
-    suites = {task.suite for task in find_benchmark(env).tasks}
-    return suites.pop() if len(suites) == 1 else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_gym.registry import find_benchmark
 from vla_policies.registry import FAMILIES
-from zoo.cli.policy_choice import resolve_policy, suite_of
+from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.recipe import over_recipe
 from zoo.config.hyperparams import acting_recipe, load_hyperparams
 from zoo.config.run_config import build_config
@@ -25,7 +25,7 @@ def recipe_plan(algo: str, env: str, family: str) -> RunPlan:
     recipe = load_hyperparams(algo, env, family)
     policy = resolve_policy(
         family,
-        suite=suite_of(env),
+        suite=find_benchmark(env).suite,
         start_of=lambda _: recipe.values.get("policy", {}),
         action_dim=find_benchmark(env).action_dim,
     )
