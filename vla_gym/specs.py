@@ -107,6 +107,12 @@ class Benchmark:
     """Constants of the protocol with their sources, written to `protocol.json`."""
 
     @property
+    def suite(self) -> str | None:
+        """The one suite of its tasks; None for several."""
+        suites = {task.suite for task in self.tasks}
+        return suites.pop() if len(suites) == 1 else None
+
+    @property
     def render_quality(self) -> RenderQuality:
         """What its pictures are; "full" where there is no choice."""
         quality: RenderQuality = self.protocol.get("render_quality", "full")

@@ -9,7 +9,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
 from vla_policies.openvla.fresh import SIZES, _text, _tower
-from vla_policies.pi0.config import tiny_config
 
 DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
 """The published networks' depth, tiny widths; size "deep" in the process that was started."""
@@ -76,19 +75,6 @@ class Costs:
     """Largest |log-ratio| of the decision scored again by the same weights."""
     restored: bool = False
     """Whether a saved and restored policy decides alike, to the bit."""
-
-
-def deep_pi0(family: str) -> dict[str, Any]:
-    """`backbone_kwargs` of pi0's depth at tiny widths."""
-    config = tiny_config(family)
-    shape = config.network
-    network = replace(
-        shape,
-        vision=replace(shape.vision, num_hidden_layers=27),
-        vlm=replace(shape.vlm, depth=18),
-        expert=replace(shape.expert, depth=18),
-    )
-    return asdict(replace(config, network=network))
 
 
 def make_policy(family: str, options: Mapping[str, Any]) -> VLAPolicy:

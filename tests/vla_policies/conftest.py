@@ -11,6 +11,8 @@ import torch
 
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
+from vla_policies.backbone import Backbone
+from vla_policies.registry import family_class
 
 TINY = {"size": "tiny", "width": 32, "heads": 2}
 SENTENCES = ("reach the red block", "put the bowl on the plate, please", "open")
@@ -56,3 +58,32 @@ def make_obs() -> Callable[..., dict[str, np.ndarray]]:
         }
 
     return build
+
+
+FLOW_CONVENTIONS = Conventions(cameras=("image",), image_size=64, state_dim=3, chunk=4, action_dim=2)
+
+
+@pytest.fixture
+def make_flow() -> Callable[..., Any]:
+    """`make_flow("pi0", **options)`: tiny random weights for chunks of 4 x 2, moved off their start."""
+
+    def build(family: str, **options: Any) -> Backbone:
+        torch.manual_seed(0)
+        backbone = family_class(family).fresh(FLOW_CONVENTIONS, {"size": "tiny", **options})
+        with torch.no_grad():
+            for parameter in backbone.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        return backbone
+
+    return build
+
+
+@pytest.fixture
+def obs() -> dict[str, torch.Tensor]:
+    """Three observations of one camera, sentences of different lengths."""
+    rng = np.random.default_rng(0)
+    return {
+        "image": torch.from_numpy(rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)),
+        "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
+        "instruction": torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in SENTENCES])),
+    }

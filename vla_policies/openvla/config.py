@@ -13,7 +13,7 @@ from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import OWN_KEY as OWN_KEY
 from vla_policies.checkpoint_io.weights import read_config
 from vla_policies.modules.feature_cache import check_gib
-from vla_policies.openvla.vision import PATCH, TowerShape, tower_shape
+from vla_policies.openvla.vision import TowerShape, tower_shape
 from vla_policies.processing.norm_stats import Bounds
 from vla_policies.processing.tokenizer_files import MOST_BYTES
 
@@ -112,11 +112,6 @@ class OpenVLAConfig:
     def image_size(self) -> int:
         """Side of the towers' square image, pixels."""
         return int(self.official["image_sizes"][0])
-
-    @property
-    def num_patches(self) -> int:
-        """P, patches of one image."""
-        return (self.image_size // PATCH) ** 2
 
     @property
     def first_action_id(self) -> int:

@@ -129,9 +129,7 @@ def _common_arguments(buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount
     return {**ends, "last_value_N": last_value_N, "gamma": discount.gamma, "gae_lambda": discount.gae_lambda}
 
 
-def decision_advantages(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, process_group: ProcessGroup
-) -> tuple[Tensor, Tensor]:
+def decision_advantages(buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N]` and which of them count, bool; fills the critic's targets."""
     common = _common_arguments(buffer, last_value_N, discount)
     advantage_TN = gae(buffer.reward_TN, buffer.value_TN, **common)
@@ -139,9 +137,7 @@ def decision_advantages(
     return advantage_TN, buffer.executed_TN > 0
 
 
-def step_advantages(
-    buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount, process_group: ProcessGroup
-) -> tuple[Tensor, Tensor]:
+def step_advantages(buffer: ChunkRolloutBuffer, last_value_N: Tensor, discount: Discount) -> tuple[Tensor, Tensor]:
     """Advantages `[T, N, K]` and which of them count, bool; fills the critic's targets."""
     assert buffer.step_reward_TNK is not None
     value_TNK = buffer.step_value_TNK
@@ -244,4 +240,4 @@ def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """`values` where `mask`, else zero."""
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype))
+    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))

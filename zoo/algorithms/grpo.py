@@ -34,7 +34,7 @@ from zoo.algorithms.training_warnings import (
     in_half_precision,
     nothing_to_learn,
 )
-from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates, rank_means, value_range
+from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
 from zoo.config.algorithm_configs import (
     GroupAdvantage,
     GroupLossWeight,
@@ -205,15 +205,16 @@ class GRPO(VLAOnPolicyAlgorithm):
     def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
         assert stats.groups is not None
-        buffer, size = self.chunk_buffer, self.group_size
+        buffer = self.chunk_buffer
         score_PG = self._scores(buffer)
         signal_P = self.has_signal(buffer, stats.groups.lost_N)
+        kept_N = signal_P.repeat_interleave(self.group_size)
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
         if self.normalize_advantage_per_task:
-            kept_N = signal_P.repeat_interleave(size)
             _, std_N = task_moments(advantage_N, buffer.task_TN[0], kept_N, self.process_group)
             advantage_N = masked(normalize(advantage_N, 0.0, std_N), kept_N)
-        selected_TN = (buffer.executed_TN > 0) & signal_P.repeat_interleave(size)
+        executed_TN = buffer.executed_TN > 0
+        selected_TN = executed_TN & kept_N
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))
         write_group_weights(
             buffer,
@@ -224,16 +225,7 @@ class GRPO(VLAOnPolicyAlgorithm):
             masked=self.masked_minibatches,
         )
         self._log_groups(stats, signal_P, zero_variance_P=~groups_with_signal(score_PG))
-        executed_TN = buffer.executed_TN > 0
-        counting = advantage_N[signal_P.repeat_interleave(size)]
-        means = {
-            "rollout/rewards": buffer.reward_TN[executed_TN],
-            "rollout/returns_mean": score_PG,
-            "rollout/advantages_mean": counting,
-        }
-        self.record(rank_means(means, self.process_group))
-        for name, values in (("advantages", counting), ("returns", score_PG)):
-            self.record(value_range(f"rollout/{name}", values, self.process_group))
+        self._record_rollout(buffer.reward_TN[executed_TN], advantage_N[kept_N], score_PG)
 
     def _scores(self, buffer: ChunkRolloutBuffer) -> Tensor:
         """`[P, G]`: of every episode, which begins with the buffer."""

@@ -133,15 +133,6 @@ class Learner:
         with lost_ranks(), whole_gradient:
             yield
 
-    def step(self, loss: Tensor) -> tuple[Tensor, bool]:
-        """Go backward, clip and step; return the global gradient norm before clipping, and whether it stepped.
-
-        A gradient that is not finite changes neither weights nor optimiser state.
-        """
-        self.zero_grad()
-        self.backward(loss)
-        return self.apply()
-
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._optimizer.zero_grad()
@@ -151,7 +142,10 @@ class Learner:
         self.accelerator.backward(loss)
 
     def apply(self) -> tuple[Tensor, bool]:
-        """Clip and step with the gradients accumulated; returns as `step`."""
+        """Clip and step with the gradients accumulated; return their global norm before, and whether it stepped.
+
+        A gradient that is not finite changes neither weights nor optimiser state.
+        """
         for parameter in self._frozen:
             # Without a gradient an optimiser leaves a parameter and its state alone: no momentum, no decay.
             parameter.grad = None

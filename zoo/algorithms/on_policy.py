@@ -11,6 +11,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
 
 from vla_gym.errors import BadValue
 from zoo.algorithms.adaptive_rate import adapted
@@ -18,7 +19,7 @@ from zoo.algorithms.base import AlgorithmBase
 from zoo.algorithms.bc_anchor import BCAnchor
 from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
-from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates
+from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates, rank_means, value_range
 from zoo.distributed.agreement import check_same
 from zoo.distributed.fsdp import check_precision
 from zoo.distributed.optimizer_offload import offloaded_state
@@ -183,6 +184,13 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         """Log `train/*`."""
 
     # Inside -----------------------------------------------------------------------------------------
+
+    def _record_rollout(self, rewards: Tensor, advantages: Tensor, returns: Tensor) -> None:
+        """Log a rollout's rewards, advantages and returns, over all ranks."""
+        means = {"rollout/rewards": rewards, "rollout/advantages_mean": advantages, "rollout/returns_mean": returns}
+        self.record(rank_means(means, self.process_group))
+        for name, values in (("advantages", advantages), ("returns", returns)):
+            self.record(value_range(f"rollout/{name}", values, self.process_group))
 
     def _count_rollout(self, stats: RolloutStats) -> None:
         """Count the rollout of all ranks."""

@@ -285,7 +285,7 @@ class PPO(VLAOnPolicyAlgorithm):
         buffer = self.chunk_buffer
         estimate = step_advantages if self.reward_level == "action" else decision_advantages
         discount = Discount(gamma=self.gamma, gae_lambda=self.gae_lambda)
-        advantage, valid = estimate(buffer, stats.last_value_N, discount, self.process_group)
+        advantage, valid = estimate(buffer, stats.last_value_N, discount)
         raw = value_range("raw", advantage[valid], self.process_group)
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
@@ -296,14 +296,7 @@ class PPO(VLAOnPolicyAlgorithm):
         else:
             write_even_weights(buffer, self.logprob_level, self.process_group)
         valid_TN = buffer.executed_TN > 0
-        means = {
-            "rollout/rewards": buffer.reward_TN[valid_TN],
-            "rollout/advantages_mean": advantage[valid],
-            "rollout/returns_mean": buffer.return_TN[valid_TN],
-        }
-        self.record(rank_means(means, self.process_group))
-        for name, values in (("advantages", advantage[valid]), ("returns", buffer.return_TN[valid_TN])):
-            self.record(value_range(f"rollout/{name}", values, self.process_group))
+        self._record_rollout(buffer.reward_TN[valid_TN], advantage[valid], buffer.return_TN[valid_TN])
 
     def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """Advantages normalised over what is valid, of all ranks: all together, or of each task."""

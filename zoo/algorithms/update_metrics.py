@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
+from zoo.algorithms.advantages import masked
 from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -70,7 +71,8 @@ class UpdateMetrics:
         self.skipped_steps = 0
         self._loss = loss
         self._process_group = ProcessGroup() if process_group is None else process_group
-        self._num_minibatches = 0
+        self.num_minibatches = 0
+        """Minibatches so far."""
         self._epoch_start = 0
         self._micro_batches: list[_MicroBatchRecord] = []
         self._grad_norms: list[Tensor] = []
@@ -78,11 +80,11 @@ class UpdateMetrics:
 
     def begin_epoch(self) -> None:
         """Begin an epoch: SB3's `train/approx_kl` is of the last one alone."""
-        self._epoch_start = self._num_minibatches
+        self._epoch_start = self.num_minibatches
 
     def begin_minibatch(self) -> None:
         """Begin a minibatch, which the micro-batches that follow belong to."""
-        self._num_minibatches += 1
+        self.num_minibatches += 1
 
     def add(self, terms: LossTerms, scores: Scores, micro_batch: MicroBatch) -> None:
         """Add a micro-batch; `terms` and `scores` have no graph any more."""
@@ -96,7 +98,7 @@ class UpdateMetrics:
             ref_kl_BW = reference_kl(scores.token_logprob_BW.detach(), batch.ref_logprob_BW)
         self._micro_batches.append(
             _MicroBatchRecord(
-                minibatch=self._num_minibatches - 1,
+                minibatch=self.num_minibatches - 1,
                 weight=micro_batch.weight,
                 terms=terms,
                 log_ratio_BL=log_ratio_BL,
@@ -132,21 +134,16 @@ class UpdateMetrics:
             )
 
     @property
-    def num_minibatches(self) -> int:
-        """Minibatches so far."""
-        return self._num_minibatches
-
-    @property
     def empty(self) -> bool:
         """Whether no rank had a minibatch."""
-        return not self._num_minibatches
+        return not self.num_minibatches
 
     def latest_kl(self) -> float:
         """k3 estimate of the latest minibatch, nats per element; nan where all of it is masked."""
         kl, count = torch.zeros(2, dtype=torch.float64)
-        latest = self._num_minibatches - 1
+        latest = self.num_minibatches - 1
         for micro_batch in takewhile(lambda record: record.minibatch == latest, reversed(self._micro_batches)):
-            kl += _masked(kl_k3(micro_batch.log_ratio_BL), micro_batch.mask_BL).sum().cpu()
+            kl += masked(kl_k3(micro_batch.log_ratio_BL), micro_batch.mask_BL).sum().cpu()
             count += micro_batch.mask_BL.sum().cpu()
         kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
         return float(kl / count)
@@ -212,7 +209,7 @@ class UpdateMetrics:
     @cached_property
     def _sums(self) -> dict[str, Tensor]:
         """Name -> sum of each minibatch over all ranks, float64 `[minibatches]`; the losses are means already."""
-        own = torch.zeros(len(_SUMS), self._num_minibatches, dtype=torch.float64)
+        own = torch.zeros(len(_SUMS), self.num_minibatches, dtype=torch.float64)
         if self._micro_batches:
             place = torch.tensor([micro_batch.minibatch for micro_batch in self._micro_batches])
             columns = torch.cat([self._terms(), self._element_sums(), self._counts()], dim=1)
@@ -239,7 +236,7 @@ class UpdateMetrics:
             torch.cat([getattr(micro_batch, name) for micro_batch in self._micro_batches])
             for name in ("mask_BL", "log_ratio_BL", "advantage_BL", "entropy_BL")
         )
-        log_ratio_BL = _masked(log_ratio_BL, mask_BL)
+        log_ratio_BL = masked(log_ratio_BL, mask_BL)
         ratio_BL = log_ratio_BL.exp()
         capped_BL = torch.zeros_like(ratio_BL)
         if dual is not None:
@@ -257,8 +254,7 @@ class UpdateMetrics:
             "outside": (ratio_BL - 1).abs() > low,
             "elements": mask_BL,
         }
-        masked = [_masked(elements[name].float(), mask_BL).sum(dim=1) for name in _PER_ELEMENT]
-        sums = torch.stack(masked, dim=1)
+        sums = torch.stack([masked(elements[name].float(), mask_BL).sum(dim=1) for name in _PER_ELEMENT], dim=1)
         sizes = [len(micro_batch.mask_BL) for micro_batch in self._micro_batches]
         return torch.stack([rows.sum(dim=0) for rows in sums.double().split(sizes)])
 
@@ -277,7 +273,7 @@ class UpdateMetrics:
     def _first_gap(self) -> float:
         """Largest |ratio - 1| of the first minibatch."""
         gaps = [
-            _masked(micro_batch.log_ratio_BL, micro_batch.mask_BL).exp().sub(1).abs().max().cpu()
+            masked(micro_batch.log_ratio_BL, micro_batch.mask_BL).exp().sub(1).abs().max().cpu()
             for micro_batch in self._micro_batches
             if micro_batch.minibatch == 0
         ]
@@ -289,10 +285,6 @@ def explained_variance(value: Tensor, target: Tensor, process_group: ProcessGrou
     _, spread = process_group.moments(target)
     _, error = process_group.moments(target - value)
     return 1.0 - (error / spread) ** 2 if spread else float("nan")
-
-
-def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def rank_means(values: Mapping[str, Tensor], process_group: ProcessGroup) -> dict[str, float]:

@@ -19,7 +19,7 @@ from vla_gym.system.extras import install_command
 from vla_gym.vector.instructions import with_instructions
 from zoo.cli.acting import can_sample, check_acting, given_settings, policy_kwargs_of, protocol_of
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, RUN_ALGORITHMS, flag_of
-from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.cli.recipe import over_recipe
 from zoo.cli.served_agent import Served, find_server, is_server, refuse_server_flags
 from zoo.config.evaluation_options import carried_options
@@ -218,7 +218,7 @@ def plan_rollout(
     return RolloutPlan(
         env=agent.env,
         policy=agent.policy.name,
-        suite=suite_of(agent.env),
+        suite=benchmark.suite,
         policy_kwargs=agent.policy_kwargs,
         protocol=replace(protocol, start_states=episodes, split=options.get("split")),
         env_options=options,
@@ -258,7 +258,7 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
         departures.append(folder.name)
     return _Agent(
         env=env,
-        policy=resolve_policy(str(folder), suite=suite_of(env), settings=kwargs, to_act=True),
+        policy=resolve_policy(str(folder), suite=find_benchmark(env).suite, settings=kwargs, to_act=True),
         env_options=config.env_options if env == config.env else carried_options(env, config.env_options),
         policy_kwargs=kwargs,
         output_folder=None if remote or is_shipped(run.path) else run.path,
@@ -282,7 +282,7 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
     env = args.env
     policy = resolve_policy(
         args.policy,
-        suite=suite_of(env),
+        suite=find_benchmark(env).suite,
         settings=kwargs,
         to_act=True,
         start_of=lambda family: acting_recipe(env, family).get("policy", {}),

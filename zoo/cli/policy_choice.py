@@ -14,10 +14,9 @@ from typing import Any
 
 from vla_gym.errors import BadValue, VLAZooError, shown, unknown_name
 from vla_gym.reading import read_json_object, user_path
-from vla_gym.registry import find_benchmark
 from zoo.config.hyperparams import deep_merge
 from zoo.config.settings import yaml_line
-from zoo.runs.folder import CONFIG_FILE, holds_policy
+from zoo.runs.folder import ADAPTER_CONFIG_FILE, CONFIG_FILE, holds_policy
 from zoo.runs.lookup import find_run, policy_folder
 from zoo.runs.shipped_agents import local_or_shipped
 
@@ -86,19 +85,18 @@ def resolve_policy(
             return PolicyChoice(name=name, family=name, env_options={}, fixed=("lora",) if fresh else (), model=options)
         return _start_choice(name, block, given, suite, action_dim, to_act=to_act)
     folder = local_or_shipped(name)
-    if not folder.is_dir():
-        if "/" not in name:
-            raise unknown_name("policy", name, FAMILIES)
-        from vla_policies.loading import find_checkpoint
+    if folder.is_dir():
+        if (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
+            folder = policy_folder(name)
+        return _of_folder(folder, str(folder), given, suite, start, action_dim, to_act=to_act)
+    if "/" not in name:
+        raise unknown_name("policy", name, FAMILIES)
+    from vla_policies.loading import find_checkpoint
 
-        found = find_checkpoint(name, revision=given.get("revision"))
-        assert found is not None, "a family was handled above"
-        folder = found
-    elif (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
-        folder = policy_folder(name)
+    found = find_checkpoint(name, revision=given.get("revision"))
+    assert found is not None, "a family was handled above"
     # A Hub id is of use to others, the path of its copy here is not.
-    said = str(folder) if local_or_shipped(name).is_dir() else name
-    return _of_folder(folder, said, given, suite, start, action_dim, to_act=to_act)
+    return _of_folder(found, name, given, suite, start, action_dim, to_act=to_act)
 
 
 # Start weights of a recipe --------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def _start_choice(
     from vla_policies.registry import family_class
 
     checkpoint = str(block["checkpoint"])
-    settings = _block_settings(family, block, given)
+    settings = _block_settings(family, block)
     if user_path(checkpoint).is_dir():
         settings.pop("revision", None)
     elif parse_hub_id(checkpoint) is None:
@@ -156,7 +154,7 @@ def _awaits_model(folder: Path, base: str | None) -> bool:
     return parse_hub_id(base) is not None and local_folder(base) is None
 
 
-def _block_settings(family: str, block: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _block_settings(family: str, block: Mapping[str, Any]) -> dict[str, Any]:
     """The block as `policy_kwargs`."""
     settings = {name: block[name] for name in ("unnorm_key", "revision", "base") if name in block}
     options = {**block.get("options", {})}
@@ -259,7 +257,7 @@ def _fitting_block(
                 f"read is left out (backbone_kwargs {yaml_line(block['options'])})"
             )
         return {}
-    settings = _block_settings(family, block, given)
+    settings = _block_settings(family, block)
     return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}
 
 
@@ -306,11 +304,8 @@ def _rendered(folder: Path) -> dict[str, int]:
 def _own_config(folder: Path) -> Mapping[str, Any] | None:
     """Return `config.json`, checked, of a folder in this package's layout; None of others."""
     file = folder / "config.json"
-    if not file.is_file() and any(folder.glob("*.safetensors")) | any(folder.glob("lora_adapter/*.safetensors")):
-        return None
-    if not file.is_file() and any(
-        (place / "adapter_config.json").is_file() for place in (folder, folder / "lora_adapter")
-    ):
+    others = (f"{place}{name}" for place in ("", "lora_adapter/") for name in ("*.safetensors", ADAPTER_CONFIG_FILE))
+    if not file.is_file() and any(any(folder.glob(other)) for other in others):
         return None
     try:
         stored = read_json_object(file)
@@ -354,9 +349,3 @@ def _check_choices(name: str, family: str, given: Mapping[str, Any], *, what: st
         )
     if revision is not None and what != _HUB_ID:
         raise BadValue(f"policy '{name}' is {what}, only Hub ids have revisions, got revision='{revision}'")
-
-
-def suite_of(env: str) -> str | None:
-    """Return the one suite of the environment's tasks; None for several."""
-    suites = {task.suite for task in find_benchmark(env).tasks}
-    return suites.pop() if len(suites) == 1 else None

@@ -9,7 +9,7 @@ from typing import Any
 from vla_gym.specs import Task
 from zoo.config.published import Figure, PublishedRow
 from zoo.evaluation.evaluator import EpisodeRecord
-from zoo.evaluation.statistics import binomial_exact, overall_rate, rates_by_suite, suite_weighted_mean
+from zoo.evaluation.statistics import binomial_exact, mean_of_rates, overall_rate, rates_by_suite
 
 Measured = Mapping[str, tuple[Sequence[EpisodeRecord], Sequence[Task]]]
 """Environment id -> its episodes, and its tasks."""
@@ -88,7 +88,7 @@ def _average(figure: Figure, row: PublishedRow, measured: Measured, ours: Mappin
     if figure.average == "suites":
         (episodes, tasks) = measured[figure.of[0]]
         rates = rates_by_suite(episodes, tasks)
-        return 100 * suite_weighted_mean(rates) if len(rates) == len({task.suite for task in tasks}) else None
+        return 100 * mean_of_rates(rates) if len(rates) == len({task.suite for task in tasks}) else None
     weights = {"vision": 5, "semantic": 7, "execution": 3, "in distribution": 1}
     if figure.average == "ood":
         return sum(weight * ours[label] for label, weight in weights.items()) / 16

@@ -12,17 +12,21 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_destination
+from vla_policies.registry import FAMILIES
 from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
 from zoo.cli.arguments import as_pairs, flag_of, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
+from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.hyperparams import deep_merge
+from zoo.config.hyperparams import acting_recipe, deep_merge, load_hyperparams
 from zoo.config.published import ANY_SUITE, PublishedRow, find_published
-from zoo.config.run_config import RunConfig, benchmark_options, env_options
+from zoo.config.run_config import RunConfig, benchmark_options, build_config, env_options
 from zoo.config.settings import yaml_line
 from zoo.evaluation.evaluator import EpisodeRecord
+from zoo.training.run_plan import RunPlan, arithmetic_lines
 
 _SET_BY_ROW = (
     "stochastic",
@@ -165,8 +169,7 @@ def _plan(args: argparse.Namespace, row: PublishedRow, env: str) -> RolloutPlan:
 
 
 def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Namespace) -> list[str]:
-    from zoo.cli.recipe_start import acting_settings  # brings torch
-    from zoo.training.start_weights import start_parts
+    from zoo.training.start_weights import start_parts  # brings torch
 
     given = args.run or args.policy
     if given is not None:
@@ -180,6 +183,12 @@ def _weights_lines(row: PublishedRow, envs: tuple[str, ...], args: argparse.Name
         name, kwargs = acting_settings(env, policy)
         lines |= dict.fromkeys(f"{part.role:<12} {part.line()}" for part in start_parts(name, kwargs))
     return list(lines)
+
+
+def acting_settings(env: str, policy: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the checkpoint that a policy's name means where it acts, and the settings that name its parts."""
+    block = acting_recipe(env, policy).get("policy", {}) if policy in FAMILIES else {}
+    return block.get("checkpoint", policy), {name: block[name] for name in ("revision", "base") if name in block}
 
 
 # Training ---------------------------------------------------------------------------------------------------
@@ -215,9 +224,20 @@ def recipe_lines(row: PublishedRow, env: str | None = None) -> list[str]:
     lines = [f"hardware     the source's: {row.hardware}"]
     if row.recipe is None:
         return [*lines, "recipe       none: the row was not trained by reward"]
-    from zoo.cli.recipe_start import recipe_plan
-    from zoo.training.run_plan import arithmetic_lines  # brings torch
-
     where = row.envs[0] if row.recipe.env == ANY_SUITE else row.recipe.env
     plan = recipe_plan(row.recipe.algo, env or where, row.recipe.policy)
     return [*lines, f"recipe       {row.recipe.algo} {plan.config.entry}, on one process:", *arithmetic_lines(plan)]
+
+
+def recipe_plan(algo: str, env: str, family: str) -> RunPlan:
+    """Return the plan of a recipe under its family's bare name, on one process."""
+    recipe, benchmark = load_hyperparams(algo, env, family), find_benchmark(env)
+    policy = resolve_policy(
+        family,
+        suite=benchmark.suite,
+        start_of=lambda _: recipe.values.get("policy", {}),
+        action_dim=benchmark.action_dim,
+    )
+    values = over_recipe(recipe.values, policy, {})
+    config = build_config(algo=algo, env=env, policy=policy.name, values=values, seed=0, entry=recipe.entry)
+    return RunPlan.resolve(config, 1)

@@ -12,8 +12,6 @@ from vla_gym.errors import BadValue
 from zoo.cli.acting import OF_LEARNING
 from zoo.cli.arguments import as_pairs, flag_of, key_values
 from zoo.runs.folder import RunFolder, holds_policy
-from zoo.runs.lookup import policy_folder
-from zoo.runs.shipped_agents import local_or_shipped
 
 START_FILE = "round_0.json"
 """Evaluation of the policy that the first round begins with."""
@@ -118,16 +116,14 @@ class RoundsPlan:
         return next((one for one in range(number, 0, -1) if one not in idle), 0)
 
     def policy_after(self, number: int) -> str:
-        """The policy that a round left; before any has learned the one that was given, of a run its best."""
+        """The policy that a round left; before any has learned the one that was given."""
         number = self.learned(number)
-        if number:
-            best = self.run_of(number).best
-            if not holds_policy(best):
-                raise BadValue(f"'{best}' holds no policy (any more), from which round {number + 1} would go on")
-            return str(best)
-        given = local_or_shipped(self.args.policy)
-        is_run = given.is_dir() and not holds_policy(given)
-        return str(policy_folder(self.args.policy)) if is_run else str(self.args.policy)
+        if not number:
+            return str(self.args.policy)
+        best = self.run_of(number).best
+        if not holds_policy(best):
+            raise BadValue(f"'{best}' holds no policy (any more), from which round {number + 1} would go on")
+        return str(best)
 
 
 def as_flags(flags: Mapping[str, Any]) -> list[str]:

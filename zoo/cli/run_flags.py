@@ -21,7 +21,7 @@ from vla_policies.conventions import check_lengths
 from zoo.cli.acting import check_acting, check_trainable
 from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
 from zoo.cli.follow_flags import tracking_of
-from zoo.cli.policy_choice import resolve_policy, suite_of
+from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.recipe import over_recipe
 from zoo.config.algorithm_configs import SFTConfig, check_algorithm, check_once
 from zoo.config.batch_plan import evaluated_benchmark
@@ -131,7 +131,7 @@ def _tuned(args: argparse.Namespace, algo: str, overrides: dict[str, Any]) -> tu
 
     policy = resolve_policy(
         "nano" if args.policy is None else args.policy,
-        suite=suite_of(args.env),
+        suite=find_benchmark(args.env).suite,
         settings=overrides.get("policy_kwargs", {}),
         start_of=start_of,
         action_dim=action_dim,

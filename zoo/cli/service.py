@@ -10,7 +10,7 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo.cli.acting import check_acting, given_settings, policy_kwargs_of
-from zoo.cli.policy_choice import PolicyChoice, resolve_policy, suite_of
+from zoo.cli.policy_choice import PolicyChoice, resolve_policy
 from zoo.config.gym_packages import import_named_packages, import_packages_of
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import TRAINING_ONLY, benchmark_options, env_options
@@ -52,7 +52,7 @@ def _run_around(path: str) -> RunFolder | None:
 
 def _plan(args: argparse.Namespace, policy: str, trained: Mapping[str, Any], *, env: str | None = None) -> ServicePlan:
     env = args.env or env
-    suite = None if env is None else suite_of(env)
+    suite = None if env is None else find_benchmark(env).suite
     given = given_settings(args.params)
     if others := [name for name in given if name != "policy_kwargs"]:
         raise BadValue(

@@ -27,8 +27,8 @@ from zoo.config.settings import (
     Texts,
 )
 
-Rate = Annotated[Schedulable, Range(low=0, high=1)]
 ClipHigh = Annotated[float, Range(above=0, high=100)]
+Rate = Annotated[Schedulable, Range(low=0, high=1)]
 """A learning rate of Adam, whose first step moves every weight by about as much."""
 LogprobLevel = Literal["token", "action", "chunk", "sequence"]
 """Extent of one probability ratio: a token, the A tokens of a step, or the whole executed chunk; "sequence" is the

@@ -11,6 +11,7 @@ from zoo.config.batch_plan import BatchPlan
 from zoo.config.hyperparams import deep_merge
 from zoo.config.memory_plan import Rank, needs, total
 from zoo.config.run_config import RunConfig
+from zoo.config.settings import yaml_line
 
 ENOUGH = 8
 """Decisions scored at once beyond which a 7B's passes gain little: recomputing costs more than smaller passes do."""
@@ -37,7 +38,7 @@ class Choice:
     @property
     def flags(self) -> str:
         """For the command line."""
-        kwargs = f"{{backbone_kwargs: {_inline(self.options)}}}"
+        kwargs = yaml_line({"backbone_kwargs": dict(self.options)})
         changed = f' "policy_kwargs:{kwargs}"' if self.options else ""
         return f"-params micro_batch_size:{self.micro_batch_size}{changed}"
 
@@ -122,12 +123,3 @@ def _largest(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, s
         if known[micro] <= size:
             return Choice(micro_batch_size=micro, options={}, size=known[micro])
     return None
-
-
-def _inline(options: Mapping[str, Any]) -> str:
-    """As YAML on one line."""
-    parts = []
-    for name, value in options.items():
-        text = _inline(value) if isinstance(value, Mapping) else str(value).lower()
-        parts.append(f"{name}: {text}")
-    return f"{{{', '.join(parts)}}}"

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue, unknown_name
-from zoo.config.hyperparams import acting_recipe, candidate_keys, packaged_entry, read_entries
+from zoo.config.hyperparams import acting_recipe, read_entries
 from zoo.evaluation.protocol import EvaluationProtocol
 from zoo.files import packaged_folder
 
@@ -117,14 +117,6 @@ def find_published(name: str) -> PublishedRow:
     if name not in rows:
         raise unknown_name("published row", name, rows)
     return rows[name]
-
-
-def recipe_key(recipe: Recipe, env: str) -> str:
-    """Return the key of the entry that trains it, e.g. "LIBERO-130/openvla-oft"; raises `BadValue` where none is."""
-    for key in candidate_keys(env, recipe.policy):
-        if packaged_entry(recipe.algo, key) is not None:
-            return key
-    raise BadValue(f"no recipe of {recipe.algo} for {env} with {recipe.policy}")
 
 
 def _row(name: str, values: Mapping[str, Any], reproduced: Mapping[str, Any]) -> PublishedRow:

@@ -73,7 +73,7 @@ def open_env_servers(placement: Placement, process_group: ProcessGroup) -> EnvSe
     listeners = []
     if placement.remote_envs and process_group.rank in placement.env:
         host = local_address()
-        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients_of(process_group.rank))]
+        listeners = [Listener((host, 0), authkey=key) for _ in range(placement.clients)]
     addresses = process_group.all_gather_object([list(listener.address) for listener in listeners])
     return EnvServers(addresses=addresses, key=key, listeners=listeners)
 

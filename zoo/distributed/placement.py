@@ -59,8 +59,9 @@ class Placement:
         share = served // servers
         return ((self.env[place // share], place % share),)
 
-    def clients_of(self, env: int) -> int:
-        """Rollout ranks that an env rank serves."""
+    @property
+    def clients(self) -> int:
+        """Rollout ranks that each env rank serves."""
         return max(1, len(self.rollout) // len(self.env))
 
 

@@ -13,13 +13,12 @@ from zoo.evaluation.statistics import (
     Comparison,
     Rate,
     holm,
+    mean_of_rates,
     overall_rate,
     rate_values,
     rates_by_group,
     rates_by_suite,
     rates_by_task,
-    suite_weighted_mean,
-    task_weighted_mean,
 )
 
 _LABEL_WIDTH = 60
@@ -58,9 +57,9 @@ def evaluation_table(
     if len(suites) > 1:
         lines += [_row(rate, rate.label) for rate in suites]
     lines.append(_row(overall_rate(episodes), "all episodes"))
-    lines.append(_mean_row(task_weighted_mean(by_task), f"task-weighted mean of {len(by_task)} tasks"))
+    lines.append(_mean_row(mean_of_rates(by_task), f"task-weighted mean of {len(by_task)} tasks"))
     if len(suites) > 1:
-        lines.append(_mean_row(suite_weighted_mean(suites), f"suite-weighted mean of {len(suites)} suites"))
+        lines.append(_mean_row(mean_of_rates(suites), f"suite-weighted mean of {len(suites)} suites"))
     lines.append(f"protocol: {protocol_line}")
     return "\n".join(lines)
 
@@ -80,8 +79,8 @@ def evaluation_record(
         "env": env_id,
         **facts,
         "success": rate_values(overall_rate(episodes)),
-        "task_weighted_mean": task_weighted_mean(by_task),
-        "suite_weighted_mean": suite_weighted_mean(by_suite),
+        "task_weighted_mean": mean_of_rates(by_task),
+        "suite_weighted_mean": mean_of_rates(by_suite),
         "suites": [rate_values(rate) for rate in by_suite],
         "tasks": [rate_values(rate) for rate in by_task],
         "episodes": [dataclasses.asdict(episode) for episode in episodes],

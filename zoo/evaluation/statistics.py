@@ -106,15 +106,11 @@ def overall_rate(episodes: Sequence[EpisodeRecord]) -> Rate:
     return _rate("all episodes", episodes)
 
 
-def task_weighted_mean(rates: Sequence[Rate]) -> float:
-    """Mean of the tasks' rates: every task counts once, however many episodes it got."""
-    return statistics.fmean(rate.mean for rate in rates)
+def mean_of_rates(rates: Sequence[Rate]) -> float:
+    """Mean in which every task, or every suite, counts once, however many episodes it got.
 
-
-def suite_weighted_mean(rates: Sequence[Rate]) -> float:
-    """Mean of the suites' rates, as LIBERO's and Meta-World's published averages are taken.
-
-    Meta-World's suites are its four difficulty buckets of 28, 11, 6 and 5 tasks, so this is not the mean over tasks.
+    LIBERO's and Meta-World's published averages are over suites. Meta-World's are its four difficulty buckets of 28,
+    11, 6 and 5 tasks, so that is not the mean over tasks.
     """
     return statistics.fmean(rate.mean for rate in rates)
 

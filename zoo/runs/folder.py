@@ -176,15 +176,6 @@ def longer(n_timesteps: int, done: int) -> int:
     return 2 * max(n_timesteps, done)
 
 
-def headline(config: RunConfig, run_path: Path, num_parameters: int, done: int) -> str:
-    """Return the line for a run that starts, or goes on at `done` simulator steps."""
-    start = f", going on at {done}" if done else ""
-    return (
-        f"{config.algo.upper()} on {config.env} with {config.policy} ({num_parameters / 1e6:.1f} M parameters), "
-        f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> {run_path}"
-    )
-
-
 _MOST_ADVISED = 1000
 """Start states that an evaluation of all is advised for."""
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
 from vla_gym.errors import BadValue, VLAZooError, os_reason
 from vla_gym.reading import read_text
 from zoo.config.advice import NO_SIGNAL_ADVICE
 from zoo.config.hyperparams import packaged_entry
+from zoo.config.settings import yaml_line
 from zoo.evaluation.statistics import Rate
 from zoo.files import content_of, damaged, read_json, write_text
 from zoo.runs.curves import Episodes, EvaluationPoint, read_episodes, read_evaluations, read_metrics
@@ -41,7 +41,7 @@ def run_page(run: RunFolder) -> str:
     before = points[0].rate if len(points) > 1 and points[0].steps == 0 else None
     command = run.path / COMMAND_FILE
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"percent": "{:.1%}".format, "yaml": _yaml}
+    environment.filters |= {"percent": "{:.1%}".format, "yaml": yaml_line}
     template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     return template.render(
         name=run.path.name,
@@ -170,7 +170,3 @@ def _video(run: RunFolder) -> str:
     if videos[-1].stat().st_size <= _MOST_VIDEO:
         return f"data:video/mp4;base64,{base64.b64encode(videos[-1].read_bytes()).decode()}"
     return f"{run.videos.name}/{videos[-1].name}"
-
-
-def _yaml(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()

@@ -34,7 +34,7 @@ from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.algorithms.train_state import Counters, TrainState
 from zoo.distributed.process_group import ProcessGroup
 from zoo.files import content_of, damaged, read_json, remove_folder, write_folder
-from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE, RunFolder
+from zoo.runs.folder import OPTIMIZER_FILE, ROLLOUT_FILE, SCORE_FILE, STATE_FILE
 from zoo.runs.seal import check_seal, sealed
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
@@ -173,21 +173,6 @@ def best_success(folder: Path, *, keep_until: int | None = None) -> float | None
 
 
 # Reading --------------------------------------------------------------------------------------------
-
-
-def find_latest_checkpoint(run: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder; None when it has none."""
-    steps = reversed(RunFolder(run).saved_steps())
-    return next(filter(is_complete, map(RunFolder(run).checkpoint, steps)), None)
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether every file of the checkpoint is there, in the size it was written."""
-    try:
-        files = read_json(folder / STATE_FILE)["files"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    return isinstance(files, dict) and all(_size(folder / name) == size for name, size in files.items())
 
 
 def load_checkpoint(algorithm: VLAOnPolicyAlgorithm, folder: Path) -> None:

@@ -55,7 +55,7 @@ class Evaluator:
         process_group: ProcessGroup,
         *,
         envs: VLAVectorEnv | None = None,
-        filmed_episodes: int = 9,
+        filmed_episodes: int,
         keeps_simulators: bool = True,
     ) -> None:
         """`policy` returns the policy with its present weights; `stopping` is whether this rank is asked to stop.

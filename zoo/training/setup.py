@@ -33,7 +33,6 @@ from zoo.runs.folder import (
     closing_lines,
     create_run_folder,
     describe_run,
-    headline,
     locked,
 )
 from zoo.runs.loggers import ScreenTable
@@ -95,11 +94,10 @@ def policy_arguments(config: RunConfig, envs: VLAVectorEnv, weights: Path | None
         # What a checkpoint says of itself, even when the folder its first weights came from is gone.
         for name in ("backbone_kwargs", "unnorm_key", "revision"):
             options.pop(name, None)
-    suites = {task.suite for task in benchmark_of(config).tasks}
     return {
         "backbone": config.policy if weights is None else str(weights),
         "action_spec": envs.benchmark.action_spec,
-        "suite": suites.pop() if len(suites) == 1 else None,
+        "suite": benchmark_of(config).suite,
         **options,
     }
 
@@ -178,8 +176,13 @@ class RLTrainer(Trainer):
     """Training episodes; of the rank that writes."""
 
     def headline(self) -> str:
-        size = sum(parameter.numel() for parameter in self.model.policy.parameters())
-        return headline(self.config, self.run.path, size, self.done)
+        config, size = self.config, sum(parameter.numel() for parameter in self.model.policy.parameters())
+        start = f", going on at {self.done}" if self.done else ""
+        return (
+            f"{config.algo.upper()} on {config.env} with {config.policy} ({size / 1e6:.1f} M parameters), "
+            f"{config.num_envs} envs, {config.n_timesteps} simulator steps{start}, seed {config.seed} -> "
+            f"{self.run.path}"
+        )
 
     def make_checkpoints(self) -> CheckpointCallback:
         return CheckpointCallback(self.run.path, save_freq=self.config.save_freq)

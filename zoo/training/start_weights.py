@@ -111,7 +111,7 @@ def fetch_start_weights(config: RunConfig) -> None:
 def check_fit(config: RunConfig) -> str:
     """Build the policy on the meta device from the headers of its files, which must be here; say what was compared."""
     kwargs, benchmark = config.policy_kwargs, benchmark_of(config)
-    layout, suites = observation_layout(config, benchmark), {task.suite for task in benchmark.tasks}
+    layout = observation_layout(config, benchmark)
     wanted = Conventions(
         cameras=layout.cameras,
         image_size=layout.image_size,
@@ -123,7 +123,7 @@ def check_fit(config: RunConfig) -> str:
     request = Request(
         family=kwargs.get("family", config.policy if config.policy in FAMILIES else None),
         unnorm_key=kwargs.get("unnorm_key"),
-        suite=suites.pop() if len(suites) == 1 else None,
+        suite=benchmark.suite,
         action_spec=benchmark.action_spec,
         options=kwargs.get("backbone_kwargs") or {},
         base=kwargs.get("base"),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from vla_gym.observation import encode_instruction
-from vla_policies import Conventions, VLAPolicy
+from vla_policies import VLAPolicy
 from vla_policies.smolvla.model import SmolVLABackbone
 from vla_policies.types import PolicyInputs
 
@@ -72,33 +69,3 @@ def joint(golden_root: Path) -> Golden:
     if not folder.is_dir():
         pytest.skip(f"no golden fixtures at {folder}")
     return load(folder, CAMERAS["smolvla_tiny"])
-
-
-CONVENTIONS = Conventions(cameras=("image",), image_size=64, state_dim=3, chunk=4, action_dim=2)
-
-
-@pytest.fixture
-def make_backbone() -> Callable[..., SmolVLABackbone]:
-    """`make_backbone(**options)`: tiny random weights for chunks of 4 x 2, moved off their start."""
-
-    def build(**options: Any) -> SmolVLABackbone:
-        torch.manual_seed(0)
-        backbone = SmolVLABackbone.fresh(CONVENTIONS, {"size": "tiny", **options})
-        with torch.no_grad():
-            for parameter in backbone.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-        return backbone
-
-    return build
-
-
-@pytest.fixture
-def obs() -> dict[str, Tensor]:
-    """Three observations of one camera, sentences of different lengths."""
-    rng = np.random.default_rng(0)
-    sentences = ("reach the red block", "put the bowl on the plate, please", "open")
-    return {
-        "image": torch.from_numpy(rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)),
-        "state": torch.from_numpy(rng.uniform(-1, 1, (3, 3)).astype(np.float32)),
-        "instruction": torch.from_numpy(np.stack([encode_instruction(sentence) for sentence in sentences])),
-    }

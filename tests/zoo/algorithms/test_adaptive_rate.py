@@ -13,7 +13,7 @@ from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from zoo.algorithms.adaptive_rate import adapted
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -85,10 +85,8 @@ def test_a_resumed_run_goes_on_with_the_factor(algo: str, tmp_path: Any):
     stopped = build(algo, desired_kl=1e-4)
     before = learn(stopped, total, StopIn(3))
     assert stopped._rate_factor != 1.0
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     resumed = build(algo, desired_kl=1e-4)
-    latest = find_latest_checkpoint(tmp_path)
-    assert latest is not None
-    load_checkpoint(resumed, latest)
+    load_checkpoint(resumed, folder)
     assert resumed._rate_factor == stopped._rate_factor
     assert same(before + learn(resumed, total, resumed=True), expected)

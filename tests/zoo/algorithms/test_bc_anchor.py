@@ -28,7 +28,7 @@ from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.distributed.process_group import ProcessGroup
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
@@ -125,9 +125,7 @@ def test_a_run_that_goes_on_imitates_as_the_uninterrupted_one(algo: str, demos: 
     assert all(row["train/actor/bc_loss"] > 0 for row in expected)
     stopped = build(algo, **settings)
     before = learn(stopped, total, StopIn(3, 2))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
-    folder = find_latest_checkpoint(tmp_path)
-    assert folder is not None
+    folder = save_checkpoint(stopped, tmp_path / "checkpoints")
     resumed = build(algo, **settings)
     load_checkpoint(resumed, folder)
     assert same(before + learn(resumed, total, resumed=True), expected)

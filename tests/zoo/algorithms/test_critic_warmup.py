@@ -14,7 +14,7 @@ from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
 from zoo import PPO
 from zoo.algorithms.learner import critic_parameters
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -77,9 +77,9 @@ def test_the_count_survives_a_checkpoint(tmp_path: Any):
     assert [row["train/critic/warmup"] for row in whole[:4]] == [1.0, 1.0, 1.0, 0.0]
     stopped = build("ppo", **settings)
     before = learn(stopped, 420, StopIn(3, 2))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     resumed = build("ppo", **settings)
-    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    load_checkpoint(resumed, folder)
     assert len(before) == 2
     assert same(before + learn(resumed, 420, resumed=True), whole)
 

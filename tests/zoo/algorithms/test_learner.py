@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.algorithms.learner import Learner, Scorer, ignore_frozen_parameters
 
@@ -19,9 +19,15 @@ def make(max_grad_norm: float = 10.0) -> tuple[Learner, nn.Parameter]:
     return Learner(Scorer(policy), optimizer, max_grad_norm), policy.weight
 
 
+def step(learner: Learner, loss: Tensor) -> tuple[Tensor, bool]:
+    learner.zero_grad()
+    learner.backward(loss)
+    return learner.apply()
+
+
 def test_a_step_descends():
     learner, weight = make()
-    norm, stepped = learner.step((weight * torch.tensor([3.0, 4.0])).sum())
+    norm, stepped = step(learner, (weight * torch.tensor([3.0, 4.0])).sum())
     assert stepped
     assert norm.item() == pytest.approx(5.0)
     assert weight.tolist() == pytest.approx([0.7, 1.6])
@@ -29,7 +35,7 @@ def test_a_step_descends():
 
 def test_the_gradient_is_clipped_by_its_global_norm():
     learner, weight = make(max_grad_norm=1.0)
-    norm, _ = learner.step((weight * torch.tensor([3.0, 4.0])).sum())
+    norm, _ = step(learner, (weight * torch.tensor([3.0, 4.0])).sum())
     assert norm.item() == pytest.approx(5.0)
     assert weight.tolist() == pytest.approx([1 - 0.06, 2 - 0.08], abs=1e-5)
 
@@ -37,15 +43,15 @@ def test_the_gradient_is_clipped_by_its_global_norm():
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum_alone(poison: float):
     learner, weight = make()
-    learner.step(weight.sum())
+    step(learner, weight.sum())
     before = weight.detach().clone()
     momentum = learner.raw_optimizer.state[weight]["momentum_buffer"].clone()
-    _, stepped = learner.step((weight * poison).sum())
+    _, stepped = step(learner, (weight * poison).sum())
     assert not stepped
     assert torch.equal(weight.detach(), before)
     assert torch.equal(learner.raw_optimizer.state[weight]["momentum_buffer"], momentum)
     # And the next good step is not spoilt by what was left of the bad one.
-    learner.step(weight.sum())
+    step(learner, weight.sum())
     assert weight.tolist() == pytest.approx((before - 0.1 * (1 + 0.9)).tolist())
 
 
@@ -59,11 +65,11 @@ def test_a_loss_scale_that_was_too_large_shrinks_and_training_goes_on(monkeypatc
     learner.accelerator._optimizers = [optimizer]
     learner._optimizer, learner._clip = optimizer, learner.accelerator.clip_grad_norm_
     # 4 * 1e38 is more than a float32 holds.
-    _, stepped = learner.step((weight * 1e38).sum())
+    _, stepped = step(learner, (weight * 1e38).sum())
     assert not stepped
     assert weight.tolist() == [1.0, 2.0]
     assert scaler.get_scale() == 2.0
-    norm, stepped = learner.step((weight * 0.5).sum())
+    norm, stepped = step(learner, (weight * 0.5).sum())
     assert stepped
     assert norm.item() == pytest.approx(0.5 * math.sqrt(2))
     assert weight.tolist() == pytest.approx([0.95, 1.95])

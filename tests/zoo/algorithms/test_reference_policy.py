@@ -19,7 +19,7 @@ from vla_policies.modules.lora import switched_off
 from zoo import GRPO, PPO
 from zoo.algorithms.losses import PPOLoss, reference_kl
 from zoo.runs.folder import REFERENCE_FILE
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -132,7 +132,7 @@ def test_a_copy_survives_a_checkpoint(algo: str, tmp_path: Any):
     folder = save_checkpoint(stopped, tmp_path / "checkpoints")
     assert (folder / REFERENCE_FILE).is_file()
     resumed = build(algo, **COPY)
-    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    load_checkpoint(resumed, folder)
     after = learn(resumed, total, resumed=True)
     assert before
     assert after

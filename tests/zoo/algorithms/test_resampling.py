@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.zoo.algorithms.test_grpo import toy
+from tests.zoo.algorithms.test_grpo import standing_still, toy
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from vla_gym.errors import BadValue
-from vla_policies.types import ActionSample
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -43,19 +42,8 @@ def test_groups_with_signal_of_a_further_round_replace_those_without():
     assert len(model.ep_info_buffer) == 16
 
 
-def standing_still(model: Any) -> Any:
-    act = model.policy.act
-
-    def stand_still(obs: Any, **given: Any) -> ActionSample:
-        sample = act(obs, **given)
-        return ActionSample(torch.zeros_like(sample.action_BKA), sample.logprob_BKA, sample.value_B, sample.record)
-
-    model.policy.act = stand_still
-    return model
-
-
 def test_it_ends_when_the_rounds_are_used_up():
-    model = standing_still(toy(resample_dead_groups=2))
+    model = standing_still(resample_dead_groups=2)
     model.learn(1)
     logged = model.logger.output_formats[0].rows[-1]
     assert logged["rollout/resample_rounds"] == 2
@@ -65,7 +53,7 @@ def test_it_ends_when_the_rounds_are_used_up():
 
 
 def test_a_stopped_further_round_is_given_up_with_its_rollout():
-    model = standing_still(toy(resample_dead_groups=2))
+    model = standing_still(resample_dead_groups=2)
     horizon = -(-max(task.horizon for task in model.grouped_envs.benchmark.tasks) // 3)
     model.learn(1000, callback=StopIn(1, horizon + 1))
     assert model._n_updates == 0
@@ -85,9 +73,9 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(tmp_path: Any):
     whole = learn(build("grpo", **settings), 1500)
     stopped = build("grpo", **settings)
     before = learn(stopped, 1500, StopIn(2, 3))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     resumed = build("grpo", **settings)
-    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    load_checkpoint(resumed, folder)
     assert len(before) == 1
     assert any(row["rollout/resample_rounds"] for row in whole)
     assert same(before + learn(resumed, 1500, resumed=True), whole)

@@ -117,3 +117,16 @@ def test_what_the_row_decides_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(BadValue) as error:
         evaluate.run(["--published", "libero-oft-base", "--dry-run", *argv])
     assert str(error.value) == f"{said} is the protocol's, and --published libero-oft-base sets it; leave it out"
+
+
+def test_a_bare_family_stands_for_the_recipes_checkpoint_and_its_model() -> None:
+    name, parts = published_runs.acting_settings("ManiSkill-Plate25", "openvla-oft")
+    assert name == "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Lora"
+    assert parts == {"base": "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main"}
+    assert published_runs.acting_settings("ManiSkill-Plate25", "someone/else") == ("someone/else", {})
+
+
+def test_the_plan_of_a_recipe_is_the_one_of_the_command() -> None:
+    plan = published_runs.recipe_plan("ppo", "ManiSkill-Plate25", "openvla-oft")
+    assert (plan.config.entry, plan.config.chunk) == ("ManiSkill-Plate25/openvla-oft", 8)
+    assert (plan.batch.decisions, plan.batch.minibatches) == (2560, 4)

@@ -55,23 +55,14 @@ def test_each_command_gets_the_settings_that_it_takes() -> None:
     assert sft.parser().parse(asked.learning(2, "p")).params == ["chunk:2", learning]
 
 
-def test_the_policy_of_a_run_is_its_best(tmp_path: Path) -> None:
-    run = tmp_path / "sft/Toy-Reach_1"
-    for folder in (run / "best", tmp_path / "round_1/sft/Toy-Reach_1/best"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    for name in ("config.yml", "args.yml"):
-        (run / name).touch()
-
-    def after(number: int, policy: Path | str) -> str:
-        args = parser().parse([*ASKED, "--policy", str(policy)])
-        return RoundsPlan(args=args, folder=tmp_path, split=None, eval_episodes=0).policy_after(number)
-
-    assert after(0, run) == after(0, run / "best") == str(run / "best")
-    assert after(0, "nano") == "nano"
-    assert after(1, run) == str(tmp_path / "round_1/sft/Toy-Reach_1/best")
+def test_a_round_goes_on_from_the_best_of_the_round_before(tmp_path: Path) -> None:
+    best = tmp_path / "round_1/sft/Toy-Reach_1/best"
+    best.mkdir(parents=True)
+    (best / "config.json").write_text("{}")
+    one = replace(plan("--policy", "nano"), folder=tmp_path)
+    assert [one.policy_after(number) for number in (0, 1)] == ["nano", str(best)]
     with pytest.raises(BadValue, match=r"holds no policy \(any more\), from which round 3 would go on"):
-        after(2, run)
+        one.policy_after(2)
 
 
 def test_a_round_that_learned_nothing_leaves_the_policy_before_it(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from vla_gym.registry import find_benchmark
-from zoo.config.published import ANY_SUITE, published_rows, recipe_key
+from zoo.config.hyperparams import packaged_entry
+from zoo.config.published import ANY_SUITE, published_rows
 
 # RLinf's documentation and pi_RL's tables, column by column.
 PRINTED = {
@@ -79,7 +80,7 @@ def test_a_rows_protocol_is_its_environments(name: str) -> None:
     assert horizons == set(row.horizon)
     if row.recipe is not None:
         env = row.envs[0] if row.recipe.env == ANY_SUITE else row.recipe.env
-        assert recipe_key(row.recipe, env) == f"{env}/{row.recipe.policy}"
+        assert packaged_entry(row.recipe.algo, f"{env}/{row.recipe.policy}") is not None
 
 
 def test_the_libero_130_row_is_sampled_at_1_6_twice_on_6500_start_states() -> None:

@@ -60,7 +60,7 @@ def test_separate_roles():
     assert (split.everywhere, split.remote_envs, split.weights_to) == (False, True, (2,))
     # The rollout rank's sub-environments: a half on each env rank, which serves it alone.
     assert split.servers_of(2) == ((0, 0), (1, 0))
-    assert split.clients_of(0) == 1
+    assert split.clients == 1
 
 
 def test_hybrid_roles_and_lists_of_ranks():
@@ -73,7 +73,7 @@ def test_hybrid_roles_and_lists_of_ranks():
 def test_one_env_rank_serves_several_rollout_ranks():
     few = parse_placement("env=0,rollout=1-2,actor=3", 4)
     assert [few.servers_of(rank) for rank in (1, 2)] == [((0, 0),), ((0, 1),)]
-    assert few.clients_of(0) == 2
+    assert few.clients == 2
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from zoo.evaluation.statistics import (
     effective_episodes,
     holm,
     mcnemar_exact,
+    mean_of_rates,
     outcomes_of,
     overall_rate,
     rate_values,
     rates_by_suite,
     rates_by_task,
     sign_flip_exact,
-    task_weighted_mean,
     wilson_interval,
 )
 
@@ -197,7 +197,7 @@ def test_rates_by_task_and_suite_and_their_means() -> None:
         ("two", 0, 1),
     ]
     assert (overall_rate(episodes).successes, overall_rate(episodes).episodes) == (2, 4)
-    assert task_weighted_mean(by_task) == pytest.approx(1 / 3)
+    assert mean_of_rates(by_task) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

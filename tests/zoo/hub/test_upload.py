@@ -198,31 +198,32 @@ def test_the_card_says_what_was_measured(run: Path, hub: LoopbackHub) -> None:
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + len(record["tasks"])
 
 
+def quoted(run: Path) -> Mapping[str, Any]:
+    record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
+    assert record is not None
+    return record
+
+
 def test_the_card_quotes_the_runs_own_protocol_alone(
     run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def quoted() -> Mapping[str, Any]:
-        record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
-        assert record is not None
-        return record
-
     def named(*flags: str) -> str:
         capsys.readouterr()
         assert evaluate.run(["-i", str(run), "--num-threads", "1", "--device", "cpu", *flags]) == 0
         return capsys.readouterr().out.split("written to ")[1].strip()
 
     assert named("--eval-episodes", "6") == f"{run}/results.json"
-    assert len(quoted()["episodes"]) == 6
+    assert len(quoted(run)["episodes"]) == 6
     # Neither another protocol nor fewer start states take its place.
     asked = ["--eval-episodes", "3", "--stochastic", "--split", "train"]
     assert named(*asked).startswith(f"{run}/results_train_stochastic.json (results.json is for the run's")
     assert named("--eval-episodes", "3").startswith(f"{run}/results_3-episodes.json (results.json is for")
-    assert len(quoted()["episodes"]) == 6
+    assert len(quoted(run)["episodes"]) == 6
     # A file that got the name all the same is not quoted; the evaluation of the training is.
     assert named(*asked, "-o", str(run / "results.json")) == f"{run}/results.json"
-    assert "num_timesteps" in quoted()
+    assert "num_timesteps" in quoted(run)
     assert named("--eval-episodes", "3", "--split", "validation", "-o", str(run / "results.json"))
-    assert "num_timesteps" in quoted()
+    assert "num_timesteps" in quoted(run)
     assert push_to_hub.run(["-i", str(run), RUN]) == 0
     assert ", split train. Details are in `protocol.json`." in hub.repos[RUN].files["README.md"].decode()
 
@@ -230,11 +231,6 @@ def test_the_card_quotes_the_runs_own_protocol_alone(
 def test_results_count_for_the_weights_they_are_of(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def quoted(run: Path) -> Mapping[str, Any]:
-        record = find_evaluation(RunFolder(run), weights_sha256(run / "best"), RunFolder(run).saved_steps()[-1])
-        assert record is not None
-        return record
-
     asked = ["--num-threads", "1", "--device", "cpu", "--eval-episodes"]
     assert evaluate.run(["-i", str(run), *asked, "6"]) == 0
     # Moved, and seen from another folder: they are the same weights.

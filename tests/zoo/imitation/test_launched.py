@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.zoo.imitation.test_families import base
+from tests.zoo.imitation.test_sft import metrics
 from tests.zoo.launching import TOY, finish, only_run, same_tensors, start
 from tests.zoo.training.test_rank_failures import end_of, ranks_of
 from zoo import sft
@@ -23,10 +24,6 @@ pytest.importorskip("pyarrow")
 SEEDED = (*TOY, "--batch-size", "8", "--seed", "0", "--augment")
 SIZE = ("-n", "4", "--eval-freq", "2", "--eval-episodes", "5", "--micro-batch-size", "3")
 LORA = "policy_kwargs:{backbone_kwargs: {lora: {rank: 4}}}"
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_close(run: Path, expected: Path) -> None:

@@ -15,7 +15,7 @@ from tests.zoo.training.test_checkpoint import TINY, StopIn, build, learn, same
 from vla_gym.errors import BadValue, UnknownName
 from zoo import PPO
 from zoo.rollout.round_collector import decisions_of_an_episode
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint, save_checkpoint
+from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warnings.TrainingWarning")
 
@@ -88,9 +88,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> Non
     whole = learn(build("ppo", **settings), 400)
     stopped = build("ppo", **settings)
     before = learn(stopped, 400, StopIn(3, 2))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     resumed = build("ppo", **settings)
-    load_checkpoint(resumed, find_latest_checkpoint(tmp_path))
+    load_checkpoint(resumed, folder)
     after = learn(resumed, 400, resumed=True)
     assert before
     assert after

@@ -13,8 +13,6 @@ from vla_policies import VLAPolicy
 from zoo.training.callbacks import BestPolicy, CheckpointCallback
 from zoo.training.checkpoint import (
     best_success,
-    find_latest_checkpoint,
-    is_complete,
     save_checkpoint,
 )
 
@@ -38,7 +36,7 @@ def test_the_callback_saves_at_boundaries_past_every_save_freq(tmp_path: Path):
     assert steps[-1] == model.num_timesteps
     assert all(later - earlier >= 100 for earlier, later in zip([0, *steps], steps[:-1]))
     assert len(steps) >= 3
-    assert all(is_complete(folder) for folder in saved)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == len(saved)
 
 
 def test_the_callback_keeps_the_newest(tmp_path: Path):
@@ -53,8 +51,7 @@ def test_asked_to_stop_it_saves_the_boundary_before_the_rollout(tmp_path: Path):
     model = build("ppo")
     callback = CheckpointCallback(tmp_path)
     learn(model, 10_000, [callback, _Ask(callback, after=8)])
-    latest = find_latest_checkpoint(tmp_path)
-    assert latest is not None
+    (latest,) = (tmp_path / "checkpoints").iterdir()
     # Five decisions to a rollout: asked in the second, it went back to the end of the first.
     assert counters_of(latest)["_n_updates"] == 2
     assert counters_of(latest)["num_timesteps"] < model.num_timesteps

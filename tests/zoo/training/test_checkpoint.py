@@ -31,8 +31,6 @@ from zoo.runs.folder import STATE_FILE
 from zoo.runs.seal import sealed
 from zoo.training.checkpoint import (
     best_success,
-    find_latest_checkpoint,
-    is_complete,
     load_checkpoint,
     save_best,
     save_checkpoint,
@@ -108,12 +106,10 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(algo: str, decision: int, w
     total, expected = whole[algo]
     stopped = build(algo)
     before = learn(stopped, total, StopIn(4, decision))
-    save_checkpoint(stopped, tmp_path / "checkpoints")
+    folder = save_checkpoint(stopped, tmp_path)
     _spoil_generators()
     resumed = build(algo, verbose=0)
-    latest = find_latest_checkpoint(tmp_path)
-    assert latest is not None
-    load_checkpoint(resumed, latest)
+    load_checkpoint(resumed, folder)
     after = learn(resumed, total, resumed=True)
     assert len(before) == 3
     assert same(before + after, expected)
@@ -154,16 +150,17 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from tests.zoo.training.test_checkpoint import build, learn
-from zoo.training.checkpoint import find_latest_checkpoint, load_checkpoint
+from zoo.runs.folder import RunFolder
+from zoo.training.checkpoint import load_checkpoint
 from zoo.training.callbacks import CheckpointCallback
 
 algo, total, run, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 model = build(algo)
-latest = find_latest_checkpoint(run)
-if latest is not None:
-    load_checkpoint(model, latest)
+steps = RunFolder(run).saved_steps()
+if steps:
+    load_checkpoint(model, RunFolder(run).checkpoint(steps[-1]))
 callback = CheckpointCallback(run, save_freq=1)
-rows = learn(model, total, callback, resumed=latest is not None)
+rows = learn(model, total, callback, resumed=bool(steps))
 out.write_text(json.dumps(rows, default=float))
 """
 
@@ -212,21 +209,6 @@ def saved(tmp_path: Path) -> Path:
     model = build("ppo")
     learn(model, 1)
     return save_checkpoint(model, tmp_path / "checkpoints")
-
-
-def test_incomplete_checkpoints_are_passed_over(saved: Path):
-    run = saved.parents[1]
-    assert find_latest_checkpoint(run) == saved
-    unfinished = saved.parent / "step_999999"
-    unfinished.mkdir()
-    (unfinished / "model.safetensors").write_bytes(b"")
-    (saved.parent / ".step_1000000.partial-1").mkdir()
-    (saved.parent / "step_of_another_kind").mkdir()
-    assert find_latest_checkpoint(run) == saved
-    with (saved / "optimizer.safetensors").open("r+b") as file:
-        file.truncate(100)
-    assert not is_complete(saved)
-    assert find_latest_checkpoint(run) is None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rollout.safetensors", STATE_FILE])

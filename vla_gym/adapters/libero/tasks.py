@@ -97,11 +97,6 @@ PROTOCOLS = {
 }
 
 
-def libero_ids() -> tuple[str, ...]:
-    """Return the suite ids of this family; single tasks are `<suite>/<index>`."""
-    return tuple(SUITES)
-
-
 def libero_benchmark(
     env_id: str,
     *,

@@ -69,7 +69,6 @@ TASKS: dict[str, tuple[str, str]] = {
     "window-close": ("easy", "Push and close a window"),
 }
 """Task -> (difficulty bucket, sentence), in the order of the instruction table (RLinf's task ids of MT50)."""
-BUCKETS = ("easy", "medium", "hard", "very_hard")
 
 MT10 = (
     *("reach", "push", "pick-place", "door-open", "drawer-open", "drawer-close"),
@@ -144,11 +143,6 @@ PROTOCOLS: dict[str, MetaWorldProtocol] = {
     ),
 }
 """Success at any step counts in all of them, and ends the episode here."""
-
-
-def metaworld_ids() -> tuple[str, ...]:
-    """Return the ids of this family."""
-    return tuple(TASK_SETS)
 
 
 def default_protocol(env_id: str) -> str:

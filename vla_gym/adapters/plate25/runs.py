@@ -110,18 +110,6 @@ class Run:
             values[digit] = value + first
         return Episode(**values)
 
-    def episode_id(self, episode: Episode) -> int:
-        """Encode an episode, the inverse of `episode`; raise `BadValue` for one that is not of this run."""
-        number = 0
-        for digit, count, first in self.digits:
-            value = getattr(episode, digit) - first
-            if not 0 <= value < count:
-                raise BadValue(
-                    f"{digit}={value + first} is not one of this run's; allowed are {first} .. {first + count - 1}"
-                )
-            number = number * count + value
-        return number
-
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:

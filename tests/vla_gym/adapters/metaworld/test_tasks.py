@@ -10,10 +10,10 @@ import pytest
 from vla_gym.adapters.metaworld.tasks import (
     MT10,
     PROTOCOLS,
+    TASK_SETS,
     TASKS,
     expert_name,
     metaworld_benchmark,
-    metaworld_ids,
 )
 from vla_gym.errors import BadValue, UnknownName
 from vla_gym.observation import check_instruction
@@ -52,8 +52,8 @@ def test_the_sets_of_tasks() -> None:
 
 
 def test_every_id_is_listed_with_its_number_of_tasks() -> None:
-    assert set(metaworld_ids()) <= set(list_envs())
-    for env_id in metaworld_ids():
+    assert set(TASK_SETS) <= set(list_envs())
+    for env_id in TASK_SETS:
         assert num_tasks(env_id) == len(find_benchmark(env_id).tasks)
 
 

@@ -55,19 +55,14 @@ def test_an_id_by_hand() -> None:
 
 
 @pytest.mark.parametrize("run", EVERY, ids=lambda run: run.name or run.upstream)
-def test_round_trip(run: Run) -> None:
+def test_every_id_is_another_episode(run: Run) -> None:
     rng = np.random.default_rng(0)
-    for number in (0, run.total - 1, *rng.integers(run.total, size=200).tolist()):
-        assert run.episode_id(run.episode(number)) == number
+    numbers = {0, run.total - 1, *rng.integers(run.total, size=200).tolist()}
+    assert len({run.episode(number) for number in numbers}) == len(numbers)
     with pytest.raises(BadValue, match=r"allowed are 0 \.\. "):
         run.episode(run.total)
     with pytest.raises(BadValue, match=r"allowed are 0 \.\. "):
         run.episode(-1)
-
-
-def test_an_episode_of_another_run_is_refused() -> None:
-    with pytest.raises(BadValue, match=r"object=20 is not one of this run's; allowed are 0 \.\. 15"):
-        MAIN["train"].episode_id(Episode(object=20, table=0, position=0, yaw=0))
 
 
 @pytest.mark.parametrize("run", EVERY, ids=lambda run: run.name or run.upstream)
