@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,9 @@ def _print_result(args: argparse.Namespace, source: Source, writer: Any, num_att
         )
     else:
         packages = packages_flag(args.gym_packages)
-        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}")
+        # An expert's pictures are drawn as these say, and so must be those that the policy acts on.
+        pictures = f" -params {shlex.join(args.params)}" if args.expert and args.params else ""
+        print(f"next:\n  python -m zoo.sft{packages} --env {source.env} --dataset {quoted(args.output)}{pictures}")
 
 
 def _crf(text: str) -> int:

@@ -154,6 +154,10 @@ def _go_on(args: argparse.Namespace, command: str) -> int:
             setattr(stored, name, getattr(args, name))
     done = max(0, len(lines) - 1)
     plan = _checked(stored, folder, record["rounds"])
+    if done and not plan.episodes:
+        raise BadValue(
+            f"'{folder}' has done its round; without collecting there is no second; begin anew with more of -n"
+        )
     if done >= plan.rounds:
         raise BadValue(f"'{folder}' has done its {done} rounds; for more give --rounds, e.g. --rounds {2 * done}")
     return _improve(plan, record, command)
@@ -213,7 +217,8 @@ def _improve(plan: RoundsPlan, record: dict[str, Any], command: str) -> int:
     if learned := plan.learned(plan.rounds):
         packages = packages_flag(plan.args.gym_packages)
         print(f"  python -m zoo.evaluate{packages} -i {quoted(plan.run_of(learned).path)}")
-    print(f"  {again} --rounds {2 * plan.rounds}   (more rounds)")
+    if plan.episodes:
+        print(f"  {again} --rounds {2 * plan.rounds}   (more rounds)")
     return 0
 
 

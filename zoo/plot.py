@@ -18,7 +18,7 @@ from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import ALGORITHMS
 from zoo.config.run_config import RunConfig
 from zoo.evaluation.aggregate import interquartile_interval, interquartile_mean
-from zoo.files import atomic_file
+from zoo.files import atomic_file, quoted
 from zoo.runs.curves import (
     Episodes,
     EvaluationPoint,
@@ -94,7 +94,13 @@ class RunCurves:
 
 def read(run: RunFolder) -> RunCurves:
     """Read the curves of a run; raises `BadValue` when it cannot be read."""
-    return RunCurves(config=run.config(), episodes=read_episodes(run), evaluations=read_evaluations(run))
+    config = run.config()
+    if config.algo not in ALGORITHMS:
+        raise BadValue(
+            f"'{run.path}' is a run of zoo.{config.algo}, which plays no training episodes; zoo.plot draws runs of "
+            f"{' and '.join(ALGORITHMS)}. Its own curves: python -m zoo.report -i {quoted(run.path)}"
+        )
+    return RunCurves(config=config, episodes=read_episodes(run), evaluations=read_evaluations(run))
 
 
 def _readable(found: Sequence[RunFolder]) -> list[RunCurves]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,8 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     assert collect.run([*asked, "-n", "3"]) == 0  # goes on, and throws nothing away
     said = capsys.readouterr().out
     assert "3 episodes" in said
-    assert "python -m zoo.sft" in said
+    # The policy is to see pictures of the same kind.
+    assert f"python -m zoo.sft --env {ENV} --dataset demos -params {shlex.join(PICTURES)}\n" in said
     from zoo.demonstrations.lerobot_reader import read_dataset
 
     shown = read_dataset(tmp_path / "demos")

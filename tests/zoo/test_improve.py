@@ -212,3 +212,6 @@ def test_a_dataset_alone_is_learned_in_one_round(demos: Path, capsys: pytest.Cap
     assert "\nround 1: " in said
     assert not (RUN / "round_1/rollouts").exists()
     assert not (RUN / "round_0.json").exists()
+    # A second round would be refused, so none is advised.
+    assert "--rounds" not in said
+    assert "without collecting there is no second; begin anew with more of -n" in complaint(capsys, "-i", str(RUN))

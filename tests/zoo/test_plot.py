@@ -36,6 +36,16 @@ def logs(tmp_path: Path) -> Path:
     return tmp_path / "logs"
 
 
+def test_a_run_of_demonstrations_is_told_apart_from_a_damaged_one(logs: Path, tmp_path: Path) -> None:
+    run_folder = tmp_path / "logs" / "sft" / "Toy-Reach_1"
+    shutil.copytree(logs / "ppo" / "Toy-Reach_1", run_folder)
+    config = (run_folder / "config.yml").read_text(encoding="utf-8")
+    (run_folder / "config.yml").write_text(config.replace("algo: ppo", "algo: sft"), encoding="utf-8")
+    (run_folder / "monitor.csv").unlink()
+    with pytest.raises(BadValue, match=r"zoo\.sft.* python -m zoo\.report -i"):
+        run([str(run_folder)])
+
+
 @pytest.mark.parametrize("axes", [("steps", "success"), ("episodes", "reward"), ("time", "length")])
 def test_curves_of_all_runs_are_drawn(
     logs: Path, tmp_path: Path, axes: tuple[str, str], capsys: pytest.CaptureFixture[str]

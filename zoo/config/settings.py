@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from vla_gym.errors import BadValue, UnknownName, shown, unknown_name
+from vla_gym.registry import list_envs, option_names
 from vla_gym.specs import LONGEST_WAIT
 from zoo.config.schedules import build_schedule
 
@@ -108,9 +109,12 @@ def check_fields(known: Mapping[str, Any], values: Mapping[str, Any], where: str
 
 
 def _unknown_setting(known: Mapping[str, Any], name: str, where: str) -> UnknownName:
-    """Return the error; another project's name of a setting is nearer than a similar spelling."""
+    """Return the error; another project's name of a setting, or a benchmark's option, is nearer than a spelling."""
     meant = ALIASES.get(name.casefold())
-    return unknown_name(f"setting ({where})", name, known, show=40, meant=meant if meant in known else None)
+    meant = meant if meant in known else None
+    if meant is None and "env_kwargs" in known and any(name in option_names(env) for env in list_envs()):
+        meant = f"env_kwargs:{{{name}: ...}}"
+    return unknown_name(f"setting ({where})", name, known, show=40, meant=meant)
 
 
 def check_value(annotation: Any, value: object, where: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from vla_gym import __version__
+from vla_policies.registry import FAMILIES
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.evaluation.results import with_split
 from zoo.runs.folder import longer
@@ -42,8 +43,8 @@ class CardFacts:
     """`zoo.evaluation.results.evaluation_record` of these weights, or the part of one that is known."""
     protocol: Mapping[str, Any]
     """The run's protocol.json."""
-    resumable: bool
-    """Whether the repository holds a checkpoint to train on from."""
+    saved_step: int | None
+    """Simulator steps of the checkpoint in the repository, from which training goes on; None without one."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -157,8 +158,8 @@ def _usage(facts: CardFacts) -> str:
         f"python -m zoo.record_video -i {repo}",
         f"python -m zoo.load_from_hub {repo}        # as a run folder under logs/",
     ]
-    if facts.resumable and facts.config.algo != "sft":
-        more = longer(facts.config.n_timesteps, facts.step or 0)
+    if facts.saved_step is not None and facts.config.algo != "sft":
+        more = longer(facts.config.n_timesteps, facts.saved_step)
         lines.append(f"python -m zoo.train -i {repo} -n {more}   # train on")
     lines.append("```")
     if facts.adapter:
@@ -175,9 +176,12 @@ def _training(facts: CardFacts) -> str:
     settings = yaml.safe_dump({name: plain[name] for name in _SHOWN_SETTINGS}, sort_keys=False)
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", settings)), 0)
     launch = f", by {inline(facts.protocol['launch'])}" if facts.protocol.get("launch") else ""
-    return (
-        f"## Training\n\nStarted from the recipe {_code(facts.config.entry)}{launch}.\n\n{fence}yaml\n{settings}{fence}"
-    )
+    recipe = f"the recipe {_code(facts.config.entry)}{launch}"
+    if facts.base == facts.config.policy.partition("@")[0]:
+        recipe = f"{_code(facts.base)} with {recipe}"
+    elif facts.config.policy not in FAMILIES:
+        recipe = f"a trained policy, which is not part of this repository, with {recipe}"
+    return f"## Training\n\nStarted from {recipe}.\n\n{fence}yaml\n{settings}{fence}"
 
 
 def _protocol(facts: CardFacts) -> str:

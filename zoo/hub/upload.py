@@ -127,20 +127,22 @@ def repository_files(publication: Publication, scratch: Path) -> dict[str, Path]
     files |= {name: run.path / name for name in RUN_RECORDS if (run.path / name).is_file()}
     if RESULTS_FILE in files and not is_of_weights(read_json(files[RESULTS_FILE]), weights):
         del files[RESULTS_FILE]
-    step = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
-    if step is not None:
-        files |= {f"checkpoints/step_{step}/{file.name}": file for file in files_of(run.checkpoint(step))}
+    saved = run.saved_steps()[-1] if publication.with_checkpoint and run.saved_steps() else None
+    if saved is not None:
+        files |= {f"checkpoints/step_{saved}/{file.name}": file for file in files_of(run.checkpoint(saved))}
     if videos := run.own_videos():
         files[REPLAY] = videos[-1]
     if publication.base is not None:
         _rename_base(files, publication.base, scratch)
     card = scratch / CARD
-    card.write_text(model_card(card_facts(publication, policy, weights, files)), encoding="utf-8")
+    card.write_text(model_card(card_facts(publication, policy, weights, files, saved_step=saved)), encoding="utf-8")
     return {**files, CARD: card}
 
 
-def card_facts(publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path]) -> CardFacts:
-    """Return the facts of the model card; `weights` is the SHA-256 of the policy's."""
+def card_facts(
+    publication: Publication, policy: Path, weights: str | None, files: Mapping[str, Path], *, saved_step: int | None
+) -> CardFacts:
+    """Return the facts of the model card; `weights` is the SHA-256 of the policy's, `saved_step` the checkpoint's."""
     run, config = publication.run, publication.run.config()
     base = config.policy.partition("@")[0]
     beneath = OWN_BASE
@@ -160,7 +162,7 @@ def card_facts(publication: Publication, policy: Path, weights: str | None, file
         family=config.entry.rpartition("/")[2] or "policy",
         evaluation=find_evaluation(run, weights, step),
         protocol=_protocol_of(protocol) if protocol is not None else {},
-        resumable=any(name.startswith("checkpoints/") for name in files),
+        saved_step=saved_step,
     )
 
 

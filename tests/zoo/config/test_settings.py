@@ -41,6 +41,15 @@ def test_what_others_call_a_setting_is_understood_as_a_hint(algo: str, values: d
         check_settings(algo, values, "x")
 
 
+def test_an_option_of_a_benchmark_is_shown_its_place() -> None:
+    # `make_vec` and `gymnasium.make` take it as it is.
+    with pytest.raises(UnknownName, match=r"Did you mean 'env_kwargs:\{render_quality: \.\.\.\}'\?"):
+        check_settings("ppo", {"render_quality": "fast"}, "-params")
+    with pytest.raises(UnknownName) as caught:
+        check_settings("ppo", {"policy_kwargs": {"render_quality": "fast"}}, "-params")
+    assert "env_kwargs" not in str(caught.value)
+
+
 def test_a_hint_is_a_setting_of_the_algorithm() -> None:
     with pytest.raises(UnknownName) as caught:
         check_settings("grpo", {"lambda": 0.9}, "x")

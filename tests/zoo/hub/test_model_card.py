@@ -23,7 +23,7 @@ FACTS = CardFacts(
     family="nano",
     evaluation=None,
     protocol={"versions": {"torch": "2.0"}},
-    resumable=False,
+    saved_step=None,
 )
 
 
@@ -73,6 +73,19 @@ def test_names_from_files_stay_text() -> None:
     assert "[click](" not in body
     assert "````yaml\n" in settings
     assert ", by &lt;script&gt;" in settings
+
+
+def test_a_policy_that_training_began_with_is_not_left_out() -> None:
+    text = model_card(replace(FACTS, config=replace(FACTS.config, policy="logs/sft/Toy-Reach_1/best")))
+    assert "Started from a trained policy, which is not part of this repository, with the recipe `" in text
+    text = model_card(replace(FACTS, config=replace(FACTS.config, policy="org/base"), base="org/base"))
+    assert "Started from `org/base` with the recipe `" in text
+
+
+def test_training_on_goes_past_the_checkpoint() -> None:
+    # The best policy is of step 3 of a run that went on to step 300.
+    text = model_card(replace(FACTS, saved_step=300))
+    assert "python -m zoo.train -i me/run -n 600   # train on" in text
 
 
 def test_how_it_was_launched() -> None:
