@@ -42,7 +42,8 @@ def evaluator(envs: VLAVectorEnv, process_group: ProcessGroup, asked: list[bool]
     policy = VLAPolicy(
         view.observation_space, view.action_space, lambda _: 1e-3, backbone="nano", backbone_kwargs={"size": "tiny"}
     )
-    return Evaluator(CONFIG, envs.benchmark.tasks, lambda: policy, lambda: asked[0], process_group, envs=envs)
+    tasks = envs.benchmark.tasks
+    return Evaluator(CONFIG, tasks, lambda: policy, lambda: asked[0], process_group, envs=envs, filmed_episodes=0)
 
 
 def test_it_plays_every_start_state_while_nobody_is_asked(envs: VLAVectorEnv) -> None:
