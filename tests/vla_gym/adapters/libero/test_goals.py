@@ -157,6 +157,7 @@ assert 5 <= sum(seen) <= 295
 )
 def test_goals_agree_with_liberos_own_predicates_on_300_placements(env_id: str, tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MUJOCO_GL": "disable"}
+    environment.pop("PYOPENGL_PLATFORM", None)  # of a test before, which drew in this process
     done = subprocess.run(
         [sys.executable, "-c", COMPARE_WITH_UPSTREAM, env_id],
         env=environment,
