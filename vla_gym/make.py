@@ -202,8 +202,9 @@ def known_options(env_id: str) -> set[str]:
 
 def _benchmark(env_id: str | Benchmark, split: str | None, options: Mapping[str, Any]) -> Benchmark:
     if isinstance(env_id, str):
+        known = known_options(env_id)
         for option in options:
-            check_known(f"option of {env_id}", option, known_options(env_id))
+            check_known(f"option of {env_id}", option, known)
         return find_benchmark(env_id, split="train" if split is None else split, **options)
     if not isinstance(env_id, Benchmark):
         raise BadValue(f"env_id must be an environment id such as 'Toy-Reach', or a Benchmark, got {shown(env_id)}")
