@@ -8,6 +8,7 @@ the demonstrations' log-probabilities so; there its weight falls with the iterat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from zoo.algorithms.demonstration_frames import (
     check_fits,
     check_rate,
     frames_of,
-    moved_together,
 )
 from zoo.algorithms.imitation_step import FrameBatch, add_gradients
 from zoo.algorithms.learner import Learner
@@ -89,4 +89,4 @@ def read_frames(folders: Sequence[Path], policy: object, benchmark: Benchmark | 
         if benchmark is not None:
             check_rate(folder, benchmark)
         check_fits(demonstrations, policy, folder)
-    return frames_of(moved_together(groups.values()), chunk)
+    return frames_of([*chain.from_iterable(groups.values())], chunk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from vla_policies import VLAPolicy
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
+from zoo.demonstrations.stored_pictures import StoredPictures, picture_array
 
 _ACTION, _MASK = "action", "mask"
 
@@ -69,27 +70,29 @@ class Frames:
         )
 
 
-def frames_of(demonstrations: list[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None) -> Frames:
+def frames_of(
+    demonstrations: Sequence[Demonstration], chunk: int, weights: Sequence[np.ndarray] | None = None
+) -> Frames:
     """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
 
-    Empties the list on the way, from its end: pictures may fill half of the memory, and are never held twice.
-    Raises `BadValue` without demonstrations and for demonstrations of several shapes.
+    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_array`). Raises `BadValue`
+    without demonstrations, for demonstrations of several shapes, and for pictures that cannot be read or kept.
     """
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
     ends = np.cumsum([demonstration.length for demonstration in demonstrations])
-    first = _columns(demonstrations[0], chunk)
-    whole = {key: np.empty((ends[-1], *column_T.shape[1:]), column_T.dtype) for key, column_T in first.items()}
-    wanted = _shapes_of(first)
-    while demonstrations:
-        demonstration = demonstrations.pop()
-        end = ends[len(demonstrations)]
+    wanted = _shapes_of(_columns(demonstrations[0], chunk))
+    whole: dict[str, np.ndarray] = {}
+    for end, demonstration in zip(ends, demonstrations, strict=True):
         columns = _columns(demonstration, chunk)
         if (got := _shapes_of(columns)) != wanted:
             raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
-        for key, column_T in columns.items():
+        for key, column in columns.items():
+            column_T = np.asarray(column)
+            if key not in whole:
+                shape = (int(ends[-1]), *column_T.shape[1:])
+                whole[key] = picture_array(shape) if key in demonstration.images else np.empty(shape, column_T.dtype)
             whole[key][end - demonstration.length : end] = column_T
-    del first, columns
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
         action_BKA=tensors.pop(_ACTION),
@@ -100,20 +103,11 @@ def frames_of(demonstrations: list[Demonstration], chunk: int, weights: Sequence
     )
 
 
-def moved_together(groups: Iterable[list[Demonstration]]) -> list[Demonstration]:
-    """Return all episodes in one list, and empty theirs."""
-    episodes: list[Demonstration] = []
-    for group in groups:
-        episodes += group
-        group.clear()
-    return episodes
-
-
-def _columns(demonstration: Demonstration, chunk: int) -> dict[str, np.ndarray]:
+def _columns(demonstration: Demonstration, chunk: int) -> dict[str, np.ndarray | StoredPictures]:
     """What is learned of one demonstration of T steps, `[T, ...]` each: the observation and three names of our own."""
     action_TKA, mask_TK = chunk_targets(demonstration.action_TA, chunk)
     instruction = encode_instruction(demonstration.instruction)
-    columns = {
+    columns: dict[str, np.ndarray | StoredPictures] = {
         **demonstration.images,
         "instruction": np.tile(instruction, (demonstration.length, 1)),
         _ACTION: action_TKA,
@@ -160,7 +154,7 @@ def _shapes(demonstration: Demonstration) -> dict[str, tuple[int, ...]]:
     return _shapes_of({**demonstration.images, "state": demonstration.state_TS, "action": demonstration.action_TA})
 
 
-def _shapes_of(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+def _shapes_of(columns: Mapping[str, np.ndarray | StoredPictures]) -> dict[str, tuple[int, ...]]:
     return {name: column_T.shape[1:] for name, column_T in columns.items()}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -80,8 +80,11 @@ def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
     return inside(root, pattern.format(**fields), where)
 
 
-def read_table(path: Path) -> Any:
-    """Return a parquet file as a pyarrow table; raises `BadValue` for one that would fill the memory."""
+def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
+    """Return a parquet file, or those of `columns` that it has, as a pyarrow table.
+
+    Raises `BadValue` for one that would fill the memory.
+    """
     _, pq = parquet()
     check_no_pipe(path)
     facts = pq.read_metadata(path)
@@ -90,7 +93,13 @@ def read_table(path: Path) -> Any:
         raise BadValue(
             f"'{path}' has {facts.num_rows} rows of {size} bytes in all; at most {MOST_ROWS} and {MOST_BYTES} are read"
         )
-    return pq.read_table(path)
+    return pq.read_table(path, columns=None if columns is None else [one for one in columns_of(path) if one in columns])
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the names of a parquet file's columns."""
+    _, pq = parquet()
+    return list(pq.read_schema(path).names)
 
 
 @contextmanager

@@ -13,13 +13,15 @@ from vla_gym.errors import BadValue, shown
 from vla_gym.reading import inside
 from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
-from zoo.demonstrations.lerobot_video import Videos, cameras_of, pictures_of
+from zoo.demonstrations.lerobot_video import Cameras
 from zoo.demonstrations.lerobot_writer import column_TD
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
 from zoo.files import quoted
 
 UNKNOWN_START = StartState(task_id=-1, trial_id=-1)
 """Start state of episodes whose dataset names none."""
+_READ = ("episode_index", "task_index", lr.STATE, lr.ACTION, REWARD, SUCCESS, PRIVILEGED)
+"""Columns of a table that are read beside the pictures."""
 
 
 def read_dataset(
@@ -27,7 +29,8 @@ def read_dataset(
 ) -> list[Demonstration]:
     """The dataset's first `episodes` episodes, all by default.
 
-    With `outcomes` their rewards and successes, too, and with `privileged` what the expert saw.
+    With `outcomes` their rewards and successes, too, and with `privileged` what the expert saw. Pictures stay in the
+    dataset's files until they are asked for, which is quickest in the order of the episodes.
 
     One camera, whatever it is called, becomes `image`; ours keep their names. Raises `BadValue` for a folder that
     is no such dataset, or is incomplete.
@@ -41,15 +44,15 @@ def read_dataset(
             f"'{root}' does not say what an expert saw ('{PRIVILEGED}'), which --privileged-coef learns; zoo.collect "
             "--expert records it"
         )
-    cameras = cameras_of(info, root)
+    cameras = Cameras(root, info)
+    numbers = functools.lru_cache(maxsize=1)(_numbers)
+    extra = functools.partial(_extra, outcomes=outcomes, privileged=privileged)
     out: list[Demonstration] = []
     with lr.opening(root):
-        sentences, videos = _sentences(root), Videos(root, info)
+        sentences = _sentences(root)
         for rows in _episode_files(root):
-            tables: dict[Path, Any] = {}
             for row in rows:
-                extra = functools.partial(_extra, outcomes=outcomes, privileged=privileged)
-                out.append(_episode(root, info, row, cameras, sentences, tables, videos, extra))
+                out.append(_episode(root, info, row, cameras, sentences, numbers, extra))
                 if len(out) == wanted:
                     # An interrupted collection may have written more than `info.json` counts.
                     return out
@@ -111,26 +114,19 @@ def _episode(
     root: Path,
     info: lr.DatasetInfo,
     row: Mapping[str, Any],
-    cameras: Mapping[str, str],
+    cameras: Cameras,
     sentences: Mapping[int, str],
-    tables: dict[Path, Any],
-    videos: Videos,
+    numbers: Callable[[Path], tuple[Any, list[str]]],
     extra: Callable[[Any, str], dict[str, np.ndarray]],
 ) -> Demonstration:
     place = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
     path = lr.file_of(root, info.data_path, root / lr.INFO_PATH, **place)
-    if path not in tables:
-        tables[path] = lr.read_table(path)
-    table = tables[path]
+    table, columns = numbers(path)
     number_T = table.column("episode_index").to_numpy()
     steps = table.take(np.flatnonzero(number_T == row["episode_index"]))
     where = f"episode {row['episode_index']} of '{root}'"
     if len(steps) != row["length"] or not len(steps):
         raise BadValue(f"{where} should have {row['length']} frames, has {len(steps)}")
-    images = {
-        camera: videos.of(row, key) if key not in table.column_names else pictures_of(steps, key, root)
-        for camera, key in cameras.items()
-    }
     has_state = lr.STATE in info.features
     return Demonstration(
         task=row.get("vla_zoo/task", ""),
@@ -140,11 +136,16 @@ def _episode(
         else UNKNOWN_START,
         start_state=row.get("vla_zoo/start_state", ""),
         success=row.get("vla_zoo/success", True),
-        images=images,
+        images=cameras.of(row, path, columns),
         state_TS=_finite_column_TD(steps, lr.STATE, where) if has_state else np.zeros((len(steps), 0), np.float32),
         action_TA=_finite_column_TD(steps, lr.ACTION, where),
         extra=extra(steps, where),
     )
+
+
+def _numbers(path: Path) -> tuple[Any, list[str]]:
+    """Return a table without its pictures, and the names of all its columns."""
+    return lr.read_table(path, _READ), lr.columns_of(path)
 
 
 def _extra(steps: Any, where: str, *, outcomes: bool, privileged: bool) -> dict[str, np.ndarray]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from vla_gym.errors import BadValue, shown
+from vla_gym.errors import BadValue
 from vla_gym.reading import check_no_pipe, inside
 from vla_gym.video.ffmpeg import find_ffmpeg
 from zoo.demonstrations import lerobot_format as lr
+from zoo.demonstrations.stored_pictures import StoredPictures
 
 PICTURES = ("video", "image")
 """Dtypes of a camera in `info.json`."""
@@ -74,16 +76,46 @@ def _check_size(width: int, height: int, count: int, where: Path) -> None:
         )
 
 
-class Videos:
-    """Videos of a dataset, each read on from episode to episode, so that no more than one is held."""
+class Cameras:
+    """The cameras of a dataset. Of each one video is open, and of the tables one in memory: the last that was read."""
 
     def __init__(self, root: Path, info: lr.DatasetInfo) -> None:
         self._root = root
         self._info = info
-        self._open: dict[str, Video] = {}
+        self._keys = cameras_of(info, root)
+        self._videos: dict[str, Video] = {}
+        columns = ("episode_index", *self._keys.values())
+        self._table = functools.lru_cache(maxsize=1)(functools.partial(lr.read_table, columns=columns))
+        self._shapes: dict[str, tuple[int, int, int]] = {}
+        """(H, W, 3) of each camera's first picture: `info.json` may be wrong."""
 
-    def of(self, row: Mapping[str, Any], key: str) -> np.ndarray:
-        """Frames of camera `key` in the episode that `row` of the episodes' table describes."""
+    def of(self, row: Mapping[str, Any], table: Path, columns: Sequence[str]) -> dict[str, StoredPictures]:
+        """The pictures of the episode that `row` of the episodes' table describes, whose numbers are in `table`.
+
+        `columns` are those of that table. Raises `BadValue` where the first episode's first picture cannot be read.
+        """
+        found = {}
+        for camera, key in self._keys.items():
+            read = functools.partial(self._in_table, row["episode_index"], table, key)
+            if key not in columns:
+                read = functools.partial(self._in_video, *self._place(row, key), key)
+            if key not in self._shapes:
+                height, width, _ = read(1).shape[1:]
+                self._shapes[key] = (height, width, 3)
+            shape = (row["length"], *self._shapes[key])
+            found[camera] = StoredPictures(shape, functools.partial(self._checked, read, key, shape))
+        return found
+
+    def _checked(self, read: Callable[[int], np.ndarray], key: str, shape: tuple[int, int, int, int]) -> np.ndarray:
+        with lr.opening(self._root):
+            image_THWC = read(shape[0])
+            if image_THWC.shape[1:] != shape[1:]:
+                sizes = sorted({shape[1:], image_THWC.shape[1:]})
+                raise BadValue(f"'{key}' of '{self._root}' has pictures of several sizes: {sizes}")
+            return image_THWC
+
+    def _place(self, row: Mapping[str, Any], key: str) -> tuple[Path, int]:
+        """The video that holds camera `key` of an episode, and the number of its first frame there."""
         if self._info.video_path is None:
             raise BadValue(f"'{self._root}' says of '{key}' that it is video, but not where videos are (video_path)")
         path = lr.file_of(
@@ -94,16 +126,21 @@ class Videos:
             chunk_index=row[f"videos/{key}/chunk_index"],
             file_index=row[f"videos/{key}/file_index"],
         )
-        if not 0 <= row["length"] <= lr.MOST_ROWS:
-            raise BadValue(f"an episode of '{self._root}' has {shown(row['length'])} frames")
-        first = round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
-        video = self._open.get(key)
+        return path, round(row[f"videos/{key}/from_timestamp"] * self._info.fps)
+
+    def _in_video(self, path: Path, first: int, key: str, count: int) -> np.ndarray:
+        video = self._videos.get(key)
         if video is None or video.path != path or video.position > first:
-            video = self._open[key] = Video(path)
-        frames = video.read(first, row["length"])
-        if len(frames) != row["length"]:
-            raise BadValue(f"'{path}' ends before episode {row['episode_index']} does")
+            video = self._videos[key] = Video(path)
+        frames = video.read(first, count)
+        if len(frames) != count:
+            raise BadValue(f"'{path}' ends before frame {first + count}, which an episode of '{self._root}' has")
         return frames
+
+    def _in_table(self, episode: int, path: Path, key: str, count: int) -> np.ndarray:
+        table = self._table(path)
+        place_T = np.flatnonzero(table.column("episode_index").to_numpy() == episode)
+        return pictures_of(table.take(place_T[:count]), key, self._root)
 
 
 class Video:

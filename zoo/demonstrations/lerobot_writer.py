@@ -113,8 +113,9 @@ class LeRobotWriter:
         cameras = sorted(episodes[0].images)
         for camera in cameras:
             path = self.root / lr.VIDEO_PATH.format(video_key=lr.camera_key(camera), **file)
-            write_video(path, [episode.images[camera] for episode in episodes], fps=self.fps, crf=self._crf)
-            self._add_moments(camera, [episode.images[camera] for episode in episodes])
+            images = [np.asarray(episode.images[camera]) for episode in episodes]
+            write_video(path, images, fps=self.fps, crf=self._crf)
+            self._add_moments(camera, images)
         rows, table = self._episode_rows(episodes, cameras, file), self._frame_columns(episodes)
         for name, columns in ((lr.DATA_PATH, table), (lr.EPISODES_PATH, rows)):
             lr.write_table(self.root / name.format(**file), pa.table(columns))

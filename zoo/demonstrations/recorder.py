@@ -11,6 +11,7 @@ import numpy as np
 from vla_gym.errors import VLAZooError
 from vla_gym.specs import StartState, Task
 from vla_gym.vector.vector_env import VLAVectorEnv
+from zoo.demonstrations.stored_pictures import StoredPictures
 from zoo.experts.base import Expert
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
@@ -64,7 +65,7 @@ class Demonstration:
     """Hash of the simulator state it began in."""
     success: bool
     """Solved at any step."""
-    images: Mapping[str, np.ndarray]
+    images: Mapping[str, np.ndarray | StoredPictures]
     """Camera -> uint8 `[T, H, W, 3]`, before the step."""
     state_TS: np.ndarray
     """Proprioception before the step, float32; S may be 0."""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from vla_gym.reading import user_path
 from vla_gym.vector.instructions import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
-from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of, moved_together
+from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
@@ -94,10 +95,9 @@ def finetune(job: TrainJob) -> RunFolder | None:
         check_same_weights(policy, process_group)
         for folder, group in groups.items():
             check_fits(group, policy, folder)
-        recorded = moved_together(groups.values())
+        recorded = [*chain.from_iterable(groups.values())]
         learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
         counts = f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
-        recorded.clear()
         frames = frames_of(learned, envs.chunk, weights)
         if privileged:
             prepare_head(policy, frames)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import weakref
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +26,13 @@ from zoo.algorithms.demonstration_frames import (
     check_rate,
     chunk_targets,
     frames_of,
-    moved_together,
 )
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
+from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.lerobot_reader import read_dataset
+from zoo.demonstrations.lerobot_video import Video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
@@ -169,15 +170,36 @@ def test_frames_keep_what_belongs_together() -> None:
         frames_of([], 2)
 
 
-def test_pictures_are_let_go_once_they_are_frames() -> None:
-    groups = [[demonstration(5)], [demonstration(3, "push"), demonstration(2)]]
-    pictures = [weakref.ref(episode.images["image"]) for group in groups for episode in group]
-    together = moved_together(groups)
-    assert groups == [[], []]
-    assert [episode.length for episode in together] == [5, 3, 2]
-    frames = frames_of(together, 2)
-    assert [one() for one in pictures] == [None, None, None]
-    np.testing.assert_array_equal(frames.obs["image"][5:8], demonstration(3, "push").images["image"])
+def test_pictures_are_read_from_their_files_an_episode_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LeRobotWriter(tmp_path / "d", {}, fps=20).add([shown(3), shown(2, "push", 60), shown(4, "pull", 120)], tried=3)
+    read: list[int] = []
+    own = Video.read
+    monkeypatch.setattr(Video, "read", lambda video, first, count: read.append(count) or own(video, first, count))
+    episodes = read_dataset(tmp_path / "d")
+    assert read == [1]  # whose size all have
+    del episodes[1]
+    frames = frames_of(episodes, 2)
+    assert read == [1, 3, 4]
+    wanted = np.concatenate([shown(3).images["image"], shown(4, "pull", 120).images["image"]])
+    np.testing.assert_array_equal(frames.obs["image"], wanted)
+
+
+def test_pictures_that_fill_the_memory_are_learned_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_memory = frames_of([demonstration(5), demonstration(3, "push")], 2)
+    monkeypatch.setattr(stored_pictures, "MEMORY_SHARE", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with caplog.at_level("INFO"):
+        in_file = frames_of([demonstration(5), demonstration(3, "push")], 2)
+    assert f"lie in a file of '{tmp_path}'" in caplog.text
+    assert not [*tmp_path.iterdir()]  # it goes with the process, however that ends
+    assert in_file.digests() == in_memory.digests()
+    some = torch.tensor([6, 2])
+    picked, expected = (frames.pick(some, torch.device("cpu")) for frames in (in_file, in_memory))
+    torch.testing.assert_close(picked.obs, expected.obs, rtol=0, atol=0)
 
 
 def test_episodes_of_several_sizes_or_cameras_are_no_frames() -> None:

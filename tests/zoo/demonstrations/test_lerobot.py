@@ -22,7 +22,7 @@ from vla_gym.specs import StartState
 from zoo.demonstrations import lerobot_format as lr
 from zoo.demonstrations import lerobot_video
 from zoo.demonstrations.lerobot_reader import read_dataset, solved_episodes
-from zoo.demonstrations.lerobot_video import Video, cameras_of
+from zoo.demonstrations.lerobot_video import Video, cameras_of, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, REWARD, SUCCESS, Demonstration
 
@@ -64,7 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path, side: int, crf: int, worst: int
         np.testing.assert_array_equal(one.state_TS, other.state_TS)
         assert one.images["image"].shape == other.images["image"].shape
         # What is lost with crf 16 is less than the step from one frame to the next.
-        gap = one.images["image"].astype(int) - other.images["image"].astype(int)
+        gap = np.asarray(one.images["image"]).astype(int) - np.asarray(other.images["image"])
         assert np.abs(gap).max() <= worst
     assert len(read_dataset(tmp_path / "d", 2)) == 2
     with pytest.raises(BadValue, match="holds 3 episodes, asked for 4"):
@@ -175,6 +175,30 @@ def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
         read_dataset(tmp_path / "broken")
 
 
+def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
+    (path,) = root.glob("videos/*/*/*.mp4")
+    write_video(path, [np.zeros((3, 16, 16, 3), np.uint8)], fps=20, crf=0)
+    other = root / "videos/observation.images.image/chunk-000/file-001.mp4"
+    write_video(other, [np.zeros((2, 16, 24, 3), np.uint8)], fps=20, crf=0)
+    change_table(root, ROWS, **{"videos/observation.images.image/file_index": [0, 1], FROM: [0.0, 0.0]})
+    first, second = read_dataset(root)
+    assert np.asarray(first.images["image"]).shape == first.images["image"].shape == (3, 16, 16, 3)
+    with pytest.raises(BadValue, match=r"pictures of several sizes: \[\(16, 16, 3\), \(16, 24, 3\)\]"):
+        np.asarray(second.images["image"])
+
+
+def test_a_video_that_ends_too_early_says_so_when_it_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3)], tried=1)
+    (path,) = root.glob("videos/*/*/*.mp4")
+    write_video(path, [np.zeros((2, 16, 16, 3), np.uint8)], fps=20, crf=0)
+    (episode,) = read_dataset(root)
+    with pytest.raises(BadValue, match=r"file-000.mp4' ends before frame 3, which an episode of '.*d' has"):
+        np.asarray(episode.images["image"])
+
+
 def test_a_dataset_without_pictures_says_so(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path / "d", SETTINGS, fps=20).add([shown(2)], tried=1)
     path = tmp_path / "d" / lr.INFO_PATH
@@ -270,6 +294,7 @@ def change_info(root: Path, **values: Any) -> None:
 
 
 NAN = float("nan")
+FROM = "videos/observation.images.image/from_timestamp"
 DATA, TASKS, ROWS = "data/*/*.parquet", lr.TASKS_PATH, "meta/episodes/*/*.parquet"
 
 
@@ -520,9 +545,9 @@ def test_pictures_too_large_for_memory_are_not_unpacked(tmp_path: Path, monkeypa
     for limit, says in (("MOST_PIXELS", "cannot be read as video|pixels"), ("MOST_BYTES", "4 pictures of 16 x 16")):
         with monkeypatch.context() as smaller:
             smaller.setattr(lr, limit, 16 * 16 - 1 if limit == "MOST_PIXELS" else 16 * 16 * 3 * 4 - 1)
-            smaller.setattr(lr, "read_table", lr.parquet()[1].read_table)
+            smaller.setattr(lr, "read_table", lambda path, columns=None: lr.parquet()[1].read_table(path))
             with pytest.raises(BadValue, match=says):
-                read_dataset(tmp_path / "d")
+                np.asarray(read_dataset(tmp_path / "d")[0].images["image"])
     with monkeypatch.context() as smaller:
         smaller.setattr(lr, "MOST_ROWS", 0)
         with pytest.raises(BadValue, match="has 1 rows of"):

@@ -262,7 +262,7 @@ def test_the_dataset_may_move_but_not_change(
 
 def inverted(one: Demonstration) -> Demonstration:
     """The episode in the opposite colours."""
-    return replace(one, images={camera: 255 - image for camera, image in one.images.items()})
+    return replace(one, images={camera: 255 - np.asarray(image) for camera, image in one.images.items()})
 
 
 def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(
