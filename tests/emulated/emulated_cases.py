@@ -17,13 +17,15 @@ import emulated_device
 import numpy as np
 import torch
 from emulated_device import DEVICE, watch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vla_gym
 import zoo
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
+from vla_policies.modules.lora import LoraSettings, attach, merged_state
+from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.fresh import SIZES, _text, _tower
 from zoo.algorithms.demonstration_frames import Frames
 from zoo.algorithms.imitation_step import ImitationScorer
@@ -273,3 +275,18 @@ def imitate(family: str, options: Mapping[str, Any]) -> tuple[list[str], float]:
         if device == DEVICE:
             waits = [place for place, n in counts.waits.items() for _ in range(n)]
     return waits, abs(losses[0] - losses[1])
+
+
+def merged_gap(scheme: Scheme | None) -> float:
+    """Largest difference between weights merged on the device and on the CPU; raises unless all lie on the CPU."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 64))
+    if scheme is not None:
+        quantize_layers(network, scheme, torch.float32)
+    attach(network, LoraSettings(rank=2), ("0",))
+    nn.init.normal_(network[0].lora_B["default"].weight)
+    expected = merged_state(network)["0.weight"].detach()
+    found = merged_state(network.to(DEVICE))["0.weight"].detach()
+    if found.device.type != "cpu":
+        raise AssertionError(f"merged weights lie on {found.device}")
+    return float((found - expected).abs().max())

@@ -103,3 +103,8 @@ def test_a_step_of_fine_tuning_waits_for_its_loss_and_its_gradient_alone(
     # For the norm twice: whether to step, and to be logged.
     assert len(waits) == 3, waits
     assert gap <= 1e-5
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_merged_weights_take_no_memory_of_the_device(on_device: Run, scheme: str | None) -> None:
+    assert on_device(emulated_cases.merged_gap, scheme) <= 1e-6
