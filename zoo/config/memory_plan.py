@@ -152,14 +152,16 @@ def shape_of(config: RunConfig) -> PolicyShape | None:
 
 
 def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
-    """Return what stays on the device from pass to pass; exact."""
-    weights = counted.weights
+    """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
+    weights, kept = counted.weights, counted.backbone.kept_bytes
     lines = [
         Need("device", "weights, frozen", weights.frozen),
         Need("device", f"weights, trained: {counted.num_trained:,} numbers", weights.trained),
     ]
     if _copies_reference(config):
         lines.append(Need("device", "weights of the reference policy", weights.frozen + weights.trained))
+        kept *= 2
+    lines.append(Need("device", "kept features, at most (cache_features)", kept))
     if "actor" in rank.roles and not rank.sharded:
         lines.append(Need("device", "gradients", weights.gradients))
         lines.append(Need("device", "Adam's two moments", weights.optimizer))

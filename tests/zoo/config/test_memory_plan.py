@@ -193,6 +193,20 @@ def test_passes_honour_recomputing():
     assert passes(recompute=True) < passes(recompute=False)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("openvla-oft", {}), ("pi0", {}), ("smolvla", {"train_expert_only": True})],
+)
+def test_kept_features_are_counted_at_their_most(family: str, options: dict[str, object]):
+    def kept(**more: object) -> int | None:
+        kwargs = {"backbone_kwargs": {"size": "tiny", **options, **more}}
+        config = RunConfig(**{**_fields(TOY), "policy": family, "policy_kwargs": kwargs})
+        return named(policy_needs(solve(config), config, Rank(passes=False))).get("kept features")
+
+    assert kept(cache_features=1.5) == 1.5 * GIB
+    assert kept() is None
+
+
 def test_a_policy_of_unknown_shape_is_not_counted():
     config = RunConfig(**{**_fields(TOY), "policy": "some/folder"})
     assert policy_needs(solve(TOY), config, Rank()) == []
