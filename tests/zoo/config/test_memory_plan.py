@@ -185,6 +185,22 @@ def test_shards_are_float32_masters_gradients_and_moments():
     assert line.size == -(-count * 16 // 4)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_a_reference_that_is_copied_takes_what_trains_once_more(algo: str, lora: dict[str, object]):
+    def sizes(**settings: object) -> dict[str, int]:
+        own = {"ppo": {"n_steps": 4}, "grpo": {}}[algo]
+        options = {"chunk": 8, "group_size": {"ppo": 1, "grpo": 8}[algo]}
+        changed = {"algo": algo, "env_options": options, "algo_kwargs": {"batch_size": 16, **own, **settings}}
+        config = RunConfig(**{**_fields(oft(**lora)), **changed})
+        return named(policy_needs(solve(config), config, Rank(passes=False)))
+
+    copied, name = sizes(kl_coef=0.1, kl_reference="copy"), "the reference policy's own weights"
+    assert copied[name] == copied["gradients"]
+    assert name not in sizes()
+    assert name not in sizes(kl_coef=0.1)
+
+
 def test_passes_honour_recomputing():
     def passes(**options: object) -> int:
         config = oft(**LORA, **options)
