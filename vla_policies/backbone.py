@@ -136,9 +136,14 @@ class Backbone(nn.Module, ABC):
         self.built_for_gpu = for_gpu()
 
     @property
+    def kept_bytes(self) -> int:
+        """Most bytes of what it keeps of observations (the setting `cache_features`)."""
+        return 0
+
+    @property
     def keeps_features(self) -> bool:
         """Whether it keeps what it makes of an observation, by `PolicyInputs.keys`."""
-        return False
+        return bool(self.kept_bytes)
 
     @contextmanager
     def critic_trained_alone(self) -> Iterator[None]:

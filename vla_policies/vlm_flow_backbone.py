@@ -27,7 +27,7 @@ from vla_policies.vlm_flow_config import WORDS, FlowLearning, VLMFlowConfig
 
 SIZES = ("tiny", "full")
 """Sizes of fresh weights: for trials, and the published one with random weights."""
-UNPLANNED = ("delta_dims", "use_statistics", "cache_features")
+UNPLANNED = ("delta_dims", "use_statistics")
 """Options that sizes do not depend on."""
 
 
@@ -234,8 +234,8 @@ class VLMFlowBackbone(FlowBackbone):
         return self.learning.train_expert_only
 
     @property
-    def keeps_features(self) -> bool:
-        return bool(self.learning.cache_features)
+    def kept_bytes(self) -> int:
+        return int(self.learning.cache_features * GIB)
 
     @property
     def _vlm_dtype(self) -> torch.dtype:
@@ -245,5 +245,4 @@ class VLMFlowBackbone(FlowBackbone):
 
     def _reset_cache(self) -> None:
         """Drop the prefixes of earlier weights."""
-        gib = self.learning.cache_features
-        self._prefixes = FeatureCache(int(gib * GIB)) if gib else None
+        self._prefixes = FeatureCache(self.kept_bytes) if self.kept_bytes else None

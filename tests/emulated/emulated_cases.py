@@ -17,14 +17,23 @@ import emulated_device
 import numpy as np
 import torch
 from emulated_device import DEVICE, watch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vla_gym
 import zoo
 from vla_gym.observation import encode_instruction
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.actions.noise import SlotNoise
+from vla_policies.modules.lora import LoraSettings, attach, merged_state
+from vla_policies.modules.quantization import Scheme, quantize_layers
 from vla_policies.openvla.fresh import SIZES, _text, _tower
+from zoo.algorithms.demonstration_frames import Frames
+from zoo.algorithms.imitation_step import ImitationScorer
+from zoo.algorithms.learner import Learner
+from zoo.config.algorithm_configs import SFTConfig
+from zoo.distributed.process_group import ProcessGroup
+from zoo.imitation.paraphrases import paraphrases_of
+from zoo.imitation.sft import SFT
 
 DEEP = {"image": 56, "towers": (_tower(32, 24, 2), _tower(48, 27, 3)), "text": _text(64, 176, 32, 4)}
 """The published networks' depth, tiny widths; size "deep" in the process that was started."""
@@ -244,3 +253,40 @@ def make_ppo(family: str, options: Mapping[str, Any], settings: Mapping[str, Any
     sizes: dict[str, Any] = {"n_steps": 4, "batch_size": 8, "n_epochs": 2}
     env = vla_gym.make_vec("Toy-Reach", num_envs=4, chunk=chunk, seed=0)
     return zoo.PPO("VLAPolicy", env.as_sb3(), policy_kwargs=common, seed=0, device=device, **sizes, **settings)
+
+
+def imitate(family: str, options: Mapping[str, Any]) -> tuple[list[str], float]:
+    """Waits of one step of fine-tuning, in three parts, and its loss's distance from the CPU's."""
+    num, losses, waits = 6, [], []
+    for device in (DEVICE, "cpu"):
+        policy = make_policy(family, options).to(device)
+        policy._build(lambda _: 1e-3)
+        obs = {key: torch.from_numpy(value) for key, value in observations(num).items()}
+        chunk = policy.conventions.chunk
+        action_BKA = torch.linspace(-1.0, 1.0, num * chunk * 7).reshape(num, chunk, 7)
+        frames = Frames(obs, action_BKA, torch.ones(num, chunk, dtype=torch.bool), weight_B=torch.ones(num))
+        words = paraphrases_of({"reach the red block": ["go"]}, obs["instruction"])
+        settings = SFTConfig(dataset="unread", augment=True, micro_batch_size=2)
+        sft = SFT(policy, frames, settings, seed=0, process_group=ProcessGroup(), paraphrases=words)
+        learner = Learner(ImitationScorer(policy), policy.optimizer, 1.0)
+        sft._update(torch.arange(num), learner, 3)
+        with watch() as counts:
+            losses.append(sft._update(torch.arange(num), learner, 3))
+        if device == DEVICE:
+            waits = [place for place, n in counts.waits.items() for _ in range(n)]
+    return waits, abs(losses[0] - losses[1])
+
+
+def merged_gap(scheme: Scheme | None) -> float:
+    """Largest difference between weights merged on the device and on the CPU; raises unless all lie on the CPU."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 64))
+    if scheme is not None:
+        quantize_layers(network, scheme, torch.float32)
+    attach(network, LoraSettings(rank=2), ("0",))
+    nn.init.normal_(network[0].lora_B["default"].weight)
+    expected = merged_state(network)["0.weight"].detach()
+    found = merged_state(network.to(DEVICE))["0.weight"].detach()
+    if found.device.type != "cpu":
+        raise AssertionError(f"merged weights lie on {found.device}")
+    return float((found - expected).abs().max())

@@ -90,3 +90,21 @@ def test_an_update_waits_once_for_each_step(
     assert learnt.waits_per_step == 1.0, learnt.waits
     assert learnt.waits_per_decision == 1.0, learnt.waits
     assert learnt.gap <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("nano", FAMILIES["nano"]), ("openvla-oft", {**TINY, "lora": LORA}), ("pi0", FAMILIES["pi0"])],
+)
+def test_a_step_of_fine_tuning_waits_for_its_loss_and_its_gradient_alone(
+    on_device: Run, family: str, options: dict[str, Any]
+) -> None:
+    waits, gap = on_device(emulated_cases.imitate, family, options)
+    # For the norm twice: whether to step, and to be logged.
+    assert len(waits) == 3, waits
+    assert gap <= 1e-5
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_merged_weights_take_no_memory_of_the_device(on_device: Run, scheme: str | None) -> None:
+    assert on_device(emulated_cases.merged_gap, scheme) <= 1e-6

@@ -31,15 +31,11 @@ def family_of(name: str) -> type[VLMFlowBackbone]:
 def test_the_plan_is_of_the_published_sizes_with_hashed_words(name: str) -> None:
     family = family_of(name)
     planned = family.planned_options({"num_steps": 4, "cache_features": 1.0, "horizon": 20, "cameras": ["image"]})
-    assert (planned["flow"]["num_steps"], planned["learning"]["cache_features"], planned["cameras"]) == (
-        4,
-        0,
-        ["image"],
-    )
+    assert (planned["flow"]["num_steps"], planned["cameras"]) == (4, ["image"])
     assert (planned["network"]["horizon"], planned["preprocessing"]["tokenizer"]) == (20, "words")
     full = family.config_of_size("full", 7).to_json()
     assert planned["network"] == {**full["network"], "horizon": 20}
-    assert planned["learning"] == full["learning"]
+    assert planned["learning"] == {**full["learning"], "cache_features": 1.0}
     assert family.planned_options({"size": "tiny", "delta_dims": 3}) == {"size": "tiny"}
 
 

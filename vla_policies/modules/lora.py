@@ -134,10 +134,11 @@ def merge(module: nn.Module) -> None:
     vars(module).pop("peft_config", None)
 
 
+@torch.no_grad()
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the state dict as if merged, under the names of the plain module; `module` does not change.
 
-    Adapters that are switched off are left out.
+    Adapters that are switched off are left out. Merged weights are on the CPU: a GPU may not hold them twice.
     """
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     state = {}
@@ -147,7 +148,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
         owner = key.split(".base_layer.")[0]
         if ".base_layer." in key and key.endswith(".weight") and not layers[owner].disable_adapters:
             delta = layers[owner].get_delta_weight(_NAME)
-            tensor = (tensor.float() + delta.float()).to(tensor.dtype)
+            tensor = (tensor.float() + delta.to(tensor.device, torch.float32)).to(tensor.dtype).cpu()
         state[key.replace(".base_layer.", ".")] = tensor
     return state
 

@@ -158,12 +158,12 @@ def packed(module: nn.Module, tensors: dict[str, Tensor], dtype: torch.dtype) ->
 
 
 def plain_state(module: nn.Module) -> Mapping[str, Tensor]:
-    """The state dict with dequantised weights in the place of codes and scales."""
+    """The state dict with dequantised weights, on the CPU, in the place of codes and scales."""
     layers, state = quantized_layers(module), {}
     for name, tensor in module.state_dict().items():
         owner, _, last = name.rpartition(".")
         if owner not in layers or last not in (CODES, SCALE):
             state[name] = tensor
         elif last == CODES:
-            state[f"{owner}.weight"] = layers[owner].weight
+            state[f"{owner}.weight"] = layers[owner].weight.cpu()
     return state

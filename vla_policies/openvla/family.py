@@ -97,7 +97,7 @@ class OpenVLAFamily(Backbone):
                 settings["dtype"] = stored_dtype(options["official"])
             return {**options, "settings": settings}
         # How pictures and actions are written down makes no difference to the network's size.
-        left_out = ("action_dims", "camera_resize", "center_crop", "cache_features")
+        left_out = ("action_dims", "camera_resize", "center_crop")
         found = {key: value for key, value in options.items() if key not in left_out}
         if found.get("dtype", "auto") == "auto":
             found["dtype"] = "bfloat16"
@@ -174,8 +174,8 @@ class OpenVLAFamily(Backbone):
         return self.processor.prepare(obs)
 
     @property
-    def keeps_features(self) -> bool:
-        return bool(self.config.settings.cache_features)
+    def kept_bytes(self) -> int:
+        return int(self.config.settings.cache_features * GIB)
 
     def encode_images(self, inputs: PolicyInputs) -> Tensor:
         """Projected patches of all images, `[B, M * P, D]`; with `cache_features`, those of equal observations."""
@@ -197,7 +197,7 @@ class OpenVLAFamily(Backbone):
                 "cache_features is for frozen image towers, and these are trained; adapt the language model alone "
                 f"(lora: {{rank: 32, targets: [{', '.join(LANGUAGE_TARGETS)}]}}) or set cache_features: 0"
             )
-        return FeatureCache(int(self.config.settings.cache_features * GIB))
+        return FeatureCache(self.kept_bytes)
 
     def state_values(self, hidden_BD: Tensor) -> Tensor:
         """Values `[B]` from the hidden states at the prompts' ends; of a value per action, the first."""

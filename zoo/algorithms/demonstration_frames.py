@@ -16,6 +16,8 @@ from vla_gym.errors import BadValue
 from vla_gym.observation import encode_instruction
 from vla_gym.specs import Benchmark
 from vla_policies import VLAPolicy
+from vla_policies.processing.observations import on_device
+from vla_policies.transfer import upload
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
@@ -60,13 +62,17 @@ class Frames:
         return f"blake2b:{whole.hexdigest()}", bare.hexdigest()
 
     def pick(self, index_B: Tensor, device: torch.device) -> Frames:
-        """The frames of `index_B`, on `device`."""
-        obs = {key: value[index_B].to(device) for key, value in self.obs.items()}
-        weight_B, privileged_BP = (
-            None if more is None else more[index_B].to(device) for more in (self.weight_B, self.privileged_BP)
-        )
+        """The frames of `index_B`, on `device`, but for what is read on the CPU."""
+
+        def take(column_F: Tensor) -> Tensor:
+            return upload(column_F[index_B], device)
+
         return Frames(
-            obs, self.action_BKA[index_B].to(device), self.mask_BK[index_B].to(device), weight_B, privileged_BP
+            obs=on_device({key: column_F[index_B] for key, column_F in self.obs.items()}, device),
+            action_BKA=take(self.action_BKA),
+            mask_BK=take(self.mask_BK),
+            weight_B=None if self.weight_B is None else take(self.weight_B),
+            privileged_BP=None if self.privileged_BP is None else take(self.privileged_BP),
         )
 
 

@@ -71,7 +71,7 @@ def add_gradients(
     parts = own_P.split(micro_batch_size or size)
     mask_BK = batch.frames.mask_BK[batch.index_B]
     device: Any = learner.acting.device
-    loss = 0.0
+    losses = []
     for number, place_P in enumerate(parts, start=1):
         with learner.accumulate(last=last and number == len(parts)):
             # A part's loss is the mean over its actions; weighed so, all parts give the mean over the batch's.
@@ -79,5 +79,6 @@ def add_gradients(
             part_loss: Tensor = learner.score(*batch.part(place_P, device)) * weight
             # Gradients are averaged over ranks, not summed.
             learner.backward(part_loss * (coef * process_group.size))
-        loss += part_loss.item()
-    return loss
+        losses.append(part_loss.detach())
+    # Read at the end: a GPU is waited for once.
+    return float(sum(torch.stack(losses).tolist()))

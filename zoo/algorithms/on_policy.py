@@ -21,7 +21,7 @@ from zoo.algorithms.losses import PPOLoss
 from zoo.algorithms.rollout_data import RolloutData
 from zoo.algorithms.update_metrics import UpdateMetrics, behaviour_gap, learning_rates, rank_means, value_range
 from zoo.distributed.agreement import check_same
-from zoo.distributed.fsdp import check_precision
+from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.optimizer_offload import offloaded_state
 from zoo.rollout.env_views import check_share, vla_envs
 from zoo.rollout.stats import RolloutStats
@@ -61,7 +61,7 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")
         if envs is not None:
             check_share(envs, self.process_group)
-        check_precision(self.policy)
+        check_learnable(self.policy)
         self.check_reference_at_start()
         if self.anchor is not None:  # raises for demonstrations that do not fit
             check_same({"what bc_dataset holds": self.anchor.digests[0]}, self.process_group)

@@ -2,7 +2,7 @@
 
 Reference
 ├── AdapterOff    the policy's own network with its LoRA adapter switched off: no second copy
-└── FrozenCopy    a copy of the policy as it was before its first update, on its device
+└── FrozenCopy    a copy of what trains as it was before the first update, on the policy's device
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors
+from vla_policies.modules.quantization import quantized_layers
 from vla_policies.types import Evaluation
 from zoo.config.algorithm_configs import KLReference
 from zoo.runs.folder import REFERENCE_FILE
@@ -60,12 +61,14 @@ class AdapterOff(Reference):
 
 
 class FrozenCopy(Reference):
-    """Twice the weights in memory, and once more in every checkpoint."""
+    """Twice the weights that train in memory, and all of them in every checkpoint; frozen ones are the policy's own."""
 
     def __init__(self, policy: Any) -> None:
         optimizer, policy.optimizer = policy.optimizer, None
+        frozen = [parameter for parameter in policy.parameters() if not parameter.requires_grad]
+        codes = [code for layer in quantized_layers(policy).values() for code in layer.buffers()]
         try:
-            self._policy = deepcopy(policy)
+            self._policy = deepcopy(policy, dict[int, Any]({id(one): one for one in (*frozen, *codes)}))
         finally:
             policy.optimizer = optimizer
         self._policy.requires_grad_(False)
@@ -98,7 +101,7 @@ def check_reference(policy: Any, kind: str) -> None:
         raise BadValue(
             "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one "
             "(policy_kwargs backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy "
-            "of all weights"
+            "of the weights that train"
         )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, ObservationLayout
 from vla_gym.specs import Benchmark
-from zoo.config.algorithm_configs import GRPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, evaluated_benchmark
 from zoo.config.policy_shape import PolicyShape, footprint, policy_shape
 from zoo.config.run_config import RunConfig
@@ -152,14 +151,16 @@ def shape_of(config: RunConfig) -> PolicyShape | None:
 
 
 def weight_needs(counted: Footprint, config: RunConfig, rank: Rank) -> list[Need]:
-    """Return what stays on the device from pass to pass; exact."""
-    weights = counted.weights
+    """Return what stays on the device from pass to pass; exact, but for kept features, which grow to their most."""
+    weights, kept = counted.weights, counted.backbone.kept_bytes
     lines = [
         Need("device", "weights, frozen", weights.frozen),
         Need("device", f"weights, trained: {counted.num_trained:,} numbers", weights.trained),
     ]
     if _copies_reference(config):
-        lines.append(Need("device", "weights of the reference policy", weights.frozen + weights.trained))
+        lines.append(Need("device", "the reference policy's own weights", weights.trained))
+        kept *= 2
+    lines.append(Need("device", "kept features, at most (cache_features)", kept))
     if "actor" in rank.roles and not rank.sharded:
         lines.append(Need("device", "gradients", weights.gradients))
         lines.append(Need("device", "Adam's two moments", weights.optimizer))
@@ -208,9 +209,9 @@ def busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) 
 
 
 def _copies_reference(config: RunConfig) -> bool:
-    """Whether a second policy stays beside the first, for the KL term."""
+    """Whether a second policy, on the frozen weights of the first, stays beside it for the KL term."""
     settings = config.algorithm
-    return isinstance(settings, GRPOConfig) and settings.kl_coef > 0 and settings.kl_reference != "adapter_off"
+    return settings.kl_coef > 0 and settings.kl_reference != "adapter_off"
 
 
 def needs(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank | None = None) -> list[Need]:

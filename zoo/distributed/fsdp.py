@@ -90,9 +90,20 @@ def has_low_precision_parameters(module: nn.Module) -> bool:
     return any(parameter.requires_grad and parameter.dtype.itemsize < 4 for parameter in module.parameters())
 
 
-def check_precision(policy: nn.Module) -> None:
-    """Raise `BadValue` where steps would be lost: 16 bits keep of a weight w no step below about |w| / 512; or where
-    quantised weights, which cannot train, have no adapter."""
+def check_learnable(policy: nn.Module) -> None:
+    """Raise `BadValue` for a policy that could not learn as this command was launched.
+
+    Steps would be lost: 16 bits keep of a weight w no step below about |w| / 512. Quantised weights cannot train, and
+    need an adapter. Ranks that share a sharded policy encode together, and of kept features one may have what another
+    has not.
+    """
+    backbone = getattr(policy, "backbone", policy)
+    if will_shard() and getattr(backbone, "keeps_features", False):
+        raise BadValue(
+            "cache_features does not go with FSDP2, whose ranks must run the frozen part together: set it to 0 in "
+            "policy_kwargs:{backbone_kwargs: {cache_features: 0}}, or learn by DDP: accelerate launch --config_file "
+            "hyperparams/accelerate/one_node.yaml"
+        )
     if quantized_layers(policy) and not policy.backbone.has_adapter:  # type: ignore[union-attr]
         raise BadValue(
             "quantised weights do not train; add an adapter: policy_kwargs:{backbone_kwargs: {lora: {rank: 32}}}, or "

@@ -265,10 +265,16 @@ def _host_group() -> Any:
 
 def use_device(name: str) -> torch.device:
     """`check_device` at the start of a run; on CUDA float32 products are then computed in TF32 (inputs of 10 bits,
-    float32 sums). A CPU's products are left alone."""
+    float32 sums). A CPU's products are left alone.
+
+    The GPU becomes the process's present one, of which pinned memory and generators are; another, which may belong to
+    someone else, is not touched.
+    """
     device = check_device(name)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        if device.index is not None:
+            torch.cuda.set_device(device)
     return device
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_policies.actions.noise import Noise
+from vla_policies.transfer import constant
 
 SHIFT = 4 / 84
 """Largest shift, of the picture's side."""
@@ -47,7 +48,7 @@ def draw_changes(noise: Noise, image_BHW3: Tensor) -> Changes:
     """Changes of each picture, uniform in their ranges."""
     num, height, width, _ = image_BHW3.shape
     uniform_B5 = noise.uniform(num, 5, device=image_BHW3.device)
-    reach_2 = torch.tensor([round(SHIFT * height), round(SHIFT * width)], device=image_BHW3.device)
+    reach_2 = constant((round(SHIFT * height), round(SHIFT * width)), torch.int64, image_BHW3.device)
     shift_B2 = (uniform_B5[:, :2] * (2 * reach_2 + 1)).long() - reach_2
     symmetric_3B = (2.0 * uniform_B5[:, 2:] - 1.0).float().T
     return Changes(
@@ -65,7 +66,7 @@ def changed(image_BHW3: Tensor, changes: Changes) -> Tensor:
     moved = shifted(image_BHW3, changes.shift_B2).float() + _each(changes.brightness_B)
     mean_B113 = moved.mean(dim=(1, 2), keepdim=True)
     contrasted = mean_B113 + _each(changes.contrast_B) * (moved - mean_B113)
-    grey_BHW1 = (contrasted * torch.tensor(_GREY, device=moved.device)).sum(dim=3, keepdim=True)
+    grey_BHW1 = (contrasted * constant(_GREY, moved.dtype, moved.device)).sum(dim=3, keepdim=True)
     coloured = grey_BHW1 + _each(changes.saturation_B) * (contrasted - grey_BHW1)
     return coloured.round().clamp(0, 255).to(torch.uint8)
 

@@ -25,7 +25,7 @@ from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.recorder import Demonstration
 from zoo.distributed.agreement import check_same, check_same_command, check_same_weights
-from zoo.distributed.fsdp import check_precision
+from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import join, launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
@@ -91,7 +91,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
                 lambda _: settings.learning_rate,
                 **policy_arguments(config, envs, job.checkpoint),
             ).to(device)
-        check_precision(policy)
+        check_learnable(policy)
         check_same_weights(policy, process_group)
         for folder, group in groups.items():
             check_fits(group, policy, folder)

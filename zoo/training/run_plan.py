@@ -63,7 +63,7 @@ class RunPlan:
 
     def lines(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
-        return [*self.arithmetic(resume), *memory_lines(self)]
+        return [*self.arithmetic(resume), *memory_lines(self, sharded=_shards())]
 
     def arithmetic(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, and from where it goes on."""
@@ -76,9 +76,17 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
     `start` are the lines about the weights, of `zoo.training.start_weights`.
     """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
-    arithmetic, memory = [*arithmetic_lines(plan), *knowledge_lines(plan.config)], memory_lines(plan)
+    arithmetic = [*arithmetic_lines(plan), *knowledge_lines(plan.config)]
+    memory = memory_lines(plan, sharded=_shards())
     end = "dry run      nothing was started or written"
     return "\n".join([config, "", *start, *arithmetic, *resume_lines(resume), end, *memory])
+
+
+def _shards() -> bool:
+    """Whether the launcher's configuration cuts what learns over the ranks."""
+    from zoo.distributed.fsdp import will_shard
+
+    return will_shard()
 
 
 def resume_lines(resume: ResumePoint | None) -> list[str]:

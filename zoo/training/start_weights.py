@@ -19,7 +19,7 @@ from vla_policies.registry import FAMILIES, family_class
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.memory_plan import observation_layout
 from zoo.config.run_config import RunConfig
-from zoo.distributed.fsdp import check_precision
+from zoo.distributed.fsdp import check_learnable
 from zoo.distributed.process_group import check_device
 
 PUBLIC_HUB = "https://huggingface.co"
@@ -139,5 +139,5 @@ def check_fit(config: RunConfig) -> str:
     names = ("state_dim", "chunk", "action_dim")
     check_lengths({name: getattr(own, name) for name in names}, {name: getattr(wanted, name) for name in names})
     check_compatible(benchmark.action_spec, own.action_spec)
-    check_precision(backbone)
+    check_learnable(backbone)
     return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({header.family})"

@@ -15,7 +15,7 @@ from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.footprint import Footprint
 from vla_policies.modules.quantization import quantized_layers
-from zoo.distributed.fsdp import check_precision
+from zoo.distributed.fsdp import check_learnable
 
 Observe = Callable[[int], dict[str, Tensor]]
 BOTH = pytest.mark.parametrize(("family", "scheme"), [("openvla", "int8"), ("openvla-oft", "nf4")])
@@ -104,4 +104,4 @@ def test_heads_embeddings_and_norms_are_left_alone(folder: Path):
 def test_training_all_of_quantised_weights_is_refused(folder: Path):
     policy = open_policy(folder, "openvla-oft", quantization="int8")
     with pytest.raises(BadValue, match=r"quantised weights do not train; add an adapter"):
-        check_precision(policy)
+        check_learnable(policy)

@@ -18,6 +18,7 @@ from vla_gym.errors import BadValue, UnknownName
 from vla_policies.modules.lora import switched_off
 from zoo import GRPO, PPO
 from zoo.algorithms.losses import PPOLoss, reference_kl
+from zoo.algorithms.reference_policy import FrozenCopy
 from zoo.runs.folder import REFERENCE_FILE
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -84,6 +85,22 @@ def test_a_larger_coefficient_keeps_the_policy_closer():
         model.learn(120)
         last.append(rows(model)[-1])
     assert last[1] < 0.5 * last[0]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_copy_takes_memory_for_what_trains_alone(quantization: str | None):
+    options = {**LORA["backbone_kwargs"], "quantization": quantization}
+    policy = make("ppo", policy_kwargs={**LORA, "backbone_kwargs": options}).policy
+    reference = FrozenCopy(policy)
+
+    def memory(one: Any, *, trained: bool) -> set[int]:
+        names = [name for name, p in policy.named_parameters() if p.requires_grad]
+        return {x.data_ptr() for name, x in one.state_dict().items() if (name in names) == trained}
+
+    assert memory(reference._policy, trained=False) == memory(policy, trained=False)
+    assert not memory(reference._policy, trained=True) & memory(policy, trained=True)
+    assert any(p.requires_grad for p in policy.parameters())
+    assert not any(p.requires_grad for p in reference._policy.parameters())
 
 
 def test_grpo_logs_it_too():

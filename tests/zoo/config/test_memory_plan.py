@@ -185,12 +185,42 @@ def test_shards_are_float32_masters_gradients_and_moments():
     assert line.size == -(-count * 16 // 4)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_a_reference_that_is_copied_takes_what_trains_once_more(algo: str, lora: dict[str, object]):
+    def sizes(**settings: object) -> dict[str, int]:
+        own = {"ppo": {"n_steps": 4}, "grpo": {}}[algo]
+        options = {"chunk": 8, "group_size": {"ppo": 1, "grpo": 8}[algo]}
+        changed = {"algo": algo, "env_options": options, "algo_kwargs": {"batch_size": 16, **own, **settings}}
+        config = RunConfig(**{**_fields(oft(**lora)), **changed})
+        return named(policy_needs(solve(config), config, Rank(passes=False)))
+
+    copied, name = sizes(kl_coef=0.1, kl_reference="copy"), "the reference policy's own weights"
+    assert copied[name] == copied["gradients"]
+    assert name not in sizes()
+    assert name not in sizes(kl_coef=0.1)
+
+
 def test_passes_honour_recomputing():
     def passes(**options: object) -> int:
         config = oft(**LORA, **options)
         return total(policy_needs(solve(config), config, Rank()), "device")
 
     assert passes(recompute=True) < passes(recompute=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("openvla-oft", {}), ("pi0", {}), ("smolvla", {"train_expert_only": True})],
+)
+def test_kept_features_are_counted_at_their_most(family: str, options: dict[str, object]):
+    def kept(**more: object) -> int | None:
+        kwargs = {"backbone_kwargs": {"size": "tiny", **options, **more}}
+        config = RunConfig(**{**_fields(TOY), "policy": family, "policy_kwargs": kwargs})
+        return named(policy_needs(solve(config), config, Rank(passes=False))).get("kept features")
+
+    assert kept(cache_features=1.5) == 1.5 * GIB
+    assert kept() is None
 
 
 def test_a_policy_of_unknown_shape_is_not_counted():

@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
 from vla_gym.errors import BadValue
+from vla_policies import VLAPolicy
 from zoo.distributed.fsdp import (
-    check_precision,
+    check_learnable,
     fsdp_requested,
     launch_in_words,
     learning_copy,
@@ -119,16 +120,34 @@ def test_what_is_trained_in_sixteen_bits_is_refused_unless_masters_are_kept(
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(BadValue, match="weights that are trained must be float32"):
-        check_precision(policy)
+        check_learnable(policy)
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     with pytest.raises(BadValue, match="float32"):
-        check_precision(policy)
+        check_learnable(policy)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    check_precision(policy)
+    check_learnable(policy)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    check_precision(policy.requires_grad_(False))
-    check_precision(nn.Linear(2, 1))
+    check_learnable(policy.requires_grad_(False))
+    check_learnable(nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("pi0", {}), ("openvla-oft", {"lora": {"rank": 2, "targets": ["q_proj"]}})],
+)
+def test_kept_features_are_refused_where_ranks_encode_together(
+    family: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    options = {"size": "tiny", "cache_features": 1.0, **options}
+    policy = VLAPolicy.from_pretrained(family, backbone_kwargs=options, device="cpu")
+    check_learnable(policy)
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for opened in (policy, policy.backbone):
+        with pytest.raises(BadValue, match="cache_features does not go with FSDP2"):
+            check_learnable(opened)
 
 
 def linear(dtype: torch.dtype) -> nn.Linear:

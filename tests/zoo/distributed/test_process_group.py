@@ -78,11 +78,28 @@ def test_a_run_on_cuda_multiplies_in_tf32_and_one_on_a_cpu_does_not(
     set_to = ["highest"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     check_device(device)
     assert set_to == ["highest"]
     join(device)
     assert set_to[-1] == precision
+
+
+@pytest.mark.parametrize(("device", "present"), [("cuda:1", [torch.device("cuda", 1)]), ("cuda", []), ("cpu", [])])
+def test_the_gpu_that_was_asked_for_is_the_present_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, present: list[torch.device]
+) -> None:
+    """Pinned memory, generators and libraries' kernels are of the present device, else the first one."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    check_device(device)
+    assert chosen == []
+    join(device)
+    assert chosen == present
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from vla_gym.errors import BadValue, MissingDependency
 from zoo.config.run_config import RunConfig
-from zoo.training.run_plan import RunPlan, check_startable
+from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,18 @@ def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyP
     )
     with pytest.raises(BadValue, match="leave out --placement"):
         RunPlan.resolve(config)
+
+
+def test_the_memory_of_a_sharded_run_is_that_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0, device="cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    plan = RunPlan.resolve(config)
+    ddp, shards = "gradients on their way to other ranks (DDP)", "shard of masters, gradients, moments, 1/2"
+    for said in ("\n".join(plan.lines()), dry_run_text(plan, None)):
+        assert ddp in said
+        assert shards not in said
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    for said in ("\n".join(plan.lines()), dry_run_text(plan, None)):
+        assert shards in said
+        assert ddp not in said
