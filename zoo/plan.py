@@ -17,7 +17,7 @@ from zoo.cli.run_flags import check_services
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.memory_choice import choose, nearest
 from zoo.config.memory_plan import GIB, Rank, needs, shape_of, total
-from zoo.config.policy_shape import check_quantization, footprint
+from zoo.config.policy_shape import check_network, check_quantization, footprint
 from zoo.config.run_config import RunConfig
 from zoo.config.time_plan import CARDS, time_lines
 from zoo.runs.lookup import ResumePoint
@@ -49,6 +49,7 @@ def plan_lines(config: RunConfig, resume: ResumePoint | None, args: argparse.Nam
     if args.fsdp and not plan.placement.everywhere:
         raise BadValue("FSDP shards over all processes; leave out --placement or --fsdp")
     check_quantization(config, sharded=sharded)
+    check_network(config)
     lines = [*plan.arithmetic(resume), *memory_lines(plan, sharded=sharded, passes=True)]
     for where, size in (("device", gpu_memory), ("host", args.host_memory)):
         if size is not None:

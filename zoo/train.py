@@ -102,6 +102,10 @@ def run(argv: Sequence[str]) -> int:
     # Only now: torch takes seconds to import, a typo should not.
     quiet_torch_in_ranks()
     check_startable(plan)
+    if point is not None:
+        from zoo.training.checkpoint import read_state
+
+        read_state(point.checkpoint, config.algo.upper())
     from zoo.training.start_weights import fetch_start_weights, start_lines
 
     if args.dry_run:

@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def info(self, name: str, revision: str) -> None:
         if (repo := self.repo(name)) and (commit := self.commit_of(repo, revision)):
-            siblings = [{"rfilename": file} for file in repo.commits[commit]]
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in repo.commits[commit].items()]
             self.answer(200, {"id": name, "sha": commit, "private": repo.private, "siblings": siblings})
 
     def tree(self, name: str, revision: str) -> None:

@@ -364,6 +364,22 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path, capsys: pytest.Captur
     assert len((run / "command.txt").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("flag", ["", " --dry-run"])
+@pytest.mark.parametrize("name", ["training_state.json", "optimizer.safetensors"])
+def test_an_incomplete_checkpoint_is_told_before_anything_starts(
+    ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flag: str
+) -> None:
+    run = Path(shutil.copytree(ppo_run, tmp_path / "ppo" / "Toy-Reach_1"))
+    (RunFolder(run).checkpoint(RunFolder(run).saved_steps()[-1]) / name).unlink()
+    capsys.readouterr()
+    assert guarded(train_command.run, ["-i", str(run), "-n", "9999", *flag.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: checkpoint '")
+    assert f"lacks {name}" in said.err
+    assert said.err.count("\n") == 1
+
+
 def test_one_checkpoint_branches_into_a_new_folder(
     ppo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.observation import MAX_INSTRUCTION_BYTES, decode_instruction, encode_instruction
 from vla_policies.conventions import Conventions
 from vla_policies.transfer import upload
@@ -48,6 +48,8 @@ def batch_observation(obs: Any, conventions: Conventions) -> tuple[dict[str, Ten
         raise BadValue(f"the observation's parts are not of one batch: {sizes}, batched: {batched}")
     if conventions.state_dim and tensors["state"].shape[1] != conventions.state_dim:
         raise BadValue(f"'state' must have {conventions.state_dim} numbers, got {tensors['state'].shape[1]}")
+    if conventions.state_dim and not torch.isfinite(tensors["state"]).all():
+        raise BadValue(f"'state' must have finite numbers, got {shown(tensors['state'].tolist())}")
     return tensors, batched["instruction"]
 
 

@@ -40,11 +40,19 @@ from zoo.algorithms.update_metrics import (
     rank_means,
     value_range,
 )
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight, StartSampling, ValueClip
+from zoo.config.algorithm_configs import (
+    STEP_VALUES_LACKING,
+    CreditLevel,
+    KLReference,
+    LogprobLevel,
+    LossWeight,
+    StartSampling,
+    ValueClip,
+    check_critic,
+)
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_views import vla_envs
-from zoo.rollout.log_prob_levels import STEP_VALUES_LACKING
 from zoo.rollout.round_collector import RoundCollector, decisions_of_an_episode
 from zoo.rollout.stats import RolloutStats
 
@@ -183,19 +191,7 @@ class PPO(VLAOnPolicyAlgorithm):
         if huber_delta is not None and huber_delta <= 0:
             raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
         check_levels(reward_level, value_level, logprob_level)
-        if critic_warmup_updates < 0 or (critic_warmup_updates and not vf_coef):
-            raise BadValue(
-                f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
-                f"vf_coef {vf_coef}"
-            )
-        if critic_epochs < 0 or (critic_epochs and not vf_coef):
-            raise BadValue(
-                f"critic_epochs must be 0 or more, and needs vf_coef > 0, got {critic_epochs} and vf_coef {vf_coef}"
-            )
-        if normalize_advantage_per_task and not normalize_advantage:
-            raise BadValue(
-                "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
-            )
+        check_critic(settings)
         if loss_weight not in get_args(LossWeight):
             raise unknown_name("loss_weight", str(loss_weight), get_args(LossWeight))
         if rounds_per_update is not None:

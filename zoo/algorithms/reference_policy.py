@@ -21,7 +21,7 @@ from vla_gym.errors import BadValue, unknown_name
 from vla_policies.checkpoint_io.weights import check_tensors, read_safetensors
 from vla_policies.modules.quantization import quantized_layers
 from vla_policies.types import Evaluation
-from zoo.config.algorithm_configs import KLReference
+from zoo.config.algorithm_configs import ADAPTER_LACKING, KLReference
 from zoo.runs.folder import REFERENCE_FILE
 
 
@@ -98,11 +98,7 @@ def check_reference(policy: Any, kind: str) -> None:
     if kind not in get_args(KLReference):
         raise unknown_name("kl_reference", kind, get_args(KLReference))
     if kind == "adapter_off" and not _has_adapter(policy):
-        raise BadValue(
-            "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one "
-            "(policy_kwargs backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy "
-            "of the weights that train"
-        )
+        raise BadValue(ADAPTER_LACKING)
 
 
 def check_start(policy: Any, kind: str) -> None:

@@ -206,6 +206,29 @@ def check_once(folders: Sequence[str], flag: str) -> None:
         known.add(folder)
 
 
+STEP_VALUES_LACKING = (
+    "value_level='action' needs a critic with an output for each step of the chunk, which this policy lacks. "
+    "OpenVLA-OFT has one with policy_kwargs backbone_kwargs value_outputs: <chunk>; else set value_level='chunk'"
+)
+ADAPTER_LACKING = (
+    "kl_coef needs a reference policy, but this policy has no LoRA adapter to switch off. Attach one (policy_kwargs "
+    "backbone_kwargs lora: {rank: 32}), or set kl_reference='copy', which keeps a second copy of the weights that "
+    "train"
+)
+
+
+def check_critic(settings: Mapping[str, Any]) -> None:
+    """Raise `BadValue` for settings of PPO that contradict each other."""
+    vf_coef = settings["vf_coef"]
+    for name in ("critic_warmup_updates", "critic_epochs"):
+        if settings[name] < 0 or (settings[name] and not vf_coef):
+            raise BadValue(
+                f"{name} must be 0 or more, and needs vf_coef > 0, got {settings[name]} and vf_coef {vf_coef}"
+            )
+    if settings["normalize_advantage_per_task"] and not settings["normalize_advantage"]:
+        raise BadValue("normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out")
+
+
 def check_groups(settings: Mapping[str, Any]) -> None:
     """Raise `BadValue` for settings of GRPO that contradict each other."""
     if settings["normalize_advantage_per_task"] and settings["advantage"] == "group_std":

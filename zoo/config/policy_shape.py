@@ -14,6 +14,7 @@ from vla_gym.reading import user_path
 from vla_gym.specs import Benchmark
 from vla_policies.conventions import Conventions
 from vla_policies.registry import FAMILIES, family_class
+from zoo.config.algorithm_configs import ADAPTER_LACKING, STEP_VALUES_LACKING, PPOConfig
 from zoo.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # brings torch
@@ -107,6 +108,22 @@ def check_quantization(config: RunConfig, *, sharded: bool) -> None:
         f"quantization: {scheme} is for frozen weights, and here all of them train; add an adapter: "
         f"-params 'policy_kwargs:{{backbone_kwargs: {{quantization: {scheme}, lora: {{rank: 32}}}}}}'"
     )
+
+
+def check_network(config: RunConfig) -> None:
+    """Raise `BadValue` for settings of the algorithm that the network of a family, as it is built here, cannot meet.
+
+    What a folder or a Hub id holds is known when it is opened.
+    """
+    settings, kwargs = config.algorithm, config.policy_kwargs
+    options = kwargs.get("backbone_kwargs") or {}
+    if config.policy not in FAMILIES:
+        return
+    if settings.kl_coef and settings.kl_reference == "adapter_off" and not (options.get("lora") or kwargs.get("base")):
+        raise BadValue(ADAPTER_LACKING)
+    steps = isinstance(settings, PPOConfig) and settings.value_level == "action" and config.chunk > 1
+    if steps and options.get("value_outputs") != config.chunk:
+        raise BadValue(f"{STEP_VALUES_LACKING} (chunk {config.chunk})")
 
 
 @functools.lru_cache(maxsize=32)

@@ -19,6 +19,7 @@ from zoo.config.algorithm_configs import (
     SFTConfig,
     check_algorithm,
     check_anchor,
+    check_critic,
     check_groups,
 )
 from zoo.config.evaluation_options import EVAL_OPTIONS, evaluated_options, evaluation_protocol
@@ -302,10 +303,16 @@ def check_arithmetic(config: RunConfig) -> None:
             "with automatic resets set rounds_per_update:null"
         )
     _check_normalisation(config)
+    if config.algo == "ppo":
+        check_critic({**defaults_of(PPOConfig), **config.algo_kwargs})
     if config.algo == "grpo":
         check_groups({**defaults_of(GRPOConfig), **config.algo_kwargs})
     check_anchor(config.algo_kwargs.get("bc_coef", 0.0), config.algo_kwargs.get("bc_dataset"))
     group = config.group_size
+    if config.algo == "grpo" and group < 2:
+        raise BadValue(
+            f"GRPO compares the members of a group, got group_size={group}; give at least 2, e.g. group_size:8"
+        )
     if group >= 1 and config.num_envs % group:
         near = max(group, round(config.num_envs / group) * group)
         raise BadValue(

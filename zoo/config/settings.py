@@ -142,7 +142,7 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
         return _mapping(origin, value, where)
     if annotation == Schedulable and isinstance(value, Mapping):
         return _schedule(limits, value, where)
-    number = _number(limits, value, where)
+    number = _number(limits, value, where, _SCHEDULABLE if annotation == Schedulable else "a number")
     if origin is int and number != int(number):
         raise BadValue(f"{where} must be a whole number, got {shown(value)}")
     return int(number) if origin is int else number
@@ -184,14 +184,17 @@ def _schedule(limits: Range, value: Mapping[str, Any], where: str) -> dict[str, 
     return checked
 
 
-def _number(limits: Range, value: object, where: str) -> float:
+_SCHEDULABLE = "a number or a schedule such as {schedule: linear, start: 3.0e-4}"
+
+
+def _number(limits: Range, value: object, where: str, kind: str = "a number") -> float:
     # YAML 1.1 reads 3e-4 (no dot) as text; a number was meant.
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise BadValue(f"{where} must be a number, got {shown(value)}")
+        raise BadValue(f"{where} must be {kind}, got {shown(value)}")
     if number <= limits.above:
         raise BadValue(f"{where} must be above {limits.above:g}, got {shown(value)}")
     if number >= limits.below:

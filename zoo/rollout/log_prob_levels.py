@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.types import ActionSample, Evaluation
-from zoo.config.algorithm_configs import LogprobLevel
+from zoo.config.algorithm_configs import STEP_VALUES_LACKING, LogprobLevel
 
 
 def executed_mask(executed_B: Tensor, chunk: int) -> Tensor:
@@ -124,12 +124,6 @@ def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Scalar: mean of `x` where `mask`; zero where the mask is empty."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(min=1)
-
-
-STEP_VALUES_LACKING = (
-    "value_level='action' needs a critic with an output for each step of the chunk, which this policy lacks. "
-    "OpenVLA-OFT has one with policy_kwargs backbone_kwargs value_outputs: <chunk>; else set value_level='chunk'"
-)
 
 
 def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:

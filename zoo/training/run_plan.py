@@ -13,7 +13,7 @@ from vla_gym.workers.environment import check_installed, num_cores
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.batch_plan import BatchPlan, benchmark_of, choose_stages, solve
 from zoo.config.memory_plan import ROLES, Rank, need_lines, needs, shape_of
-from zoo.config.policy_shape import check_quantization
+from zoo.config.policy_shape import check_network, check_quantization
 from zoo.config.run_config import RunConfig, to_plain
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.placement import Placement, check_shares, check_staleness, parse_placement
@@ -114,6 +114,7 @@ def check_startable(plan: RunPlan) -> None:
 
     check_device(config.device)
     check_quantization(config, sharded=fsdp_requested())
+    check_network(config)
     for folder in config.algorithm.bc_folders:
         check_dataset(folder)
     settings = config.algorithm

@@ -61,11 +61,13 @@ def test_a_missing_key_is_named(conventions: Conventions, make_obs: MakeObs) -> 
         ("state", np.zeros((2, 3, 1), np.float32), "'state' must have 1 dims"),
         ("state", np.zeros((2, 4), np.float32), "'state' must have 3 numbers, got 4"),
         ("state", np.zeros(3, np.float32), "not of one batch"),
+        ("state", np.array([[0, 1, 2], [0, np.nan, 2]], np.float32), "'state' must have finite numbers, got .*nan"),
+        ("state", np.full((2, 3), np.inf, np.float32), "'state' must have finite numbers"),
         ("instruction", ["only one"], "not of one batch"),
         ("instruction", ["", "two"], "has 0 UTF-8 bytes"),
     ],
 )
-def test_parts_of_the_wrong_shape_are_named(
+def test_parts_that_cannot_be_are_named(
     conventions: Conventions, make_obs: MakeObs, key: str, value: object, message: str
 ) -> None:
     with pytest.raises(BadValue, match=message):

@@ -48,6 +48,13 @@ def test_no_fitting_entry_names_what_there_is(tmp_path: Path) -> None:
         load_hyperparams("ppo", "Toy-Reach", "nano", conf)
 
 
+@pytest.mark.parametrize("name", ["Toy-Reach", "default"])
+def test_an_entry_named_as_rl_zoo3_names_it_is_told_its_name_here(tmp_path: Path, name: str) -> None:
+    conf = write(tmp_path, f"{name}: {{n_timesteps: 100}}\n")
+    with pytest.raises(BadValue, match=f"entry '{name}' of .*; rename it to '{name}/nano'"):
+        load_hyperparams("ppo", "Toy-Reach", "nano", conf)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

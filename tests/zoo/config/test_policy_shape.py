@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from vla_policies import VLAPolicy
 from vla_policies.footprint import Footprint
 from vla_policies.registry import FAMILIES, family_class
 from zoo.config.memory_plan import shape_of
-from zoo.config.policy_shape import check_quantization
+from zoo.config.policy_shape import check_network, check_quantization
 from zoo.config.run_config import RunConfig
 
 
@@ -78,3 +79,28 @@ def test_a_folder_here_is_planned_as_it_is(tmp_path: Path, options: dict[str, ob
     assert shape is not None
     counted = Footprint(shape.family, shape.conventions, json.loads(shape.options))
     assert counted.num_trained == sum(p.numel() for p in policy.parameters() if p.requires_grad)
+
+
+STEPS = {"reward_level": "action", "value_level": "action", "logprob_level": "action"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "settings", "says"),
+    [
+        ("nano", {}, {"kl_coef": 0.1}, "no LoRA adapter to switch off"),
+        ("nano", {}, {"kl_coef": 0.1, "kl_reference": "copy"}, None),
+        ("openvla-oft", {"lora": {"rank": 4}}, {"kl_coef": 0.1}, None),
+        ("org/adapter", {}, {"kl_coef": 0.1}, None),
+        ("nano", {}, STEPS, r"lacks\..*\(chunk 4\)"),
+        ("openvla-oft", {"value_outputs": 4}, STEPS, None),
+    ],
+)
+def test_settings_that_the_network_cannot_meet_are_refused_early(
+    policy: str, options: dict[str, object], settings: dict[str, object], says: str | None
+):
+    config = dataclasses.replace(run(policy, backbone_kwargs=options), algo_kwargs=settings)
+    if says is None:
+        return check_network(config)
+    with pytest.raises(BadValue, match=says):
+        check_network(config)
+    return None

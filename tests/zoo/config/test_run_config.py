@@ -126,12 +126,26 @@ def test_a_damaged_record_is_one_line(values: dict[str, object], error: type[Exc
         ({"loss_weight": "token", "masked_minibatches": True}, "leave one of the two out"),
         ({"normalize_advantage_per_task": True}, "set advantage to 'centred' or 'rloo'"),
         ({"score_bounds": [0.9, 0.1]}, r"low below high, got \(0.9, 0.1\)"),
+        ({"group_size": 1}, "compares the members of a group, got group_size=1"),
     ],
 )
 def test_settings_of_groups_that_contradict_each_other_are_refused(settings: dict[str, Any], says: str) -> None:
     values = {"n_timesteps": 100, "num_envs": 8, "group_size": 4, **settings}
     with pytest.raises(BadValue, match=says):
         build_config(algo="grpo", env="e", policy="p", values=values, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"critic_warmup_updates": 2, "vf_coef": 0}, "needs vf_coef > 0, got 2 and vf_coef 0"),
+        ({"critic_epochs": 1, "vf_coef": 0}, "needs vf_coef > 0, got 1 and vf_coef 0"),
+        ({"normalize_advantage_per_task": True, "normalize_advantage": False}, "leave one of the two out"),
+    ],
+)
+def test_settings_of_the_critic_that_contradict_each_other_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        build_config(algo="ppo", env="e", policy="p", values={"n_timesteps": 100, "num_envs": 8, **settings}, seed=1)
 
 
 @pytest.mark.parametrize("name", ["env_kwargs", "eval_env_kwargs"])

@@ -86,6 +86,11 @@ def test_null_is_for_optional_settings_only() -> None:
         ("learning_rate", {"schedule": "linear", "start": -1}, "learning_rate.start must be at least 0"),
         ("learning_rate", {"schedule": "linaer", "start": 1}, "Did you mean 'linear'"),
         ("learning_rate", {"schedule": "linear"}, "needs 'start'"),
+        (
+            "learning_rate",
+            "lin_3e-4",
+            "a number or a schedule such as {schedule: linear, start: 3.0e-4}, got 'lin_3e-4'",
+        ),
         ("policy_kwargs", {"temperatur": 1}, "Did you mean 'temperature'"),
         ("policy_kwargs", {"greedy": "meen"}, "no choice .*greedy.* 'meen'. Known: likeliest, mean.*'mean'"),
         ("on_worker_error", "foo", "Known: raise, restart"),

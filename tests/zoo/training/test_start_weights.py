@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,15 @@ def test_offline_the_size_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     assert start_lines(config_of())[0].endswith(f"{HUB_ID}: not cached, a download of a size not known offline")
+
+
+def test_without_a_network_a_dry_run_does_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert "of unknown size" in start_lines(config_of())[0]
+    assert not waits
 
 
 def test_a_local_folder_stands_in_place_of_the_id(tmp_path: Path) -> None:
