@@ -61,8 +61,8 @@ def run(argv: Sequence[str]) -> int:
     for name in _OF_PLAYING:
         if args.policy is None and getattr(args, name) is not None:
             raise BadValue(f"{flag_of(name)} goes with --policy, which plays one; leave it out")
-    before = [read_record(Path(file)) for file in args.before]
-    after = [read_record(Path(file)) for file in args.after] if args.after else [play(args, before)]
+    before = [read_record(results_file(path)) for path in args.before]
+    after = [read_record(results_file(path)) for path in args.after] if args.after else [play(args, before)]
     if len({record["deterministic"] for record in (*before, *after)}) > 1:
         raise BadValue(
             "some of the files are of deterministic actions and some of sampled ones (zoo.evaluate --stochastic)"
@@ -94,6 +94,8 @@ def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mappi
     starts = tuple(StartState(task_id=task, trial_id=trial) for task, trial in states)
     plan = replace(plan, start_states=starts, num_envs=min(plan.num_envs, len(starts) * plan.protocol.rounds))
     output = check_destination(Path(args.output or "compared.json"))
+    if output.exists() and output.samefile(results_file(args.before[0])):
+        raise BadValue(f"-o {output} holds the results of --before; give another -o")
     table, played = measure(
         plan,
         weights=weights_of(plan),
@@ -171,9 +173,13 @@ def task_names(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def read_record(path: Path) -> Mapping[str, Any]:
-    """A file of `zoo.evaluate`, or that of a run folder; raises `BadValue` for anything else."""
-    file = path / RESULTS_FILE if path.is_dir() else path
+def results_file(path: str) -> Path:
+    """The file that `--before` or `--after` names: itself, or that of a run folder."""
+    return Path(path) / RESULTS_FILE if Path(path).is_dir() else Path(path)
+
+
+def read_record(file: Path) -> Mapping[str, Any]:
+    """A file of `zoo.evaluate`; raises `BadValue` for anything else."""
     if not file.is_file():
         hint = f"write one with: python -m zoo.evaluate -i RUN -o {quoted(file)}"
         raise BadValue(f"no results of zoo.evaluate in '{file}'; {hint}")

@@ -17,6 +17,9 @@ from zoo.cli.arguments import (
 )
 from zoo.cli.main import guarded
 from zoo.config.gym_packages import import_named_packages
+from zoo.runs.folder import CONFIG_FILE
+from zoo.runs.lookup import policy_folder
+from zoo.runs.shipped_agents import local_or_shipped
 
 _DEFAULT_EPISODES = 10
 
@@ -29,7 +32,9 @@ def parser() -> OneLineParser:
         "With --oracle: an expert's success, which shows whether actions mean here what they should.",
     )
     p.add_argument("--env", metavar="ID", help="look at this environment only (default: one of each benchmark)")
-    p.add_argument("--policy", metavar="FOLDER", help="compare every byte of a policy folder with its certificate")
+    p.add_argument(
+        "--policy", metavar="FOLDER", help="compare every byte of a policy, or of a run's, with its certificate"
+    )
     p.add_argument("--oracle", action="store_true", help="replay the expert of --env")
     p.add_argument(
         "--episodes",
@@ -78,9 +83,11 @@ def _verify_policy(args: argparse.Namespace) -> int:
     from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
     from vla_policies.loading import find_checkpoint, verify_checkpoint
 
-    folder = find_checkpoint(args.policy)
+    folder = find_checkpoint(str(local_or_shipped(args.policy)))
     if folder is None:
         raise BadValue(f"--policy {args.policy} means fresh weights; a folder or a Hub id is needed")
+    if (folder / CONFIG_FILE).is_file():
+        folder = policy_folder(str(folder))
     certificate = verify_checkpoint(folder, whole=True)
     if certificate is None:
         raise BadValue(

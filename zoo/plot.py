@@ -74,7 +74,8 @@ def run(argv: Sequence[str]) -> int:
     args = parser().parse(argv)
     runs = [read(named) for named in _named_runs(args)] if args.runs else _readable(_found_runs(args))
     output = Path(args.output)
-    output = output if output.suffix else Path(f"{args.output}.png")  # matplotlib would, and not say so
+    if not output.suffix and not output.exists():
+        output = Path(f"{args.output}.png")  # matplotlib would, and not say so
     draw(runs, x_axis=args.x_axis, y_axis=args.y_axis, window=args.episode_window, output=output)
     print("\n".join([*final_lines(runs), f"{len(runs)} run{'s' if len(runs) != 1 else ''} drawn into {output}"]))
     return 0
@@ -124,11 +125,17 @@ def _named_runs(args: Any) -> list[RunFolder]:
                 f"{flag} chooses among the runs of a log folder, but runs are named: {shown(' '.join(args.runs))}; "
                 f"leave out {flag} or the runs"
             )
-    return [find_run(path) for path in args.runs]
+    found: dict[Path, RunFolder] = {}
+    for path in args.runs:
+        run = find_run(path)
+        if run.path.resolve() in found:
+            raise BadValue(f"run '{run.path}' is named twice; leave one out")
+        found[run.path.resolve()] = run
+    return list(found.values())
 
 
 def _found_runs(args: Any) -> list[RunFolder]:
-    algos = args.algo or list(ALGORITHMS)
+    algos = list(dict.fromkeys(args.algo or ALGORITHMS))
     log_folder = Path("logs" if args.log_folder is None else args.log_folder)
     folders = [RunFolder(path) for algo in algos for path in sorted((log_folder / algo).glob("*_*"))]
     found = [folder for folder in folders if (folder.path / CONFIG_FILE).is_file()]

@@ -9,8 +9,9 @@ from vla_gym.errors import BadValue
 from vla_policies.checkpoint_io.hub import call
 from zoo.cli.arguments import OneLineParser
 from zoo.cli.main import guarded
+from zoo.files import quoted
 from zoo.hub.upload import Publication, base_is_local, check_repo, default_name, publish
-from zoo.runs.lookup import find_run
+from zoo.runs.lookup import find_run, policy_folder
 
 
 def parser() -> OneLineParser:
@@ -34,6 +35,9 @@ def run(argv: Sequence[str]) -> int:
     if args.repo is not None and (args.organization or args.repo_name):
         raise BadValue("give REPO, or -orga and -name, not both")
     found = find_run(args.run)
+    named, sent = policy_folder(args.run), policy_folder(str(found.path))
+    if named.resolve() != sent.resolve():
+        raise BadValue(f"'{args.run}' is not what is sent; that is '{sent}': say -i {quoted(found.path)}")
     repo = args.repo or f"{args.organization or _own_name()}/{args.repo_name or default_name(found)}"
     publication = Publication(
         run=found,

@@ -141,6 +141,16 @@ def test_a_run_folder_stands_for_its_results(tmp_path: Path, capsys: pytest.Capt
         run(["--before", str(tmp_path), "--after", str(tmp_path)])
 
 
+def test_results_of_the_one_side_are_not_written_over_by_the_other(tmp_path: Path) -> None:
+    file = write(tmp_path / "a_1.json", "x")
+    record = json.loads(Path(file).read_text())
+    record |= {"env": "Toy-Reach", "protocol": {"split": "train"}}
+    record["episodes"] = [{**one, "trial_id": 0} for one in record["episodes"]]
+    Path(file).write_text(json.dumps(record))
+    with pytest.raises(BadValue, match=r"-o .*a_1\.json holds the results of --before; give another -o"):
+        run(["--before", file, "--policy", "nano", "-o", str(tmp_path / "." / "a_1.json")])
+
+
 def test_a_start_state_played_twice_is_named(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a_1.json", "x"))
     record = json.loads(file.read_text())

@@ -79,6 +79,23 @@ def test_a_policy_folder_is_compared_byte_by_byte(tmp_path: Path, capsys: pytest
         run(["--policy", str(folder)])
 
 
+def test_a_run_folder_stands_for_its_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = "agents/sft/MetaWorld-reach"
+    monkeypatch.chdir(tmp_path)
+    assert run(["--policy", shipped]) == 0
+    shutil.copytree(AGENTS / "sft" / "MetaWorld-reach", "run/best")
+    for name in ("config.yml", "args.yml"):
+        Path("run/best", name).rename(Path("run", name))
+    capsys.readouterr()
+    assert run(["--policy", "run"]) == 0
+    assert "ok       model.safetensors" in capsys.readouterr().out
+    Path("run/best").rename("run/other")
+    with pytest.raises(BadValue, match="run 'run' holds no policy yet"):
+        run(["--policy", "run"])
+
+
 @pytest.mark.parametrize("flags", [["--env", "MetaWorld/reach"], ["--oracle"]])
 def test_a_policy_folder_is_looked_at_alone(flags: list[str]) -> None:
     with pytest.raises(BadValue, match="leave --env and --oracle out"):

@@ -169,6 +169,21 @@ def test_the_picture_is_where_it_is_said_to_be(logs: Path, tmp_path: Path, capsy
     assert (tmp_path / "curves.png").is_file()
 
 
+def test_what_is_there_is_not_given_an_ending(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pictures").mkdir()
+    assert guarded(run, ["-f", str(logs), "-o", str(tmp_path / "pictures")]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+    assert run(["-f", str(logs), "-o", "/dev/null"]) == 0
+    assert capsys.readouterr().out.endswith("drawn into /dev/null\n")
+
+
+def test_a_run_counts_once(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-f", str(logs), "-a", "ppo", "ppo", "-o", str(tmp_path / "curves.png")]) == 0
+    assert "2 runs drawn" in capsys.readouterr().out
+    with pytest.raises(BadValue, match="is named twice; leave one out"):
+        run([str(logs / "ppo" / "Toy-Reach_1"), f"{logs}/grpo/../ppo/Toy-Reach_1"])
+
+
 @pytest.mark.parametrize("choice", [["-e", "Toy-Reech"], ["-a", "ppo"], ["-f", "nowhere"]])
 def test_named_runs_are_not_chosen_from(logs: Path, choice: list[str]) -> None:
     with pytest.raises(BadValue, match=f"{choice[0]} chooses among the runs of a log folder"):

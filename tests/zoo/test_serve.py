@@ -47,6 +47,7 @@ def test_it_listens_on_this_machine_alone_unless_told(capsys: pytest.CaptureFixt
         (["--names", "image"], "KEY=NAME"),
         (["--names", "image=a", "--names", "image=b"], "--names image is given twice"),
         (["--names", "camera=x"], "observation key"),
+        (["--names", "image=prompt"], "'prompt' would be the name of image and of instruction"),
         (["--window", "-1"], "milliseconds"),
         (["--tls-cert", "x"], "go together"),
         (["--token-file", "nowhere"], "nowhere"),

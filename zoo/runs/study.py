@@ -44,6 +44,7 @@ def opened(folder: Path, name: str, seed: int) -> Iterator[Study]:
     trials again. Raises `BadValue` for a file that is no study, is damaged, or cannot be written; nothing new is left.
     """
     import optuna
+    from sqlalchemy import URL
 
     # Its warning of a trial that failed is a traceback; commands print the error in one line.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -53,9 +54,9 @@ def opened(folder: Path, name: str, seed: int) -> Iterator[Study]:
         begins = not file.exists()
         try:
             with database(file), content_of(file):
-                study = optuna.create_study(
-                    storage=f"sqlite:///{file}", study_name=name, direction="maximize", load_if_exists=True
-                )
+                # Not put together by hand: `?`, `%` and braces mean something in an address.
+                storage = URL.create("sqlite", database=str(file)).render_as_string()
+                study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
                 study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
                 if completed_trials(study):
                     _ = study.best_trial  # read now, not after a trial has been trained

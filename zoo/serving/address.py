@@ -44,7 +44,7 @@ class ServerConf:
     def __post_init__(self) -> None:
         if self.timeout <= 0 or self.attempts < 1:
             raise BadValue(f"timeout must be > 0 and attempts >= 1, got {self.timeout} and {self.attempts}")
-        renamed({}, self.names)
+        renamed(PROTOCOLS[self.protocol][0].NAMES, self.names)
 
 
 @dataclass(frozen=True, kw_only=True)

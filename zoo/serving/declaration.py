@@ -17,6 +17,10 @@ from vla_policies.conventions import CAMERA_KEYS, check_compatible, check_length
 METADATA_KEY = "vla_zoo"
 """Where a server's greeting holds the declaration, and a request what only our own clients say."""
 FORMAT = 1
+LARGEST_STATE = 1e6
+"""Largest number of a state: metres and radians are far below it, and networks overflow far above it."""
+LEAST_MESSAGE = 4 * 2**20
+"""Bytes that a message may have whatever the policy reads: a picture of the wrong size is answered in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +125,10 @@ class Declaration:
         return {**wanted, **self.env_options}
 
     def message_bytes(self) -> int:
-        """Return the most bytes that a client's message may have: twice its arrays, and room for the rest."""
+        """Return the most bytes that a client's message may have: `LEAST_MESSAGE`, or twice its arrays and room for
+        the rest where that is more."""
         side = LARGEST_IMAGE if self.any_image_size else self.image_size
-        return 2 * len(self.cameras) * side * side * 3 + 8 * self.state_dim + 65_536
+        return max(LEAST_MESSAGE, 2 * len(self.cameras) * side * side * 3 + 8 * self.state_dim + 65_536)
 
     # Checks -------------------------------------------------------------------------------------------
 
@@ -161,6 +166,8 @@ class Declaration:
                 raise BadValue(f"{name!r} must be floating point numbers, got {value.dtype}")
             if not np.isfinite(value).all():
                 raise BadValue(f"{name!r} holds numbers that are not finite")
+            if (np.abs(value) > LARGEST_STATE).any():
+                raise BadValue(f"{name!r} holds numbers beyond {LARGEST_STATE:g}")
             value = value.astype(np.float32)
         return value
 

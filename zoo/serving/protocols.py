@@ -81,10 +81,16 @@ def details_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def renamed(names: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return a protocol's words with the user's `own` over them."""
+    """Return a protocol's words with the user's `own` over them; raises `BadValue` where one would name two keys."""
     for key in own:
         check_known("observation key", key, OBSERVATION_KEYS)
-    return {**names, **own}
+    words: dict[str, str] = {}
+    for key, name in {**names, **own}.items():
+        if name in words.values():
+            other = next(one for one, word in words.items() if word == name)
+            raise BadValue(f"'{name}' would be the name of {other} and of {key}; each has its own")
+        words[key] = name
+    return words
 
 
 def check_chunk(answer: Mapping[str, Any], declaration: Declaration) -> np.ndarray:

@@ -264,6 +264,16 @@ def test_a_film_by_another_protocol_is_not_the_replay(run: Path, tmp_path: Path)
     assert repository_files(publication, tmp_path)["replay.mp4"].name == "recorded.mp4"
 
 
+def test_best_is_not_sent_where_a_checkpoint_is_named(
+    run: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = next((run / "checkpoints").iterdir())
+    assert guarded(push_to_hub.run, ["-i", str(checkpoint), RUN]) == 2
+    assert f"'{checkpoint}' is not what is sent; that is '" in capsys.readouterr().err
+    assert hub.requests == []
+    assert push_to_hub.run(["-i", str(run / "best"), RUN]) == 0
+
+
 def test_weights_of_another_evaluation_are_not_praised(run: Path, hub: LoopbackHub) -> None:
     record = json.loads((run / "evaluation.json").read_text())
     (run / "evaluation.json").write_text(json.dumps({**record, "num_timesteps": 7}))

@@ -36,6 +36,14 @@ def test_a_study_goes_on(tmp_path: Path) -> None:
     assert drawn not in [trial.params for trial in study.trials[:3]]
 
 
+@pytest.mark.parametrize("name", ["what?", "100%20 #1", "{x}"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    assert begin(tmp_path / name).is_file()
+    with opened(tmp_path / name, NAME, seed=0) as study:
+        assert len(completed_trials(study)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def drop_values(file: Path) -> None:
     """Completed trials without their results."""
     with closing(sqlite3.connect(file)) as connection:

@@ -171,7 +171,7 @@ def test_what_no_further_attempt_changes_is_said_at_once(serving: Serving, decla
     assert server.metrics.refused["wrong or missing token"] == 1
     with serving(echo(declaration), declaration) as server:
         connection = PolicyConnection(address(server.port))
-        connection.ask(lambda session: [b"\0" * 200_000])
+        connection.ask(lambda session: [b"\0" * (declaration.message_bytes() + 1)])
         with pytest.raises(ServerFailed, match="takes smaller messages only"):
             connection.answer()
         connection.ask(lambda session: [pack_openpi({"prompt": "x"})])

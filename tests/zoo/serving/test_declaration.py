@@ -56,6 +56,8 @@ def test_an_observation_is_taken_as_it_is(declaration: Declaration) -> None:
         ({"state": np.zeros(3, np.float32)}, r"'observation/state' must be \[2\], got \[3\]"),
         ({"state": np.zeros(2, np.int64)}, "must be floating point numbers, got int64"),
         ({"state": np.array([0.0, np.inf])}, "not finite"),
+        ({"state": np.array([0.0, -1e300])}, r"'observation/state' holds numbers beyond 1e\+06"),
+        ({"state": np.array([1e30, 0.0], np.float32)}, "numbers beyond"),
         ({"instruction": None}, "lacks the text 'prompt'"),
         ({"instruction": ""}, "0 UTF-8 bytes"),
         ({"instruction": "x" * 161}, "161 UTF-8 bytes"),

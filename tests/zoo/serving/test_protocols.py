@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_gym.errors import ServerFailed, UnknownName
+from vla_gym.errors import BadValue, ServerFailed, UnknownName
 from zoo.serving.declaration import Declaration
 from zoo.serving.protocols import check_chunk, renamed
 
@@ -17,6 +17,9 @@ def test_own_names_stand_above_the_protocols() -> None:
     assert renamed({"image": "a", "state": "b"}, {"image": "c"}) == {"image": "c", "state": "b"}
     with pytest.raises(UnknownName, match="observation key 'camera'"):
         renamed({}, {"camera": "c"})
+    assert renamed({"image": "a", "wrist_image": "b"}, {"image": "b", "wrist_image": "a"})["image"] == "b"
+    with pytest.raises(BadValue, match="'a' would be the name of image and of state"):
+        renamed({"image": "a", "state": "b"}, {"state": "a"})
 
 
 def test_a_chunk_is_cut_clipped_and_single_actions_are_chunks(declaration: Declaration) -> None:

@@ -109,6 +109,7 @@ def test_a_wrong_message_is_one_line_and_the_next_is_answered(
         ("text", "a text message"),
         (question(declaration, prompt=""), "instruction ''"),
         (question(declaration, **{"observation/image": np.zeros((9, 8, 3), np.uint8)}), "got [9, 8, 3]"),
+        (question(declaration, **{"observation/image": np.zeros((720, 1280, 3), np.uint8)}), "got [720, 1280, 3]"),
     ]
     with serving(echo(declaration), declaration) as server, opened(server) as ws:
         ws.recv(timeout=20)
