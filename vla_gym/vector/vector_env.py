@@ -215,7 +215,11 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         if self.closed:
             raise gym.error.ClosedEnvironmentError(f"{self} is closed")
         if self._runner.num_pending:
-            raise gym.error.AlreadyPendingCallError("receive() what the stages were sent first", "send_step")
+            raise gym.error.AlreadyPendingCallError(
+                "a rollout is stepping this environment: evaluate on another one, or receive() what its stages were "
+                "sent first",
+                "send_step",
+            )
 
     def _run(self, commands: Sequence[Command]) -> Decision:
         with self._closed_on_failure():

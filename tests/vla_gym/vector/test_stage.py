@@ -89,7 +89,7 @@ def test_the_whole_environment_waits_until_stages_are_received(make: Make):
     envs = begun(make, pipeline_stages=2)
     stage = envs.stages[1]
     stage.send_step(quiet(2))
-    with pytest.raises(gym.error.AlreadyPendingCallError, match="receive"):
+    with pytest.raises(gym.error.AlreadyPendingCallError, match=r"rollout is stepping.*receive"):
         envs.step(quiet(4))
     assert stage.pending
     stage.receive()
