@@ -32,12 +32,15 @@ def plain_view(env: Any) -> Any:
 def vector_view(env: Any) -> Any:
     """A `VLAVectorEnv`, a result of `gym.make("vla_gym/...")`, or that name, as `as_sb3()`; anything else unchanged.
 
-    Raises `BadValue` for a single environment in wrappers, which would be lost.
+    Raises `BadValue` for a single environment in wrappers, which would be lost, and for Stable-Baselines3's wrappers
+    around a `VLAVectorEnv`, which they do not understand.
     """
     if isinstance(env, str) and env.startswith("vla_gym/") and env in gym.registry:
         env = gym.make(env)
     if isinstance(env, gym.Env) and isinstance(env.unwrapped, VLAEnv):
         env = _vector_env_of(env)
+    if isinstance(env, VecEnv) and isinstance(env.unwrapped, VLAVectorEnv):
+        raise BadValue(f"{type(env).__name__} is Stable-Baselines3's and takes its view of the environment: as_sb3()")
     return env.as_sb3() if isinstance(env, VLAVectorEnv) else env
 
 

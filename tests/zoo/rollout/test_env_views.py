@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import TransformReward
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import VecMonitor, VecTransposeImage
 
 import vla_gym
 from vla_gym.errors import BadValue, UnknownName
@@ -54,6 +54,12 @@ def test_a_model_takes_another_environment_in_any_form() -> None:
     assert isinstance(model.env, SB3VecEnv)
     assert model.env is not first
     model.learn(1)
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute")
+def test_wrappers_around_what_is_no_view_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"VecMonitor.*as_sb3\(\)"):
+        vector_view(VecMonitor(VecMonitor(vla_gym.make_vec("Toy-Reach"))))
 
 
 def test_other_environments_are_left_alone() -> None:
