@@ -9,7 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import TransformReward
-from stable_baselines3.common.vec_env import VecMonitor, VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
 
 import vla_gym
 from vla_gym.errors import BadValue, UnknownName
@@ -45,6 +51,16 @@ def test_plain_networks_see_channels_first(form: str) -> None:
     assert isinstance(envs, VecTransposeImage)
     assert envs.observation_space["image"].shape[0] == 3
     envs.close()
+
+
+def test_plain_networks_see_channels_first_through_wrappers() -> None:
+    view = vla_gym.make_vec("Toy-Reach", image_size=36).as_sb3()
+    stacked = plain_view(VecFrameStack(view, 2))
+    assert stacked.observation_space["image"].shape == (6, 36, 36)
+    transposed = VecNormalize(VecTransposeImage(view), norm_obs=False)
+    assert plain_view(transposed) is transposed
+    assert plain_view(VecExtractDictObs(view, "state")).observation_space.shape == (2,)
+    PPO("MultiInputPolicy", VecFrameStack(view, 2), n_steps=8, batch_size=8, n_epochs=1, device="cpu").learn(8)
 
 
 def test_a_model_takes_another_environment_in_any_form() -> None:
