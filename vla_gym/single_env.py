@@ -9,13 +9,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vla_gym.errors import check_known
+from vla_gym.errors import BadValue, check_known
 from vla_gym.make import make_vec
 from vla_gym.observation import encode_instruction
 from vla_gym.vector.infos import single_info
 
 ENCODINGS = ("bytes", "text")
 """Encodings of the instruction in an observation."""
+_OF_SEVERAL = ("num_envs", "group_size", "autoreset_mode")
+"""Options of `make_vec` that one environment does not take."""
 
 
 class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
@@ -26,13 +28,17 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     `instruction` of an observation is uint8 `[MAX_INSTRUCTION_BYTES]`, UTF-8, as Stable-Baselines3 and rl_zoo3 hold
     arrays only; with `encoding="text"` it is a `str`. `info["instruction"]` is always the text, and
-    `info["is_success"]` says at an episode's end whether it was solved.
+    `info["is_success"]` says at an episode's end whether it was solved. `info["episode"]` is left to wrappers
+    (Gymnasium's `RecordEpisodeStatistics`, Stable-Baselines3's `Monitor`).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  copied per instance
 
     def __init__(self, env_id: str, *, encoding: str = "bytes", seed: int | None = None, **options: Any) -> None:
         check_known("encoding", encoding, ENCODINGS)
+        for name in _OF_SEVERAL:
+            if name in options:
+                raise BadValue(f"this is one environment, which takes no {name}; vla_gym.make_vec makes several")
         seed = secrets.randbits(31) if seed is None else seed
         self.envs = make_vec(env_id, 1, autoreset_mode="disabled", seed=seed, **options)
         self._encoded = encoding == "bytes"
@@ -85,6 +91,7 @@ class VLAEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     def _info(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> dict[str, Any]:
         info = single_info(infos, 0) | {"instruction": obs["instruction"][0]}
-        if "episode" in info:
-            info["is_success"] = info["episode"]["success_once"]
+        stats = info.pop("episode", None)
+        if stats is not None:
+            info["is_success"] = stats["success_once"]
         return info

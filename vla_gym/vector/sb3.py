@@ -62,11 +62,11 @@ class SB3VecEnv(VecEnv):
         """Run one decision in every environment and begin new episodes where one ended."""
         assert self._action is not None, "step_wait without step_async"
         action, self._action = self._action, None
+        raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
         if self.envs.idle.all():
             raise BadValue(
                 "every start state of the grid has been played: ask for no more episodes than there are, or reset()"
             )
-        raw, reward_N, terminated_N, truncated_N, batched = self.envs.step(action)
         done_N = terminated_N | truncated_N
         obs = encode_instructions(raw)
         infos = self.env_infos(batched, obs, terminated_N, truncated_N, range(self.num_envs))

@@ -212,10 +212,20 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
     # -- Inside ------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
-        if self.closed:
-            raise gym.error.ClosedEnvironmentError(f"{self} is closed")
+        self._check_open()
         if self._runner.num_pending:
-            raise gym.error.AlreadyPendingCallError("receive() what the stages were sent first", "send_step")
+            raise gym.error.AlreadyPendingCallError(
+                "a rollout is stepping this environment: evaluate on another one, or receive() what its stages were "
+                "sent first",
+                "send_step",
+            )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError(
+                f"{self} is closed, as after close(), a failure, or Ctrl-C within a step; make another one (a model "
+                "takes it by set_env)"
+            )
 
     def _run(self, commands: Sequence[Command]) -> Decision:
         with self._closed_on_failure():
@@ -227,6 +237,7 @@ class VLAVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
 
     @contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
+        self._check_open()
         try:
             yield
         except BaseException:  # also Ctrl-C: episodes are then somewhere in the middle

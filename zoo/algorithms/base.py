@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from contextlib import nullcontext
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, ClassVar, Self, get_args
+from zipfile import ZipFile
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
@@ -18,6 +23,7 @@ from stable_baselines3.common.policies import (
     BasePolicy,
     MultiInputActorCriticPolicy,
 )
+from stable_baselines3.common.save_util import json_to_data, open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -88,6 +94,14 @@ _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
 def constructor_settings(local: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`."""
     return {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
+
+
+def saved_policy_class(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> type:
+    """Class of the policy in a zip of `save`, whose weights are not read."""
+    opened = nullcontext(path) if isinstance(path, BufferedIOBase) else open_path(path, "r", suffix="zip")
+    with opened as file, ZipFile(file) as archive:
+        saved: type = json_to_data(archive.read("data").decode(), custom_objects)["policy_class"]
+    return saved
 
 
 class StepsBar(ProgressBarCallback):
@@ -189,7 +203,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
             policy,
-            chunk_view(env) if self._is_chunk(policy) else plain_view(env),
+            self._view(policy, env),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **settings,
@@ -376,9 +390,28 @@ class AlgorithmBase(OnPolicyAlgorithm):
 
     # Environment ------------------------------------------------------------------------------------
 
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """As Stable-Baselines3's; what follows from the environment follows."""
-        super().set_env(env, force_reset)
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | BufferedIOBase,
+        env: GymEnv | VLAVectorEnv | str | None = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Self:
+        """As Stable-Baselines3's; `env` is what the constructor takes. Raises `BadValue` for a folder."""
+        if isinstance(path, str | Path) and Path(path).is_dir():
+            raise BadValue(
+                f"'{path}' is a folder, and load reads the zip that save wrote; a folder of weights is given as "
+                "policy_kwargs={'backbone': FOLDER}"
+            )
+        view = None if env is None else cls._view(saved_policy_class(path, custom_objects), env)
+        return super().load(path, view, device, custom_objects, *args, **kwargs)
+
+    def set_env(self, env: GymEnv | VLAVectorEnv | str, force_reset: bool = True) -> None:
+        """As Stable-Baselines3's, of what the constructor takes; what follows from the environment follows."""
+        super().set_env(self._view(self.policy_class, env), force_reset)
         self._start_sampler = self._anchor = None
         num_decisions = self.n_steps
         self._fit_to_env()
@@ -491,6 +524,10 @@ class AlgorithmBase(OnPolicyAlgorithm):
             f"policy must be {', '.join(cls.policy_aliases)} or a class, got {got}. Weights are chosen by "
             "policy_kwargs={'backbone': FOLDER}, which save_pretrained writes"
         )
+
+    @classmethod
+    def _view(cls, policy: str | type, env: Any) -> Any:
+        return chunk_view(env) if cls._is_chunk(policy) else plain_view(env)
 
     @classmethod
     def _is_chunk(cls, policy: str | type) -> bool:

@@ -56,6 +56,8 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         To go on after `zoo.training.checkpoint.load_checkpoint`, pass `total_timesteps - model.num_timesteps` and
         `reset_num_timesteps=False`: schedules then continue as if nothing had happened.
         """
+        if self.env is None:
+            raise BadValue("this model has no environment; give it one by set_env(...), or load(PATH, env=...)")
         envs = vla_envs(self.env)
         if envs is not None and envs.config.schedule != "random":
             raise BadValue(f"training needs schedule='random', got '{envs.config.schedule}', which ends")

@@ -6,7 +6,8 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
-from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue
@@ -26,18 +27,21 @@ def chunk_view(env: Any) -> Any:
 def plain_view(env: Any) -> Any:
     """The view for policies with SB3's own networks: images channels-first."""
     env = vector_view(env)
-    return VecTransposeImage(env) if isinstance(env, SB3VecEnv) else env
+    return env if vla_envs(env) is None else BaseAlgorithm._wrap_env(env)
 
 
 def vector_view(env: Any) -> Any:
     """A `VLAVectorEnv`, a result of `gym.make("vla_gym/...")`, or that name, as `as_sb3()`; anything else unchanged.
 
-    Raises `BadValue` for a single environment in wrappers, which would be lost.
+    Raises `BadValue` for a single environment in wrappers, which would be lost, and for Stable-Baselines3's wrappers
+    around a `VLAVectorEnv`, which they do not understand.
     """
     if isinstance(env, str) and env.startswith("vla_gym/") and env in gym.registry:
         env = gym.make(env)
     if isinstance(env, gym.Env) and isinstance(env.unwrapped, VLAEnv):
         env = _vector_env_of(env)
+    if isinstance(env, VecEnv) and isinstance(env.unwrapped, VLAVectorEnv):
+        raise BadValue(f"{type(env).__name__} is Stable-Baselines3's and takes its view of the environment: as_sb3()")
     return env.as_sb3() if isinstance(env, VLAVectorEnv) else env
 
 
@@ -53,9 +57,9 @@ def _vector_env_of(env: gym.Env[Any, Any]) -> VLAVectorEnv:
     return env.envs
 
 
-def vla_envs(env: VecEnv | None) -> VLAVectorEnv | None:
+def vla_envs(env: object) -> VLAVectorEnv | None:
     """The environment of `vla_gym` beneath all wrappers; None when there is none."""
-    base = None if env is None else env.unwrapped
+    base = env.unwrapped if isinstance(env, VecEnv) else None
     return base.envs if isinstance(base, SB3VecEnv) else None
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -86,6 +87,11 @@ def test_a_whole_grid_is_evaluated_and_no_more(make: Make) -> None:
     assert len(rewards) == len(lengths) == 150
     with pytest.raises(BadValue, match="every start state of the grid has been played"):
         evaluate_policy(Still(), env, n_eval_episodes=151)
+
+
+def test_a_step_before_the_first_reset_asks_for_it(make: Make) -> None:
+    with pytest.raises(gym.error.ResetNeeded, match="reset"):
+        view(make).step(ACTION)
 
 
 def test_the_time_limit_is_told(make: Make) -> None:

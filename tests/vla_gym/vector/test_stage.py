@@ -89,7 +89,7 @@ def test_the_whole_environment_waits_until_stages_are_received(make: Make):
     envs = begun(make, pipeline_stages=2)
     stage = envs.stages[1]
     stage.send_step(quiet(2))
-    with pytest.raises(gym.error.AlreadyPendingCallError, match="receive"):
+    with pytest.raises(gym.error.AlreadyPendingCallError, match=r"rollout is stepping.*receive"):
         envs.step(quiet(4))
     assert stage.pending
     stage.receive()
@@ -154,6 +154,17 @@ def test_a_failure_closes_the_environment(make: Make):
     with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
         stage.receive()
     assert envs.closed
+    with pytest.raises(gym.error.ClosedEnvironmentError, match="make another"):
+        stage.send_step(quiet(2))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_closed_environment_says_so(make: Make, num_workers: int):
+    envs = begun(make, num_workers=num_workers)
+    stage = envs.stages[0]
+    envs.close()
+    with pytest.raises(gym.error.ClosedEnvironmentError, match="make another"):
+        stage.send_step(quiet(4))
 
 
 def test_stages_that_do_not_fit_say_what_does(make: Make):

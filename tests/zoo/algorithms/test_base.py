@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +124,38 @@ def test_parts_of_this_process_are_not_saved(tmp_path: Any):
     assert loaded.tasks_seen == set()
     assert loaded.noise_seed == model.noise_seed
     assert loaded.collector() is not model.collector()
+
+
+@pytest.mark.parametrize("policy", ["MultiInputPolicy", "VLAPolicy"])
+def test_a_saved_model_takes_the_environments_that_the_constructor_takes(policy: str, tmp_path: Path) -> None:
+    def envs() -> vla_gym.VLAVectorEnv:
+        return vla_gym.make_vec("Toy-Reach", image_size=36, chunk=2)
+
+    model = PPO(policy, envs(), n_steps=8, batch_size=8, n_epochs=1)
+    model.save(tmp_path / "model")
+    file = io.BytesIO()
+    model.save(file)
+    for saved in (tmp_path / "model", str(tmp_path / "model.zip"), file):
+        assert PPO.load(saved, env=envs()).learn(8).num_timesteps >= 8
+    loaded = PPO.load(tmp_path / "model")
+    loaded.set_env(envs())
+    assert loaded.learn(8).num_timesteps >= 8
+
+
+def test_a_saved_model_takes_an_id() -> None:
+    file = io.BytesIO()
+    PPO("VLAPolicy", "Toy-Reach", n_steps=8).save(file)
+    loaded = PPO.load(file, env="Toy-Reach")
+    assert loaded.n_envs == 1
+    loaded.set_env("Toy-Reach")
+
+
+def test_a_folder_is_no_saved_model(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"is a folder.*policy_kwargs"):
+        PPO.load(tmp_path)
+
+
+def test_without_an_environment_nothing_is_learnt(tmp_path: Path) -> None:
+    ppo().save(tmp_path / "model")
+    with pytest.raises(BadValue, match=r"no environment.*set_env"):
+        PPO.load(tmp_path / "model").learn(1)

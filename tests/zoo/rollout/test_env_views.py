@@ -9,7 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import TransformReward
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    VecExtractDictObs,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
 
 import vla_gym
 from vla_gym.errors import BadValue, UnknownName
@@ -47,6 +53,16 @@ def test_plain_networks_see_channels_first(form: str) -> None:
     envs.close()
 
 
+def test_plain_networks_see_channels_first_through_wrappers() -> None:
+    view = vla_gym.make_vec("Toy-Reach", image_size=36).as_sb3()
+    stacked = plain_view(VecFrameStack(view, 2))
+    assert stacked.observation_space["image"].shape == (6, 36, 36)
+    transposed = VecNormalize(VecTransposeImage(view), norm_obs=False)
+    assert plain_view(transposed) is transposed
+    assert plain_view(VecExtractDictObs(view, "state")).observation_space.shape == (2,)
+    PPO("MultiInputPolicy", VecFrameStack(view, 2), n_steps=8, batch_size=8, n_epochs=1, device="cpu").learn(8)
+
+
 def test_a_model_takes_another_environment_in_any_form() -> None:
     model = PPO("VLAPolicy", "Toy-Reach", n_steps=4, batch_size=4, n_epochs=1, policy_kwargs=TINY, device="cpu")
     first = model.env
@@ -54,6 +70,12 @@ def test_a_model_takes_another_environment_in_any_form() -> None:
     assert isinstance(model.env, SB3VecEnv)
     assert model.env is not first
     model.learn(1)
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute")
+def test_wrappers_around_what_is_no_view_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"VecMonitor.*as_sb3\(\)"):
+        vector_view(VecMonitor(VecMonitor(vla_gym.make_vec("Toy-Reach"))))
 
 
 def test_other_environments_are_left_alone() -> None:
