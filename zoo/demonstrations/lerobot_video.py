@@ -76,16 +76,38 @@ def _check_size(width: int, height: int, count: int, where: Path) -> None:
         )
 
 
+class PictureTable:
+    """A parquet file with pictures. In memory are the row groups of one episode: the last that was read."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        file = lr.open_table(path)
+        groups = range(file.num_row_groups)
+        self._number_T = lr.read_groups(file, path, groups, ["episode_index"]).column(0).to_numpy()
+        """Episode of each row."""
+        self._ends = np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
+        """Row at which each row group ends."""
+        self._read = functools.lru_cache(maxsize=1)(
+            lambda first, last: lr.read_groups(file, path, range(first, last + 1), columns)
+        )
+
+    def rows(self, episode: int, count: int) -> Any:
+        """The first `count` rows of an episode, which has that many, as a pyarrow table."""
+        place_T = np.flatnonzero(self._number_T == episode)[:count]
+        first, last = np.searchsorted(self._ends, place_T[[0, -1]], side="right").tolist()
+        before = self._ends[first - 1] if first else 0
+        return lr.rows_of(self._read(first, last), place_T - before)
+
+
 class Cameras:
-    """The cameras of a dataset. Of each one video is open, and of the tables one in memory: the last that was read."""
+    """The cameras of a dataset. Of each one video is open, and of the tables one: the last that was read."""
 
     def __init__(self, root: Path, info: lr.DatasetInfo) -> None:
         self._root = root
         self._info = info
         self._keys = cameras_of(info, root)
         self._videos: dict[str, Video] = {}
-        columns = ("episode_index", *self._keys.values())
-        self._table = functools.lru_cache(maxsize=1)(functools.partial(lr.read_table, columns=columns))
+        pictures = functools.partial(PictureTable, columns=tuple(self._keys.values()))
+        self._table = functools.lru_cache(maxsize=1)(pictures)
         self._shapes: dict[str, tuple[int, int, int]] = {}
         """(H, W, 3) of each camera's first picture: `info.json` may be wrong."""
 
@@ -138,9 +160,7 @@ class Cameras:
         return frames
 
     def _in_table(self, episode: int, path: Path, key: str, count: int) -> np.ndarray:
-        table = self._table(path)
-        place_T = np.flatnonzero(table.column("episode_index").to_numpy() == episode)
-        return pictures_of(table.take(place_T[:count]), key, self._root)
+        return pictures_of(self._table(path).rows(episode, count), key, self._root)
 
 
 class Video:

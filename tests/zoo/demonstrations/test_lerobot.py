@@ -175,6 +175,23 @@ def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
         read_dataset(tmp_path / "broken")
 
 
+@pytest.mark.parametrize(("rows", "limit"), [([0, 0, 0, 1, 1, 1], 40_000), ([0, 1, 0, 0, 1, 1], 80_000)])
+def test_one_episode_of_a_table_is_in_memory(
+    rows: list[int], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lerobot writes a row group for each episode; where episodes lie in several, those are read together."""
+    root, noise = tmp_path / "d", np.random.default_rng(0).integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(3)], tried=2)
+    as_images(root, noise)
+    change_table(root, DATA, episode_index=rows)
+    _, pq = lr.parquet()
+    (path,) = root.glob(DATA)
+    pq.write_table(pq.read_table(path), path, row_group_size=3)
+    monkeypatch.setattr(lr, "MOST_BYTES", limit)
+    for number, episode in reversed([*enumerate(read_dataset(root))]):
+        np.testing.assert_array_equal(episode.images["image"], noise[np.array(rows) == number])
+
+
 def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
     root = tmp_path / "d"
     LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
@@ -545,12 +562,12 @@ def test_pictures_too_large_for_memory_are_not_unpacked(tmp_path: Path, monkeypa
     for limit, says in (("MOST_PIXELS", "cannot be read as video|pixels"), ("MOST_BYTES", "4 pictures of 16 x 16")):
         with monkeypatch.context() as smaller:
             smaller.setattr(lr, limit, 16 * 16 - 1 if limit == "MOST_PIXELS" else 16 * 16 * 3 * 4 - 1)
-            smaller.setattr(lr, "read_table", lambda path, columns=None: lr.parquet()[1].read_table(path))
+            smaller.setattr(lr, "read_groups", lambda file, path, groups, columns=None: file.read(columns))
             with pytest.raises(BadValue, match=says):
                 np.asarray(read_dataset(tmp_path / "d")[0].images["image"])
     with monkeypatch.context() as smaller:
         smaller.setattr(lr, "MOST_ROWS", 0)
-        with pytest.raises(BadValue, match="has 1 rows of"):
+        with pytest.raises(BadValue, match="has 1 rows; at most 0"):
             read_dataset(tmp_path / "d")
 
 
