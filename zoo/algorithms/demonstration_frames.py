@@ -19,7 +19,7 @@ from vla_policies import VLAPolicy
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
-from zoo.demonstrations.stored_pictures import StoredPictures, picture_array
+from zoo.demonstrations.stored_pictures import StoredPictures, picture_arrays
 
 _ACTION, _MASK = "action", "mask"
 
@@ -75,14 +75,14 @@ def frames_of(
 ) -> Frames:
     """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
 
-    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_array`). Raises `BadValue`
+    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_arrays`). Raises `BadValue`
     without demonstrations, for demonstrations of several shapes, and for pictures that cannot be read or kept.
     """
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
     ends = np.cumsum([demonstration.length for demonstration in demonstrations])
     wanted = _shapes_of(_columns(demonstrations[0], chunk))
-    whole: dict[str, np.ndarray] = {}
+    whole = picture_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
     for end, demonstration in zip(ends, demonstrations, strict=True):
         columns = _columns(demonstration, chunk)
         if (got := _shapes_of(columns)) != wanted:
@@ -90,8 +90,7 @@ def frames_of(
         for key, column in columns.items():
             column_T = np.asarray(column)
             if key not in whole:
-                shape = (int(ends[-1]), *column_T.shape[1:])
-                whole[key] = picture_array(shape) if key in demonstration.images else np.empty(shape, column_T.dtype)
+                whole[key] = np.empty((int(ends[-1]), *column_T.shape[1:]), column_T.dtype)
             whole[key][end - demonstration.length : end] = column_T
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
