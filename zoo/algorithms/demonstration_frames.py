@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from vla_gym.errors import BadValue
@@ -21,7 +24,11 @@ from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 from zoo.demonstrations.stored_pictures import StoredPictures, picture_arrays
 
+_logger = logging.getLogger(__name__)
+
 _ACTION, _MASK = "action", "mask"
+SECONDS_PER_LINE = 20.0
+"""How often a line says how many episodes have been read: pictures of a large dataset take minutes."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,11 @@ def frames_of(
     ends = np.cumsum([demonstration.length for demonstration in demonstrations])
     wanted = _shapes_of(_columns(demonstrations[0], chunk))
     whole = picture_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
-    for end, demonstration in zip(ends, demonstrations, strict=True):
+    said = time.monotonic()
+    for number, (end, demonstration) in enumerate(zip(ends, demonstrations, strict=True)):
+        if time.monotonic() - said >= SECONDS_PER_LINE:
+            said = time.monotonic()
+            _logger.info(f"pictures of {number} of {len(demonstrations)} episodes read")
         columns = _columns(demonstration, chunk)
         if (got := _shapes_of(columns)) != wanted:
             raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
@@ -174,7 +185,10 @@ def check_rate(folder: Path, benchmark: Benchmark) -> None:
 
 
 def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
-    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads."""
+    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads.
+
+    Warns of pictures of another size than the environment draws.
+    """
     wanted, first = policy.conventions, demonstrations[0]
     num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
     if num_actions != wanted.action_dim:
@@ -184,6 +198,23 @@ def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where
     missing = [camera for camera in wanted.cameras if camera not in first.images]
     if missing:
         raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
+    _check_sizes(first, policy, where)
     highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
     if highest > 1.0 + 1e-4:
         raise BadValue(f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do")
+
+
+def _check_sizes(first: Demonstration, policy: VLAPolicy, where: Path) -> None:
+    """Warn where the environment of `policy` draws pictures of another size than its dataset's first episode has."""
+    assert isinstance(policy.observation_space, spaces.Dict)
+    for camera in policy.conventions.cameras:
+        (height, width, _), drawn = first.images[camera].shape[1:], policy.observation_space[camera].shape
+        if drawn is not None and (height, width) != drawn[:2]:
+            remedy = f"; -params image_size:{height} draws such ones" if height == width else ""
+            warnings.warn(
+                f"'{where}' has pictures of {width} x {height} ('{camera}'), the environment draws {drawn[1]} x "
+                f"{drawn[0]}: the policy learns from others than it acts on{remedy}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+            return

@@ -20,6 +20,7 @@ from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
+from zoo.algorithms import demonstration_frames
 from zoo.algorithms.demonstration_frames import (
     batches,
     check_alike,
@@ -140,6 +141,20 @@ def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> 
         check_rate(tmp_path / "20", toy)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("side", "warns"), [(16, True), (32, False)])
+def test_pictures_of_another_size_are_learned_with_a_warning(
+    side: int, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = replace(shown(2, side=side), action_TA=np.zeros((2, 2), np.float32))
+    LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
+    assert sft.run([*ASKED, "--dataset", "d", *TINY]) == 0
+    says = "warning: 'd' has pictures of 16 x 16 ('image'), the environment draws 32 x 32: the policy learns"
+    said = capsys.readouterr().out
+    assert (says in said) == ("-params image_size:16 draws such ones" in said) == warns
+
+
 def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:
     action_TKA, mask_TK = chunk_targets(np.array([[1.0], [2.0], [3.0]], np.float32), 2)
     assert action_TKA[..., 0].tolist() == [[1, 2], [2, 3], [3, 0]]
@@ -184,6 +199,15 @@ def test_pictures_are_read_from_their_files_an_episode_at_a_time(
     assert read == [1, 3, 4]
     wanted = np.concatenate([shown(3).images["image"], shown(4, "pull", 120).images["image"]])
     np.testing.assert_array_equal(frames.obs["image"], wanted)
+
+
+def test_what_takes_long_to_read_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(demonstration_frames, "SECONDS_PER_LINE", 0.0)
+    with caplog.at_level("INFO"):
+        frames_of([demonstration(5), demonstration(3)], 2)
+    assert caplog.messages == [f"pictures of {number} of 2 episodes read" for number in (0, 1)]
 
 
 def test_pictures_that_fill_the_memory_are_learned_from_a_file(

@@ -9,7 +9,6 @@ from vla_gym.errors import BadValue
 from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.stored_pictures import LOCAL_RANKS, StoredPictures, picture_arrays
 
-
 SHAPE, SIZE = (4, 8, 8, 3), 4 * 8 * 8 * 3
 
 
