@@ -7,7 +7,8 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,21 @@ def _shapes_of(columns: Mapping[str, np.ndarray | StoredPictures]) -> dict[str, 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def fitting(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy) -> list[Demonstration]:
+    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at.
+
+    Raises `BadValue` as `check_fits` and `check_alike` do.
+    """
+    for folder, group in groups.items():
+        check_fits(group, policy, folder)
+    seen = {
+        folder: [replace(one, images={key: one.images[key] for key in policy.conventions.cameras}) for one in group]
+        for folder, group in groups.items()
+    }
+    check_alike(seen)
+    return [*chain.from_iterable(seen.values())]
 
 
 def check_rate(folder: Path, benchmark: Benchmark) -> None:

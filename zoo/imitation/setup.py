@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from vla_gym.reading import user_path
 from vla_gym.vector.instructions import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
-from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of
+from zoo.algorithms.demonstration_frames import Frames, check_rate, fitting, frames_of
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
@@ -70,7 +69,6 @@ def finetune(job: TrainJob) -> RunFolder | None:
         folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
         for folder in settings.folders
     }
-    check_alike(groups)
     benchmark = benchmark_of(config)
     check_taught(others, settings.folders, with_instructions(benchmark, config.env_options.get("instructions", {})))
     if privileged:
@@ -113,9 +111,7 @@ def _learned(
     groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, settings: SFTConfig, chunk: int
 ) -> tuple[Frames, str]:
     """Return what is learned of the datasets, and in words how many episodes and weights that is."""
-    for folder, group in groups.items():
-        check_fits(group, policy, folder)
-    recorded = [*chain.from_iterable(groups.values())]
+    recorded = fitting(groups, policy)
     learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
     return frames_of(learned, chunk, weights), f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
 

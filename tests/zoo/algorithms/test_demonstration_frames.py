@@ -33,7 +33,7 @@ from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.lerobot_reader import read_dataset
-from zoo.demonstrations.lerobot_video import Video
+from zoo.demonstrations.lerobot_video import Video, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
@@ -125,6 +125,19 @@ def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
     large = replace(shown[0], images={"image": np.zeros((shown[0].length, 64, 64, 3), np.uint8)})
     with pytest.raises(BadValue, match="'b' and 'a' cannot be learned together: one has image 64x64x3, state"):
         check_alike({Path("a"): shown, Path("b"): [large]})
+
+
+@pytest.mark.processes
+def test_cameras_that_the_policy_does_not_look_at_are_not_read(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (one,) = read_dataset(demos, 1)
+    wrist = np.zeros((one.length, 8, 8, 3), np.uint8)
+    LeRobotWriter(Path("d"), {}, fps=10).add([replace(one, images={**one.images, "wrist_image": wrist})], tried=1)
+    (video,) = Path("d/videos").glob("*wrist*/*/*.mp4")
+    write_video(video, [wrist[:1]], fps=10, crf=0)  # which ends too early
+    assert frames_learned(capsys, "--dataset", "d", str(demos), "--episodes", "1") == (2, 2 * one.length)
 
 
 def test_every_dataset_must_be_there(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
