@@ -44,7 +44,16 @@ from zoo.cli.arguments import (
 )
 from zoo.cli.demonstration_source import policy_source
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.rounds_plan import EPISODES, LEARNED, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
+from zoo.cli.rounds_plan import (
+    EPISODES,
+    LEARNED,
+    ROUNDS,
+    START_FILE,
+    UPDATES,
+    RoundsPlan,
+    as_flags,
+    check_beside_rollouts,
+)
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
@@ -181,6 +190,8 @@ def _checked(args: argparse.Namespace, folder: Path, done: Sequence[Mapping[str,
     config = resolve_new_finetuning(sft.parser().parse(plan.learning(number, policy)))
     for dataset in args.dataset:
         check_weighable(user_path(dataset), sft_config(config).weight)
+        if plan.episodes:
+            check_beside_rollouts(user_path(dataset), config)
     if args.paraphrases is not None:
         from zoo.imitation.paraphrases import check_taught, read_paraphrases  # brings torch
 
