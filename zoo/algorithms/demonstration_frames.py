@@ -217,7 +217,10 @@ def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where
     _check_sizes(first, policy, where)
     highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
     if highest > 1.0 + 1e-4:
-        raise BadValue(f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do")
+        raise BadValue(
+            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do. Where its "
+            "simulator cut them to that, the dataset must hold them cut"
+        )
 
 
 def _check_sizes(first: Demonstration, policy: VLAPolicy, where: Path) -> None:

@@ -39,7 +39,10 @@ def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
         return {"image": found[0]}
     named = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
     if "image" not in named:
-        raise BadValue(f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'")
+        raise BadValue(
+            f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'. Rename the main one in "
+            f"{lr.INFO_PATH}, in the columns of its tables (data/, meta/episodes/) and in videos/"
+        )
     wrist = named.get("wrist_image", named.get("image2"))
     return {"image": named["image"]} | ({} if wrist is None else {"wrist_image": wrist})
 

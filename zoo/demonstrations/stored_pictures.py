@@ -63,7 +63,7 @@ def _bytes(size: int) -> np.ndarray:
             raise BadValue(
                 f"pictures of {_gigabytes(size)} are to be learned; the memory has {_gigabytes(memory)}, and there is "
                 f"no room for them in '{folder}'. Name a folder of a larger disk in the variable TMPDIR, or learn "
-                "fewer episodes with --episodes"
+                "fewer episodes (--episodes of zoo.sft)"
             ) from error
         _logger.info(f"{_gigabytes(size)} of pictures lie in a file of '{folder}' (memory: {_gigabytes(memory)})")
         return np.memmap(file, np.uint8, "r+", shape=(size,))

@@ -30,7 +30,7 @@ def test_cameras_and_processes_of_one_machine_share_its_memory(
 
 
 def test_pictures_that_no_disk_holds_are_one_line() -> None:
-    with pytest.raises(BadValue, match=r"pictures of 3458764513\.8 GB .* no room .* TMPDIR, .* --episodes"):
+    with pytest.raises(BadValue, match=r"pictures of 3458764513\.8 GB .* no room .* TMPDIR, .* fewer episodes"):
         picture_arrays({"image": (2**40, 1024, 1024, 3)})
 
 
