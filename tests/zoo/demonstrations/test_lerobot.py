@@ -621,7 +621,5 @@ def test_cameras_have_lerobots_names_of_them_too(names: list[str], read: dict[st
 def test_several_cameras_without_a_main_one_say_what_to_rename(tmp_path: Path) -> None:
     features = {lr.camera_key(name): {"dtype": "video"} for name in ("top", "wrist")}
     info = lr.DatasetInfo(features=features, fps=10, total_episodes=1, data_path="")
-    with pytest.raises(
-        BadValue, match=r"one must be 'observation.images.image'. Rename the main one in meta/info.json"
-    ):
+    with pytest.raises(BadValue, match=r"one must be 'observation.images.image'. Rename the main one in"):
         cameras_of(info, tmp_path)
