@@ -414,6 +414,19 @@ def test_a_video_of_more_bits_is_read_as_eight(name: str, codec: str, pixels: st
 
 
 @pytest.mark.timeout(60)
+def test_a_video_with_a_damaged_frame_is_refused(tmp_path: Path) -> None:
+    """ffmpeg leaves the frame out, and pictures after it would go with the actions of the frame before."""
+    path = film(tmp_path / "av1.mp4", "-c:v", "libsvtav1", "-g", "2", "-s", "64x64", frames=40)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"mdat") + 4
+    place += (len(data) - place) // 3
+    data[place : place + 100] = b"\7" * 100
+    path.write_bytes(data)
+    with pytest.raises(BadValue, match=r"av1.mp4' cannot be read as video"):
+        Video(path).read(0, 41)
+
+
+@pytest.mark.timeout(60)
 def test_pictures_of_two_bytes_are_refused_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = film(tmp_path / "ten.mp4", "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-s", "256x256")
     own = lerobot_video._decoding
