@@ -44,14 +44,24 @@ from zoo.cli.arguments import (
 )
 from zoo.cli.demonstration_source import policy_source
 from zoo.cli.main import check_alone, guarded
-from zoo.cli.rounds_plan import EPISODES, LEARNED, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
+from zoo.cli.rounds_plan import (
+    EPISODES,
+    LEARNED,
+    ROUNDS,
+    START_FILE,
+    UPDATES,
+    RoundsPlan,
+    as_flags,
+    check_beside_rollouts,
+)
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
+from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_format import parquet
 from zoo.demonstrations.lerobot_reader import check_dataset, solved_episodes
 from zoo.files import content_of, quoted, read_json, write_text
-from zoo.imitation.weights import NothingSolved
+from zoo.imitation.weights import NothingSolved, check_weighable
 from zoo.runs.folder import (
     COMMAND_FILE,
     EVALUATION_FILE,
@@ -174,12 +184,14 @@ def _checked(args: argparse.Namespace, folder: Path, done: Sequence[Mapping[str,
         raise BadValue("--episodes 0 collects nothing, and there is no --dataset to learn from; give one of them")
     if not plan.episodes and plan.rounds > 1:
         raise BadValue("--episodes 0 collects nothing that a second round could learn; give --rounds 1 and more of -n")
-    for dataset in args.dataset:
-        check_dataset(user_path(dataset))
     parquet()
     number = max(1, len(done))
     policy = plan.policy_after(number - 1)
     config = resolve_new_finetuning(sft.parser().parse(plan.learning(number, policy)))
+    for dataset in args.dataset:
+        check_weighable(user_path(dataset), sft_config(config).weight)
+        if plan.episodes:
+            check_beside_rollouts(user_path(dataset), config)
     if args.paraphrases is not None:
         from zoo.imitation.paraphrases import check_taught, read_paraphrases  # brings torch
 

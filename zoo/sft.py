@@ -19,7 +19,7 @@ from zoo.config.algorithm_configs import FrameWeight, SFTConfig
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import sft_config
 from zoo.config.settings import defaults_of
-from zoo.demonstrations.lerobot_reader import check_dataset
+from zoo.imitation.weights import check_weighable
 
 
 def parser() -> OneLineParser:
@@ -115,8 +115,9 @@ def run(argv: Sequence[str]) -> int:
     if point:
         check_log_folder(args, point)
     config = resolve_resumed_finetuning(args, point) if point else resolve_new_finetuning(args)
-    for folder in sft_config(config).folders:
-        check_dataset(folder)
+    settings = sft_config(config)
+    for folder in settings.folders:
+        check_weighable(folder, settings.weight)
     quiet_torch_in_ranks()
     # Only now: torch and the simulators take seconds to import, a typo should not.
     from zoo.imitation.setup import finetune

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.zoo.demonstrations.test_lerobot import shown
 from tests.zoo.stopped_sft import during_update, send
 from vla_gym.errors import BadValue
 from zoo import improve
 from zoo.algorithms.learner import Learner
 from zoo.cli.main import guarded
+from zoo.demonstrations.lerobot_writer import LeRobotWriter
+from zoo.demonstrations.recorder import SUCCESS
 from zoo.imitation.weights import NothingSolved, weighed
 
 pytest.importorskip("pyarrow")
@@ -69,6 +74,30 @@ def test_paraphrases_are_of_sentences_that_datasets_or_tasks_have(
     Path("words.yml").write_text("reach the red block: [go to red]\nreach the rod block: [go there]\n")
     asked = [*TOY, "--dataset", str(demos), "--paraphrases", "words.yml"]
     assert "or tasks 'reach the rod block'. Known: reach the blue block, " in complaint(capsys, *asked)
+    assert not RUN.exists()
+
+
+@pytest.mark.parametrize(
+    ("weight", "says"), [("success", "'next.success'), which weight success"), ("advantage", "has neither 'next.rew")]
+)
+def test_a_dataset_without_outcomes_is_refused_before_anything_is_collected(
+    weight: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LeRobotWriter(Path("d"), {}, fps=10).add([shown(2)], tried=1)
+    assert says in complaint(capsys, *TOY, "--dataset", "d", "--weight", weight)
+    assert not RUN.exists()
+
+
+@pytest.mark.parametrize(
+    ("side", "says"),
+    [(16, "pictures of 16 x 16, rollouts would have 32 x 32"), (32, "actions of 3 numbers, the environment takes 2")],
+)
+def test_a_dataset_unlike_the_rollouts_is_refused_before_anything_is_collected(
+    side: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = replace(shown(2, side=side), extra={SUCCESS: np.array([False, True])})
+    LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
+    assert says in complaint(capsys, *TOY, "--dataset", "d")
     assert not RUN.exists()
 
 

@@ -8,7 +8,6 @@ the demonstrations' log-probabilities so; there its weight falls with the iterat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,8 @@ from vla_policies import VLAPolicy
 from zoo.algorithms.demonstration_frames import (
     Frames,
     batches,
-    check_alike,
-    check_fits,
     check_rate,
+    fitting,
     frames_of,
 )
 from zoo.algorithms.imitation_step import FrameBatch, add_gradients
@@ -84,9 +82,7 @@ def read_frames(folders: Sequence[Path], policy: object, benchmark: Benchmark | 
     if not isinstance(policy, VLAPolicy):
         raise BadValue(f"bc_coef is for 'VLAPolicy', which has a loss of imitation; got {type(policy).__name__}")
     groups = {folder: read_dataset(folder) for folder in folders}
-    check_alike(groups)
-    for folder, demonstrations in groups.items():
-        if benchmark is not None:
+    if benchmark is not None:
+        for folder in groups:
             check_rate(folder, benchmark)
-        check_fits(demonstrations, policy, folder)
-    return frames_of([*chain.from_iterable(groups.values())], chunk)
+    return frames_of(fitting(groups, policy), chunk)

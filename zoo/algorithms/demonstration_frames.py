@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from vla_gym.errors import BadValue
@@ -21,9 +25,13 @@ from vla_policies.transfer import upload
 from zoo.algorithms.training_warnings import TrainingWarning
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
-from zoo.demonstrations.stored_pictures import StoredPictures, picture_array
+from zoo.demonstrations.stored_pictures import StoredPictures, picture_arrays
+
+_logger = logging.getLogger(__name__)
 
 _ACTION, _MASK = "action", "mask"
+SECONDS_PER_LINE = 20.0
+"""How often a line says how many episodes have been read: pictures of a large dataset take minutes."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +89,26 @@ def frames_of(
 ) -> Frames:
     """Every frame of every demonstration with its chunk of K actions; `weights` of their frames, `[T]` each.
 
-    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_array`). Raises `BadValue`
+    Pictures are read here, an episode at a time, and may come to lie in a file (`picture_arrays`). Raises `BadValue`
     without demonstrations, for demonstrations of several shapes, and for pictures that cannot be read or kept.
     """
     if not demonstrations:
         raise BadValue("no demonstrations to learn from")
     ends = np.cumsum([demonstration.length for demonstration in demonstrations])
     wanted = _shapes_of(_columns(demonstrations[0], chunk))
-    whole: dict[str, np.ndarray] = {}
-    for end, demonstration in zip(ends, demonstrations, strict=True):
+    whole = picture_arrays({key: (int(ends[-1]), *wanted[key]) for key in demonstrations[0].images})
+    said = time.monotonic()
+    for number, (end, demonstration) in enumerate(zip(ends, demonstrations, strict=True)):
+        if time.monotonic() - said >= SECONDS_PER_LINE:
+            said = time.monotonic()
+            _logger.info(f"pictures of {number} of {len(demonstrations)} episodes read")
         columns = _columns(demonstration, chunk)
         if (got := _shapes_of(columns)) != wanted:
             raise BadValue(f"episodes cannot be learned together: one has {_listed(got)}, another {_listed(wanted)}")
         for key, column in columns.items():
             column_T = np.asarray(column)
             if key not in whole:
-                shape = (int(ends[-1]), *column_T.shape[1:])
-                whole[key] = picture_array(shape) if key in demonstration.images else np.empty(shape, column_T.dtype)
+                whole[key] = np.empty((int(ends[-1]), *column_T.shape[1:]), column_T.dtype)
             whole[key][end - demonstration.length : end] = column_T
     tensors = {key: torch.from_numpy(column) for key, column in whole.items()}
     return Frames(
@@ -168,6 +179,21 @@ def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
+def fitting(groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy) -> list[Demonstration]:
+    """Return the demonstrations of all datasets, with the cameras alone that the policy looks at.
+
+    Raises `BadValue` as `check_fits` and `check_alike` do.
+    """
+    for folder, group in groups.items():
+        check_fits(group, policy, folder)
+    seen = {
+        folder: [replace(one, images={key: one.images[key] for key in policy.conventions.cameras}) for one in group]
+        for folder, group in groups.items()
+    }
+    check_alike(seen)
+    return [*chain.from_iterable(seen.values())]
+
+
 def check_rate(folder: Path, benchmark: Benchmark) -> None:
     """Warn when the dataset has other steps in a second than the environment: its actions may be of another length."""
     fps = check_dataset(folder).fps
@@ -181,7 +207,10 @@ def check_rate(folder: Path, benchmark: Benchmark) -> None:
 
 
 def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where: Path) -> None:
-    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads."""
+    """Raise `BadValue` when the demonstrations are of another arm, or lack what the policy reads.
+
+    Warns of pictures of another size than the environment draws.
+    """
     wanted, first = policy.conventions, demonstrations[0]
     num_actions, num_states = first.action_TA.shape[1], first.state_TS.shape[1]
     if num_actions != wanted.action_dim:
@@ -191,6 +220,26 @@ def check_fits(demonstrations: Sequence[Demonstration], policy: VLAPolicy, where
     missing = [camera for camera in wanted.cameras if camera not in first.images]
     if missing:
         raise BadValue(f"'{where}' has no camera '{missing[0]}', which the policy looks at")
+    _check_sizes(first, policy, where)
     highest = max(float(abs(demonstration.action_TA).max()) for demonstration in demonstrations)
     if highest > 1.0 + 1e-4:
-        raise BadValue(f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do")
+        raise BadValue(
+            f"'{where}' has actions up to {highest:.3g}; they must lie in [-1, 1], as the environment's do. Where its "
+            "simulator cut them to that, the dataset must hold them cut"
+        )
+
+
+def _check_sizes(first: Demonstration, policy: VLAPolicy, where: Path) -> None:
+    """Warn where the environment of `policy` draws pictures of another size than its dataset's first episode has."""
+    assert isinstance(policy.observation_space, spaces.Dict)
+    for camera in policy.conventions.cameras:
+        (height, width, _), drawn = first.images[camera].shape[1:], policy.observation_space[camera].shape
+        if drawn is not None and (height, width) != drawn[:2]:
+            remedy = f"; -params image_size:{height} draws such ones" if height == width else ""
+            warnings.warn(
+                f"'{where}' has pictures of {width} x {height} ('{camera}'), the environment draws {drawn[1]} x "
+                f"{drawn[0]}: the policy learns from others than it acts on{remedy}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+            return

@@ -11,6 +11,10 @@ from typing import Any
 from vla_gym.errors import BadValue
 from zoo.cli.acting import OF_LEARNING
 from zoo.cli.arguments import as_pairs, flag_of, key_values
+from zoo.config.batch_plan import benchmark_of
+from zoo.config.memory_plan import observation_layout
+from zoo.config.run_config import RunConfig
+from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.runs.folder import RunFolder, holds_policy
 
 START_FILE = "round_0.json"
@@ -137,3 +141,18 @@ def as_flags(flags: Mapping[str, Any]) -> list[str]:
         elif value is not None and value is not False:
             words.append(f"{flag_of(name)}={value}")
     return words
+
+
+def check_beside_rollouts(folder: Path, config: RunConfig) -> None:
+    """Raise `BadValue` for a dataset that cannot be learned beside what the policy of `config` will record."""
+    benchmark = benchmark_of(config)
+    (first, *_), side = read_dataset(folder, 1), observation_layout(config, benchmark).image_size
+    height, width = first.images["image"].shape[1:3]
+    if (height, width) != (side, side):
+        raise BadValue(
+            f"'{folder}' has pictures of {width} x {height}, rollouts would have {side} x {side}, and neither can be "
+            "learned beside the other"
+            + (f"; -params image_size:{height} draws rollouts alike" if height == width else "")
+        )
+    if (numbers := first.action_TA.shape[1]) != benchmark.action_dim:
+        raise BadValue(f"'{folder}' has actions of {numbers} numbers, the environment takes {benchmark.action_dim}")

@@ -80,26 +80,52 @@ def file_of(root: Path, pattern: str, where: object, **fields: Any) -> Path:
     return inside(root, pattern.format(**fields), where)
 
 
-def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
-    """Return a parquet file, or those of `columns` that it has, as a pyarrow table.
-
-    Raises `BadValue` for one that would fill the memory.
-    """
+def open_table(path: Path) -> Any:
+    """Return a parquet file to be read by and by, see `read_groups`; raises `BadValue` for one of too many rows."""
     _, pq = parquet()
     check_no_pipe(path)
-    facts = pq.read_metadata(path)
-    size = sum(facts.row_group(group).total_byte_size for group in range(facts.num_row_groups))
-    if facts.num_rows > MOST_ROWS or size > MOST_BYTES:
-        raise BadValue(
-            f"'{path}' has {facts.num_rows} rows of {size} bytes in all; at most {MOST_ROWS} and {MOST_BYTES} are read"
-        )
-    return pq.read_table(path, columns=None if columns is None else [one for one in columns_of(path) if one in columns])
+    file = pq.ParquetFile(path)
+    if file.metadata.num_rows > MOST_ROWS:
+        raise BadValue(f"'{path}' has {file.metadata.num_rows} rows; at most {MOST_ROWS} are read")
+    return file
+
+
+def read_groups(file: Any, path: Path, groups: Sequence[int], columns: Collection[str] | None = None) -> Any:
+    """Return row groups of a file of `open_table`, those of `columns` that it has, as a pyarrow table.
+
+    lerobot writes a group for each episode. Raises `BadValue` for what would fill the memory.
+    """
+    names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+    size = sum(_bytes_of(file.metadata.row_group(group), names) for group in groups)
+    if size > MOST_BYTES:
+        raise BadValue(f"'{path}' has {size} bytes to be read at once; at most {MOST_BYTES} are")
+    return file.read_row_groups(list(groups), columns=names)
+
+
+def read_table(path: Path, columns: Collection[str] | None = None) -> Any:
+    """Return a parquet file, or those of `columns` that it has, as a pyarrow table."""
+    with open_table(path) as file:
+        return read_groups(file, path, range(file.num_row_groups), columns)
+
+
+def _bytes_of(group: Any, names: Collection[str]) -> int:
+    """Uncompressed bytes of a row group's columns `names`, of which a nested one has several parts."""
+    parts = (group.column(number) for number in range(group.num_columns))
+    starts = tuple(f"{name}." for name in names)
+    return sum(part.total_uncompressed_size for part in parts if f"{part.path_in_schema}.".startswith(starts))
 
 
 def columns_of(path: Path) -> list[str]:
     """Return the names of a parquet file's columns."""
     _, pq = parquet()
     return list(pq.read_schema(path).names)
+
+
+def rows_of(table: Any, place_T: np.ndarray) -> Any:
+    """Return the rows `place_T`, which rise, of a pyarrow table, whose own `take` would copy all of it first."""
+    if not len(place_T):
+        return table.slice(0, 0)
+    return table.slice(place_T[0], place_T[-1] + 1 - place_T[0]).take(place_T - place_T[0])
 
 
 @contextmanager

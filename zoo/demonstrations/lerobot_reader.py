@@ -123,7 +123,7 @@ def _episode(
     path = lr.file_of(root, info.data_path, root / lr.INFO_PATH, **place)
     table, columns = numbers(path)
     number_T = table.column("episode_index").to_numpy()
-    steps = table.take(np.flatnonzero(number_T == row["episode_index"]))
+    steps = lr.rows_of(table, np.flatnonzero(number_T == row["episode_index"]))
     where = f"episode {row['episode_index']} of '{root}'"
     if len(steps) != row["length"] or not len(steps):
         raise BadValue(f"{where} should have {row['length']} frames, has {len(steps)}")
@@ -145,7 +145,7 @@ def _episode(
 
 def _numbers(path: Path) -> tuple[Any, list[str]]:
     """Return a table without its pictures, and the names of all its columns."""
-    return lr.read_table(path, _READ), lr.columns_of(path)
+    return lr.read_table(path, _READ).combine_chunks(), lr.columns_of(path)
 
 
 def _extra(steps: Any, where: str, *, outcomes: bool, privileged: bool) -> dict[str, np.ndarray]:

@@ -39,7 +39,10 @@ def cameras_of(info: lr.DatasetInfo, root: Path) -> dict[str, str]:
         return {"image": found[0]}
     named = {key.removeprefix(lr.CAMERA_PREFIX): key for key in found if key.startswith(lr.CAMERA_PREFIX)}
     if "image" not in named:
-        raise BadValue(f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'")
+        raise BadValue(
+            f"'{root}' has cameras {', '.join(found)}; one must be '{lr.camera_key('image')}'. Rename the main one in "
+            f"{lr.INFO_PATH}, in the columns of its tables (data/, meta/episodes/) and in videos/"
+        )
     wrist = named.get("wrist_image", named.get("image2"))
     return {"image": named["image"]} | ({} if wrist is None else {"wrist_image": wrist})
 
@@ -76,16 +79,38 @@ def _check_size(width: int, height: int, count: int, where: Path) -> None:
         )
 
 
+class PictureTable:
+    """A parquet file with pictures. In memory are the row groups of one episode: the last that was read."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        file = lr.open_table(path)
+        groups = range(file.num_row_groups)
+        self._number_T = lr.read_groups(file, path, groups, ["episode_index"]).column(0).to_numpy()
+        """Episode of each row."""
+        self._ends = np.cumsum([file.metadata.row_group(group).num_rows for group in groups])
+        """Row at which each row group ends."""
+        self._read = functools.lru_cache(maxsize=1)(
+            lambda first, last: lr.read_groups(file, path, range(first, last + 1), columns)
+        )
+
+    def rows(self, episode: int, count: int) -> Any:
+        """The first `count` rows of an episode, which has that many, as a pyarrow table."""
+        place_T = np.flatnonzero(self._number_T == episode)[:count]
+        first, last = np.searchsorted(self._ends, place_T[[0, -1]], side="right").tolist()
+        before = self._ends[first - 1] if first else 0
+        return lr.rows_of(self._read(first, last), place_T - before)
+
+
 class Cameras:
-    """The cameras of a dataset. Of each one video is open, and of the tables one in memory: the last that was read."""
+    """The cameras of a dataset. Of each one video is open, and of the tables one: the last that was read."""
 
     def __init__(self, root: Path, info: lr.DatasetInfo) -> None:
         self._root = root
         self._info = info
         self._keys = cameras_of(info, root)
         self._videos: dict[str, Video] = {}
-        columns = ("episode_index", *self._keys.values())
-        self._table = functools.lru_cache(maxsize=1)(functools.partial(lr.read_table, columns=columns))
+        pictures = functools.partial(PictureTable, columns=tuple(self._keys.values()))
+        self._table = functools.lru_cache(maxsize=1)(pictures)
         self._shapes: dict[str, tuple[int, int, int]] = {}
         """(H, W, 3) of each camera's first picture: `info.json` may be wrong."""
 
@@ -138,9 +163,7 @@ class Cameras:
         return frames
 
     def _in_table(self, episode: int, path: Path, key: str, count: int) -> np.ndarray:
-        table = self._table(path)
-        place_T = np.flatnonzero(table.column("episode_index").to_numpy() == episode)
-        return pictures_of(table.take(place_T[:count]), key, self._root)
+        return pictures_of(self._table(path).rows(episode, count), key, self._root)
 
 
 class Video:
@@ -233,7 +256,8 @@ def frames_of_video(path: Path) -> Iterator[np.ndarray]:
 
 def _decoding(path: Path) -> list[str]:
     """Command that writes a video's frames to its output as PPM, which says its own size: `info.json` may be wrong."""
-    command = [find_ffmpeg(), "-v", "error", "-max_pixels", str(lr.MOST_PIXELS)]
+    # Without -xerror a damaged frame is left out, and every later one taken for the one before.
+    command = [find_ffmpeg(), "-v", "error", "-xerror", "-max_pixels", str(lr.MOST_PIXELS)]
     # Playlists, whatever their file is called, would name other files.
     command += ["-format_whitelist", _CONTAINERS, "-protocol_whitelist", "file", "-i", f"file:{path}"]
     return [*command, "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24", "-"]

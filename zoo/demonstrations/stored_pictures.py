@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,14 +37,21 @@ class StoredPictures:
         return self.read()
 
 
-def picture_array(shape: tuple[int, ...]) -> np.ndarray:
-    """Return a new uint8 array to be written; a large one is a file of `$TMPDIR` that goes with the process.
+def picture_arrays(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Return new uint8 arrays to be written; if they are large together they lie in a file of `$TMPDIR`.
 
-    The system keeps in memory what it has room for of such a file. Raises `BadValue` where neither has room.
+    The file goes with the process, and the system keeps in memory what it has room for of it. Raises `BadValue` where
+    neither has room.
     """
-    size, memory = math.prod(shape), main_memory()
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = np.split(_bytes(sum(sizes)), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _bytes(size: int) -> np.ndarray:
+    memory = main_memory()
     if size <= MEMORY_SHARE * memory / int(os.environ.get(LOCAL_RANKS, "1")):
-        return np.empty(shape, np.uint8)
+        return np.empty(size, np.uint8)
     folder = tempfile.gettempdir()
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
@@ -56,10 +63,10 @@ def picture_array(shape: tuple[int, ...]) -> np.ndarray:
             raise BadValue(
                 f"pictures of {_gigabytes(size)} are to be learned; the memory has {_gigabytes(memory)}, and there is "
                 f"no room for them in '{folder}'. Name a folder of a larger disk in the variable TMPDIR, or learn "
-                "fewer episodes with --episodes"
+                "fewer episodes (--episodes of zoo.sft)"
             ) from error
         _logger.info(f"{_gigabytes(size)} of pictures lie in a file of '{folder}' (memory: {_gigabytes(memory)})")
-        return np.memmap(file, np.uint8, "r+", shape=shape)
+        return np.memmap(file, np.uint8, "r+", shape=(size,))
 
 
 def _gigabytes(size: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from vla_gym.reading import user_path
 from vla_gym.vector.instructions import with_instructions
 from vla_policies import VLAPolicy
 from vla_policies.precision import built_for
-from zoo.algorithms.demonstration_frames import Frames, check_alike, check_fits, check_rate, frames_of
+from zoo.algorithms.demonstration_frames import Frames, check_rate, fitting, frames_of
+from zoo.config.algorithm_configs import SFTConfig
 from zoo.config.batch_plan import benchmark_of, check_dealing, evaluated_benchmark
 from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
@@ -68,7 +69,6 @@ def finetune(job: TrainJob) -> RunFolder | None:
         folder: read_dataset(folder, settings.episodes, outcomes=outcomes, privileged=privileged)
         for folder in settings.folders
     }
-    check_alike(groups)
     benchmark = benchmark_of(config)
     check_taught(others, settings.folders, with_instructions(benchmark, config.env_options.get("instructions", {})))
     if privileged:
@@ -93,12 +93,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
-        for folder, group in groups.items():
-            check_fits(group, policy, folder)
-        recorded = [*chain.from_iterable(groups.values())]
-        learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
-        counts = f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
-        frames = frames_of(learned, envs.chunk, weights)
+        frames, counts = _learned(groups, policy, settings, envs.chunk)
+        groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None
@@ -109,6 +105,15 @@ def finetune(job: TrainJob) -> RunFolder | None:
         run = open_run_folder(job, envs, process_group, cleanup)
         SFTTrainer(job, model, envs, run, f"{counts}{_counts(frames)}").learn()
     return run if process_group.is_first else None
+
+
+def _learned(
+    groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, settings: SFTConfig, chunk: int
+) -> tuple[Frames, str]:
+    """Return what is learned of the datasets, and in words how many episodes and weights that is."""
+    recorded = fitting(groups, policy)
+    learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
+    return frames_of(learned, chunk, weights), f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
 
 
 def _episodes_of(learned: Sequence[Demonstration], recorded: Sequence[Demonstration]) -> str:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from vla_gym.errors import BadValue
 from zoo.config.algorithm_configs import FrameWeight
+from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.demonstrations.recorder import REWARD, SUCCESS, Demonstration
 
 LARGEST_WEIGHT = 20.0
@@ -27,6 +29,21 @@ _SMALLEST_STD = 1e-5
 
 class NothingSolved(BadValue):
     """No episode was solved, and solved ones alone are learned."""
+
+
+def check_weighable(folder: Path, kind: FrameWeight) -> None:
+    """Raise `BadValue` where a dataset cannot be read, or does not say that it has what weights follow from."""
+    features = check_dataset(folder).features
+    if kind == "success" and SUCCESS not in features:
+        raise BadValue(
+            f"'{folder}' does not say which steps were solved ('{SUCCESS}'), which weight success needs; weight "
+            "advantage takes rewards, weight none learns every frame alike"
+        )
+    if kind == "advantage" and not features.keys() & {REWARD, SUCCESS}:
+        raise BadValue(
+            f"'{folder}' has neither '{REWARD}' nor '{SUCCESS}', one of which weight advantage follows from; weight "
+            "none learns every frame alike"
+        )
 
 
 def weighed(

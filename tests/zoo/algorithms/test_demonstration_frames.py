@@ -20,6 +20,7 @@ from tests.zoo.launching import TOY
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
 from zoo import sft
+from zoo.algorithms import demonstration_frames
 from zoo.algorithms.demonstration_frames import (
     batches,
     check_alike,
@@ -32,7 +33,7 @@ from zoo.cli.main import guarded
 from zoo.config.algorithm_configs import SFTConfig
 from zoo.demonstrations import stored_pictures
 from zoo.demonstrations.lerobot_reader import read_dataset
-from zoo.demonstrations.lerobot_video import Video
+from zoo.demonstrations.lerobot_video import Video, write_video
 from zoo.demonstrations.lerobot_writer import LeRobotWriter
 from zoo.demonstrations.recorder import PRIVILEGED, Demonstration
 
@@ -126,6 +127,19 @@ def test_datasets_that_do_not_go_together_are_named(demos: Path) -> None:
         check_alike({Path("a"): shown, Path("b"): [large]})
 
 
+@pytest.mark.processes
+def test_cameras_that_the_policy_does_not_look_at_are_not_read(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (one,) = read_dataset(demos, 1)
+    wrist = np.zeros((one.length, 8, 8, 3), np.uint8)
+    LeRobotWriter(Path("d"), {}, fps=10).add([replace(one, images={**one.images, "wrist_image": wrist})], tried=1)
+    (video,) = Path("d/videos").glob("*wrist*/*/*.mp4")
+    write_video(video, [wrist[:1]], fps=10, crf=0)  # which ends too early
+    assert frames_learned(capsys, "--dataset", "d", str(demos), "--episodes", "1") == (2, 2 * one.length)
+
+
 def test_every_dataset_must_be_there(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(sft.run, [*ASKED, "--dataset", str(demos), "none"]) == 2
     assert "no folder 'none'" in capsys.readouterr().err
@@ -138,6 +152,20 @@ def test_a_dataset_of_another_rate_is_learned_with_a_warning(tmp_path: Path) -> 
     check_rate(tmp_path / "10", toy)
     with pytest.warns(TrainingWarning, match="has 20 frames per second, the environment 10 steps"):
         check_rate(tmp_path / "20", toy)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("side", "warns"), [(16, True), (32, False)])
+def test_pictures_of_another_size_are_learned_with_a_warning(
+    side: int, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = replace(shown(2, side=side), action_TA=np.zeros((2, 2), np.float32))
+    LeRobotWriter(Path("d"), {}, fps=10).add([one], tried=1)
+    assert sft.run([*ASKED, "--dataset", "d", *TINY]) == 0
+    says = "warning: 'd' has pictures of 16 x 16 ('image'), the environment draws 32 x 32: the policy learns"
+    said = capsys.readouterr().out
+    assert (says in said) == ("-params image_size:16 draws such ones" in said) == warns
 
 
 def test_targets_are_the_next_actions_and_stop_at_the_end() -> None:
@@ -184,6 +212,15 @@ def test_pictures_are_read_from_their_files_an_episode_at_a_time(
     assert read == [1, 3, 4]
     wanted = np.concatenate([shown(3).images["image"], shown(4, "pull", 120).images["image"]])
     np.testing.assert_array_equal(frames.obs["image"], wanted)
+
+
+def test_what_takes_long_to_read_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(demonstration_frames, "SECONDS_PER_LINE", 0.0)
+    with caplog.at_level("INFO"):
+        frames_of([demonstration(5), demonstration(3)], 2)
+    assert caplog.messages == [f"pictures of {number} of 2 episodes read" for number in (0, 1)]
 
 
 def test_pictures_that_fill_the_memory_are_learned_from_a_file(

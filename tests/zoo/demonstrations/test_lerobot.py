@@ -175,6 +175,23 @@ def test_pictures_in_the_tables_are_read_too(tmp_path: Path) -> None:
         read_dataset(tmp_path / "broken")
 
 
+@pytest.mark.parametrize(("rows", "limit"), [([0, 0, 0, 1, 1, 1], 40_000), ([0, 1, 0, 0, 1, 1], 80_000)])
+def test_one_episode_of_a_table_is_in_memory(
+    rows: list[int], limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lerobot writes a row group for each episode; where episodes lie in several, those are read together."""
+    root, noise = tmp_path / "d", np.random.default_rng(0).integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
+    LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(3)], tried=2)
+    as_images(root, noise)
+    change_table(root, DATA, episode_index=rows)
+    _, pq = lr.parquet()
+    (path,) = root.glob(DATA)
+    pq.write_table(pq.read_table(path), path, row_group_size=3)
+    monkeypatch.setattr(lr, "MOST_BYTES", limit)
+    for number, episode in reversed([*enumerate(read_dataset(root))]):
+        np.testing.assert_array_equal(episode.images["image"], noise[np.array(rows) == number])
+
+
 def test_a_dataset_of_several_sizes_says_so_when_they_are_read(tmp_path: Path) -> None:
     root = tmp_path / "d"
     LeRobotWriter(root, SETTINGS, fps=20).add([shown(3), shown(2)], tried=2)
@@ -397,6 +414,19 @@ def test_a_video_of_more_bits_is_read_as_eight(name: str, codec: str, pixels: st
 
 
 @pytest.mark.timeout(60)
+def test_a_video_with_a_damaged_frame_is_refused(tmp_path: Path) -> None:
+    """ffmpeg leaves the frame out, and pictures after it would go with the actions of the frame before."""
+    path = film(tmp_path / "av1.mp4", "-c:v", "libsvtav1", "-g", "2", "-s", "64x64", frames=40)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"mdat") + 4
+    place += (len(data) - place) // 3
+    data[place : place + 100] = b"\7" * 100
+    path.write_bytes(data)
+    with pytest.raises(BadValue, match=r"av1.mp4' cannot be read as video"):
+        Video(path).read(0, 41)
+
+
+@pytest.mark.timeout(60)
 def test_pictures_of_two_bytes_are_refused_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = film(tmp_path / "ten.mp4", "-c:v", "libx264", "-pix_fmt", "yuv420p10le", "-s", "256x256")
     own = lerobot_video._decoding
@@ -545,12 +575,12 @@ def test_pictures_too_large_for_memory_are_not_unpacked(tmp_path: Path, monkeypa
     for limit, says in (("MOST_PIXELS", "cannot be read as video|pixels"), ("MOST_BYTES", "4 pictures of 16 x 16")):
         with monkeypatch.context() as smaller:
             smaller.setattr(lr, limit, 16 * 16 - 1 if limit == "MOST_PIXELS" else 16 * 16 * 3 * 4 - 1)
-            smaller.setattr(lr, "read_table", lambda path, columns=None: lr.parquet()[1].read_table(path))
+            smaller.setattr(lr, "read_groups", lambda file, path, groups, columns=None: file.read(columns))
             with pytest.raises(BadValue, match=says):
                 np.asarray(read_dataset(tmp_path / "d")[0].images["image"])
     with monkeypatch.context() as smaller:
         smaller.setattr(lr, "MOST_ROWS", 0)
-        with pytest.raises(BadValue, match="has 1 rows of"):
+        with pytest.raises(BadValue, match="has 1 rows; at most 0"):
             read_dataset(tmp_path / "d")
 
 
@@ -599,3 +629,10 @@ def test_cameras_have_lerobots_names_of_them_too(names: list[str], read: dict[st
     features = {lr.camera_key(name): {"dtype": "video"} for name in names}
     info = lr.DatasetInfo(features=features, fps=10, total_episodes=1, data_path="")
     assert cameras_of(info, tmp_path) == {name: lr.camera_key(key) for name, key in read.items()}
+
+
+def test_several_cameras_without_a_main_one_say_what_to_rename(tmp_path: Path) -> None:
+    features = {lr.camera_key(name): {"dtype": "video"} for name in ("top", "wrist")}
+    info = lr.DatasetInfo(features=features, fps=10, total_episodes=1, data_path="")
+    with pytest.raises(BadValue, match=r"one must be 'observation.images.image'. Rename the main one in"):
+        cameras_of(info, tmp_path)

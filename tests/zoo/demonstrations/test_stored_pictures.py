@@ -7,26 +7,31 @@ import pytest
 
 from vla_gym.errors import BadValue
 from zoo.demonstrations import stored_pictures
-from zoo.demonstrations.stored_pictures import LOCAL_RANKS, StoredPictures, picture_array
+from zoo.demonstrations.stored_pictures import LOCAL_RANKS, StoredPictures, picture_arrays
+
+SHAPE, SIZE = (4, 8, 8, 3), 4 * 8 * 8 * 3
 
 
-@pytest.mark.parametrize(("ranks", "in_file"), [(None, False), ("1", False), ("2", True)])
-def test_processes_of_one_machine_share_its_memory(
-    ranks: str | None, in_file: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ranks", "cameras", "in_file"), [(None, 1, False), ("1", 1, False), ("2", 1, True), (None, 2, True)]
+)
+def test_cameras_and_processes_of_one_machine_share_its_memory(
+    ranks: str | None, cameras: int, in_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_pictures, "main_memory", lambda: 2 * 4 * 8 * 8 * 3)
+    monkeypatch.setattr(stored_pictures, "main_memory", lambda: 2 * SIZE)
     monkeypatch.delenv(LOCAL_RANKS, raising=False)
     if ranks is not None:
         monkeypatch.setenv(LOCAL_RANKS, ranks)
-    pictures = picture_array((4, 8, 8, 3))
-    assert isinstance(pictures, np.memmap) == in_file
-    pictures[:] = 7
-    assert int(pictures.sum(dtype=np.int64)) == 7 * 4 * 8 * 8 * 3
+    found = picture_arrays({str(camera): SHAPE for camera in range(cameras)})
+    for number, pictures in enumerate(found.values()):
+        assert isinstance(pictures, np.memmap) == in_file
+        pictures[:] = number
+    assert [int(pictures.sum(dtype=np.int64)) for pictures in found.values()] == [0, SIZE][:cameras]
 
 
 def test_pictures_that_no_disk_holds_are_one_line() -> None:
-    with pytest.raises(BadValue, match=r"pictures of 3458764513\.8 GB .* no room .* TMPDIR, .* --episodes"):
-        picture_array((2**40, 1024, 1024, 3))
+    with pytest.raises(BadValue, match=r"pictures of 3458764513\.8 GB .* no room .* TMPDIR, .* fewer episodes"):
+        picture_arrays({"image": (2**40, 1024, 1024, 3)})
 
 
 def test_an_array_of_stored_pictures_is_what_is_read() -> None:
