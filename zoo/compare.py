@@ -94,15 +94,7 @@ def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mappi
     starts = tuple(StartState(task_id=task, trial_id=trial) for task, trial in states)
     plan = replace(plan, start_states=starts, num_envs=min(plan.num_envs, len(starts) * plan.protocol.rounds))
     output = check_destination(Path(args.output or "compared.json"))
-    table, played = measure(
-        plan,
-        weights=weights_of(plan),
-        partial=partial_file(output),
-        device=flags.device,
-        num_threads=None,
-        seed=flags.seed,
-        progress=False,
-    )
+    table, played = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=False)
     print(table)
     write_or_print(output, json.dumps(played, indent=2))
     print(f"written to {output}\n")

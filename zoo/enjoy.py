@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
     from zoo.cli.open_agent import open_rollout
 
-    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    policy, envs = open_rollout(plan)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
                 plan.start_states,
                 deterministic=not plan.protocol.sample,
                 rounds=plan.protocol.rounds,
-                seed=args.seed,
+                seed=plan.seed,
                 on_frame=on_frame,
                 on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
             )

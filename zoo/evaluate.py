@@ -62,15 +62,7 @@ def run(argv: Sequence[str]) -> int:
     weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
-    table, record = measure(
-        plan,
-        weights=weights,
-        partial=partial_file(output),
-        device=args.device,
-        num_threads=args.num_threads,
-        seed=args.seed,
-        progress=args.progress,
-    )
+    table, record = measure(plan, weights=weights, partial=partial_file(output), progress=args.progress)
     print(table)
     write_or_print(output, json.dumps(record, indent=2))
     kept = output.name != RESULTS_FILE and not args.output

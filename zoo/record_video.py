@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.cli.open_agent import open_rollout
 
     print(f"{plan.policy} on {plan.env}", flush=True)
-    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    policy, envs = open_rollout(plan)
     tasks = envs.benchmark.tasks
     recorder = EvaluationVideo(
         [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
                 plan.start_states,
                 deterministic=not plan.protocol.sample,
                 rounds=plan.protocol.rounds,
-                seed=args.seed,
+                seed=plan.seed,
                 on_frame=on_frame,
             )
     finally:

@@ -149,6 +149,12 @@ class RolloutPlan:
     """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
     server: Served | None = None
     """Where the policy is served, if it is not loaded here."""
+    device: str
+    """Name of the policy's torch device."""
+    num_threads: int | None
+    """Torch CPU threads; None leaves torch's own choice."""
+    seed: int
+    """Seed of sampled actions."""
 
     @property
     def episodes(self) -> tuple[StartState, ...]:
@@ -228,6 +234,9 @@ def plan_rollout(
         can_sample=can_sample(agent.policy),
         departures=(*agent.departures, *words) if args.run is not None else (),
         server=agent.server,
+        device=args.device,
+        num_threads=args.num_threads,
+        seed=args.seed,
     )
 
 

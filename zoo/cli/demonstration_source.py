@@ -105,8 +105,7 @@ def student_source(args: argparse.Namespace) -> Source:
         from zoo.cli.open_agent import open_rollout
         from zoo.demonstrations.take_over import take_over
 
-        how = {"device": args.device, "num_threads": args.num_threads, "seed": args.seed}
-        student, envs = open_rollout(plan, **how, every_step=True, privileged=True)
+        student, envs = open_rollout(plan, every_step=True, privileged=True)
         rules = {"deterministic": not plan.protocol.sample, "share": share, "noise": args.noise, "seed": args.seed}
         return envs, lambda tries, first: take_over(envs, student, make_expert, tries, first, **rules)
 
@@ -152,9 +151,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             gae_lambda=gae_lambda,
             values=plan.server is None or plan.server.tells_values,
         )
-        policy, envs = open_rollout(
-            plan, device=args.device, num_threads=args.num_threads, seed=args.seed, every_step=True
-        )
+        policy, envs = open_rollout(plan, every_step=True)
         return envs, lambda tries, first: roll_out(envs, policy, tries, first, rules)
 
     settings = {

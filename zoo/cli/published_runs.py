@@ -70,7 +70,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
     plans = {env: _plan(args, row, env) for env in envs}
     measured, records = {}, {}
     for env, plan in plans.items():
-        table, record = _measured(plan, args, output)
+        table, record = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=args.progress)
         print(table, flush=True)
         tasks = find_benchmark(plan.env, **benchmark_options(plan.env_options)).tasks
         measured[env] = [EpisodeRecord(**episode) for episode in record["episodes"]], tasks
@@ -114,18 +114,6 @@ def _own_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the benchmark's options in `-params` that change what is measured."""
     options = benchmark_options(env_options(given_settings(args.params)))
     return {name: value for name, value in options.items() if name not in OF_POLICY}
-
-
-def _measured(plan: RolloutPlan, args: argparse.Namespace, output: Path) -> tuple[str, Mapping[str, Any]]:
-    return measure(
-        plan,
-        weights=weights_of(plan),
-        partial=partial_file(output),
-        device=args.device,
-        num_threads=args.num_threads,
-        seed=args.seed,
-        progress=args.progress,
-    )
 
 
 def _chosen_envs(row: PublishedRow, env: str | None) -> tuple[str, ...]:
