@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     discounted_sum,
@@ -38,6 +38,7 @@ from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
 from zoo.config.algorithm_configs import (
     GroupAdvantage,
     GroupLossWeight,
+    GRPOConfig,
     KLReference,
     LogprobLevel,
     StartSampling,
@@ -138,17 +139,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        settings = constructor_settings(locals())
-        if rollouts_per_update < 1:
-            raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
-        if resample_dead_groups < 0:
-            raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
-        if max_barren_episodes < 0:
-            raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
-        if advantage not in get_args(GroupAdvantage):
-            raise unknown_name("advantage", str(advantage), get_args(GroupAdvantage))
-        if loss_weight not in get_args(GroupLossWeight):
-            raise unknown_name("loss_weight", str(loss_weight), get_args(GroupLossWeight))
+        settings = constructor_settings(GRPOConfig, locals())
         check_groups(settings)
         self._barren_updates = self._barren_episodes = 0
         super().__init__(

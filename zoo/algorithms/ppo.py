@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     Discount,
@@ -40,7 +40,15 @@ from zoo.algorithms.update_metrics import (
     rank_means,
     value_range,
 )
-from zoo.config.algorithm_configs import CreditLevel, KLReference, LogprobLevel, LossWeight, StartSampling, ValueClip
+from zoo.config.algorithm_configs import (
+    CreditLevel,
+    KLReference,
+    LogprobLevel,
+    LossWeight,
+    PPOConfig,
+    StartSampling,
+    ValueClip,
+)
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.collector import RolloutCollector
 from zoo.rollout.env_views import vla_envs
@@ -177,30 +185,16 @@ class PPO(VLAOnPolicyAlgorithm):
         normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        settings = constructor_settings(locals())
-        if value_clip not in get_args(ValueClip):
-            raise unknown_name("value_clip", str(value_clip), get_args(ValueClip))
-        if huber_delta is not None and huber_delta <= 0:
-            raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
+        settings = constructor_settings(PPOConfig, locals())
         check_levels(reward_level, value_level, logprob_level)
-        if critic_warmup_updates < 0 or (critic_warmup_updates and not vf_coef):
-            raise BadValue(
-                f"critic_warmup_updates must be 0 or more, and needs vf_coef > 0, got {critic_warmup_updates} and "
-                f"vf_coef {vf_coef}"
-            )
-        if critic_epochs < 0 or (critic_epochs and not vf_coef):
-            raise BadValue(
-                f"critic_epochs must be 0 or more, and needs vf_coef > 0, got {critic_epochs} and vf_coef {vf_coef}"
-            )
+        for name in ("critic_warmup_updates", "critic_epochs"):
+            if settings[name] and not vf_coef:
+                raise BadValue(f"{name} needs vf_coef > 0, got {settings[name]} and vf_coef {vf_coef}")
         if normalize_advantage_per_task and not normalize_advantage:
             raise BadValue(
                 "normalize_advantage_per_task needs normalize_advantage, got False; leave one of the two out"
             )
-        if loss_weight not in get_args(LossWeight):
-            raise unknown_name("loss_weight", str(loss_weight), get_args(LossWeight))
         if rounds_per_update is not None:
-            if rounds_per_update < 1:
-                raise BadValue(f"rounds_per_update must be at least 1, or None, got {rounds_per_update}")
             settings["rollout_buffer_kwargs"] = {**(rollout_buffer_kwargs or {}), "rollouts": rounds_per_update}
         super().__init__(**settings)
         self._largest_reward = 0.0
