@@ -233,8 +233,3 @@ def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:
     ended_TN = (buffer.terminated_TN | buffer.truncated_TN).long()
     before_TN = ended_TN.cumsum(dim=0) - ended_TN
     return before_TN + (buffer.buffer_size + 1) * torch.arange(buffer.columns)
-
-
-def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` where `mask`, else zero."""
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))

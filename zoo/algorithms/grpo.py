@@ -18,7 +18,6 @@ from zoo.algorithms.advantages import (
     discounted_sum,
     group_advantage,
     groups_with_signal,
-    masked,
     normalize,
     task_moments,
     write_group_weights,
@@ -183,16 +182,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         """G, of the environment."""
         return self.grouped_envs.config.group_size
 
-    def loss(self) -> PPOLoss:
-        low = self.clip_range(self._current_progress_remaining)
-        return PPOLoss(
-            clip_low=low,
-            clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            dual_clip=self.dual_clip,
-            ent_coef=self.ent_coef,
-            kl_coef=self.kl_coef,
-        )
-
     def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
         assert stats.groups is not None
@@ -203,7 +192,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
         if self.normalize_advantage_per_task:
             _, std_N = task_moments(advantage_N, buffer.task_TN[0], kept_N, self.process_group)
-            advantage_N = masked(normalize(advantage_N, 0.0, std_N), kept_N)
+            advantage_N = normalize(advantage_N, 0.0, std_N).masked_fill(~kept_N, 0.0)
         executed_TN = buffer.executed_TN > 0
         selected_TN = executed_TN & kept_N
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))

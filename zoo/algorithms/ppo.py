@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from zoo.algorithms.advantages import (
     Discount,
     check_levels,
     decision_advantages,
-    masked,
     normalize,
     step_advantages,
     task_moments,
@@ -259,18 +259,12 @@ class PPO(VLAOnPolicyAlgorithm):
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
     def loss(self) -> PPOLoss:
-        progress = self._current_progress_remaining
-        low = self.clip_range(progress)
-        return PPOLoss(
-            clip_low=low,
-            clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            dual_clip=self.dual_clip,
-            ent_coef=self.ent_coef,
+        return replace(
+            super().loss(),
             vf_coef=self.vf_coef,
-            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
+            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(self._current_progress_remaining),
             value_clip=self.value_clip,
             huber_delta=self.huber_delta,
-            kl_coef=self.kl_coef,
             critic_only=self._updates_done < self.critic_warmup_updates,
         )
 
@@ -284,7 +278,7 @@ class PPO(VLAOnPolicyAlgorithm):
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
             advantage = self._normalized(advantage, valid)
-        write_advantages(buffer, masked(advantage, valid))
+        write_advantages(buffer, advantage.masked_fill(~valid, 0.0))
         if self.loss_weight == "trajectory":
             write_trajectory_weights(buffer, self.logprob_level, self.process_group, masked=self.masked_minibatches)
         else:
