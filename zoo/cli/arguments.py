@@ -195,6 +195,12 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def is_given(args: argparse.Namespace, name: str) -> bool:
+    """Whether a flag was given, 0 included; `name` is that which argparse stores it under."""
+    value = getattr(args, name)
+    return value is not None and value is not False
+
+
 # Flags of several commands ---------------------------------------------------------------------------
 
 

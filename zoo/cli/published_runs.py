@@ -15,7 +15,7 @@ from vla_gym.system.writable_paths import check_destination
 from vla_policies.registry import FAMILIES
 from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
-from zoo.cli.arguments import as_pairs, flag_of, key_values
+from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
@@ -83,7 +83,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
 
 def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
     """Raise `BadValue` for flags and settings in `-params` that the row decides."""
-    flags = [name for name in _SET_BY_ROW if not any(getattr(args, name) is unset for unset in (None, False))]
+    flags = [name for name in _SET_BY_ROW if is_given(args, name)]
     given = flag_of(flags[0]) if flags else None
     own_weights = args.run is None and args.policy is None
     reading = row.reading(row.envs[0]) if own_weights else {}
