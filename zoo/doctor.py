@@ -75,8 +75,9 @@ def _verify_policy(args: argparse.Namespace) -> int:
         raise BadValue("--policy looks at a policy folder alone; leave --env and --oracle out")
     from vla_policies import VLAPolicy
     from vla_policies.canary import check_canary
+    from vla_policies.checkpoint_folder import find_checkpoint
     from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-    from vla_policies.loading import find_checkpoint, verify_checkpoint
+    from vla_policies.loading import verify_checkpoint
 
     folder = find_checkpoint(args.policy)
     if folder is None:

@@ -113,7 +113,7 @@ def resolve_policy(
         return _of_folder(folder, str(folder), asked)
     if "/" not in name:
         raise unknown_name("policy", name, FAMILIES)
-    from vla_policies.loading import find_checkpoint
+    from vla_policies.checkpoint_folder import find_checkpoint
 
     found = find_checkpoint(name, revision=asked.given.get("revision"))
     assert found is not None, "a family was handled above"
@@ -152,8 +152,8 @@ def _start_choice(family: str, block: Mapping[str, Any], asked: _Asked) -> Polic
 
 def _awaits_model(folder: Path, base: str | None) -> bool:
     """Whether the folder holds an adapter alone whose model is a Hub id that has to be fetched."""
+    from vla_policies.checkpoint_folder import adapter_folder
     from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
-    from vla_policies.loading import adapter_folder
 
     if base is None or adapter_folder(folder) is None:
         return False
@@ -184,7 +184,7 @@ def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, An
     if stored is not None:
         return _own_choice(folder, name, stored, asked.given)
     from vla_policies.backbone import Request
-    from vla_policies.loading import adapter_folder, as_trained, identify, read_header
+    from vla_policies.checkpoint_folder import adapter_folder, as_trained, identify, read_header
     from vla_policies.registry import family_class
 
     named = deep_merge(settings or {}, asked.given)
