@@ -61,10 +61,6 @@ class RunPlan:
         batch = solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
         return cls(config=config, placement=placement, batch=batch, num_workers=num_workers)
 
-    def lines(self, resume: ResumePoint | None = None) -> list[str]:
-        """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
-        return [*self.arithmetic(resume), *memory_lines(self)]
-
     def arithmetic(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, and from where it goes on."""
         return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume)]
@@ -76,9 +72,8 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
     `start` are the lines about the weights, of `zoo.training.start_weights`.
     """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
-    arithmetic, memory = [*arithmetic_lines(plan), *knowledge_lines(plan.config)], memory_lines(plan)
     end = "dry run      nothing was started or written"
-    return "\n".join([config, "", *start, *arithmetic, *resume_lines(resume), end, *memory])
+    return "\n".join([config, "", *start, *plan.arithmetic(resume), end, *memory_lines(plan)])
 
 
 def resume_lines(resume: ResumePoint | None) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,8 +25,9 @@ from zoo.config.batch_plan import benchmark_of, solve
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
+from zoo.distributed.agreement import check_same_command
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
-from zoo.distributed.process_group import ProcessGroup, check_device
+from zoo.distributed.process_group import ProcessGroup, check_device, join
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import missing_folders, quoted, remove_empty
 from zoo.runs.folder import (
@@ -39,7 +41,7 @@ from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
 from zoo.runs.machine import describe_machine
 from zoo.runs.monitor import MonitorFile
-from zoo.runs.progress import Progress
+from zoo.runs.progress import Progress, silent
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
@@ -50,6 +52,16 @@ _logger = logging.getLogger(__name__)
 
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 """What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
+
+
+def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:
+    """Meet the run's other processes; return the job with rank 0's seed, where each may have drawn its own."""
+    if job.config.num_threads is not None:
+        torch.set_num_threads(job.config.num_threads)
+    process_group, device = join(job.config.device)
+    check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
+    config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
+    return replace(job, config=config), process_group, device
 
 
 def make_model(
@@ -139,6 +151,13 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
             remove_empty(made)
         raise
     return run
+
+
+@contextmanager
+def run_log(*, writes: bool) -> Iterator[None]:
+    """Context manager in which the rank that `writes` logs, warnings too, and the others are silent."""
+    with silent(on=not writes), warnings_as_lines():
+        yield
 
 
 @contextmanager

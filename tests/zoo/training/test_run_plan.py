@@ -44,7 +44,7 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
     imitated = {"bc_coef": 0.1, "bc_dataset": [str(tmp_path / "demos")], "bc_batch_size": 9}
     shared = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 100, "num_envs": 6, "seed": 0}
     plan = RunPlan.resolve(RunConfig(**shared, device="cpu", algo_kwargs=imitated), num_ranks=3)
-    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.lines()
+    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.arithmetic()
     with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
         check_startable(plan)
     for settings in ({}, {"bc_batch_size": None, "batch_size": 9}):
