@@ -7,15 +7,9 @@ from collections.abc import Sequence
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.arguments import (
-    OneLineParser,
-    add_gym_packages_argument,
-    add_params_argument,
-    add_progress_argument,
-    count,
-    key_values,
-)
+from zoo.cli.arguments import OneLineParser, count, key_values
 from zoo.cli.main import guarded
+from zoo.cli.shared_flags import add_gym_packages_argument, add_params_argument, add_progress_argument
 from zoo.config.gym_packages import import_named_packages
 
 _DEFAULT_EPISODES = 10

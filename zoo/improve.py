@@ -32,9 +32,6 @@ from zoo.cli.arguments import (
     DEFAULT_NUM_ENVS,
     VERSION_TEXT,
     OneLineParser,
-    add_device_arguments,
-    add_gym_packages_argument,
-    add_params_argument,
     count,
     count_or_zero,
     flag_of,
@@ -46,6 +43,7 @@ from zoo.cli.demonstration_source import policy_source
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.rounds_plan import EPISODES, LEARNED, ROUNDS, START_FILE, UPDATES, RoundsPlan, as_flags
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
+from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.demonstrations.lerobot_format import parquet

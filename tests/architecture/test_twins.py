@@ -46,6 +46,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     # Commands, run from their flags to the files they leave.
     "zoo/test_train.py": ("zoo/evaluate.py", "zoo/record_video.py"),
     "zoo/test_demonstration_commands.py": ("zoo/collect.py", "zoo/sft.py"),
+    "zoo/cli/test_arguments.py": ("zoo/cli/shared_flags.py",),
     "zoo/hub/test_upload.py": ("zoo/load_from_hub.py", "zoo/push_to_hub.py"),
     "zoo/runs/test_report_page.py": ("zoo/report.py",),
     # A run from start to end, stopped and gone on.

@@ -40,7 +40,7 @@ _OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpo
 
 
 def chosen_run(args: argparse.Namespace) -> str | None:
-    """Return `-i`, given or found by the flags of `zoo.cli.arguments.add_run_arguments`; None with `--policy`.
+    """Return `-i`, given or found by the flags of `zoo.cli.shared_flags.add_run_arguments`; None with `--policy`.
 
     Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
     """
@@ -178,7 +178,7 @@ def plan_rollout(
     unplayed: bool = False,
     as_published: bool = False,
 ) -> RolloutPlan:
-    """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
+    """Resolve the selectors of `zoo.cli.shared_flags.add_policy_arguments`; `episodes` None means the whole grid.
 
     `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
     run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
@@ -195,31 +195,19 @@ def plan_rollout(
     agent = _family_or_folder(args, kwargs) if args.run is None else _trained_agent(args, kwargs)
     if agent.server is None:
         refuse_server_flags(args)
-    trained = {**agent.env_options, **agent.policy.env_options}
-    if as_published:
-        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
-    unused = (*TRAINING_ONLY, "num_workers")
-    options = {name: value for name, value in trained.items() if name not in unused}
-    asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
-    options |= asked
-    if unplayed and args.run is not None:
-        practised = trained.get("split", "train")
-        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
-            trained |= {"split": split}
-            options |= {"split": asked.get("split", split)}
+    trained, options = _environments(args, given, agent, unplayed=unplayed, as_published=as_published)
     benchmark = find_benchmark(agent.env, **benchmark_options(options))
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
     _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
-    if agent.server is not None:
+    if agent.server is None:
+        check_acting(agent.policy, protocol, kwargs)
+    else:
         agent.server.declaration.check_environment(benchmark, options)
+        agent.server.check_acting(protocol)
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     start_states = choose_start_states(benchmark.tasks, episodes)
-    if agent.server is None:
-        check_acting(agent.policy, protocol, kwargs)
-    else:
-        agent.server.check_acting(protocol)
     words = [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
     return RolloutPlan(
         env=agent.env,
@@ -251,6 +239,24 @@ class _Agent:
     output_folder: Path | None = None
     departures: Sequence[str] = ()
     server: Served | None = None
+
+
+def _environments(
+    args: argparse.Namespace, given: Mapping[str, Any], agent: _Agent, *, unplayed: bool, as_published: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the environment that the agent knows, and of the one it acts in; see `plan_rollout`."""
+    trained = {**agent.env_options, **agent.policy.env_options}
+    if as_published:
+        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
+    unused = (*TRAINING_ONLY, "num_workers")
+    asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
+    options = {name: value for name, value in trained.items() if name not in unused} | asked
+    if unplayed and args.run is not None:
+        practised = trained.get("split", "train")
+        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
+            trained |= {"split": split}
+            options |= {"split": asked.get("split", split)}
+    return trained, options
 
 
 def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
