@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from vla_gym.errors import BadValue, VLAZooError, unknown_name
 from vla_gym.reading import read_json_object, user_path
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.backbone import Header, ModelFolder, Request
 from vla_policies.checkpoint_io.hub import CHECKPOINTS, OWN_BASE, POLICY_FILES, HubId, fetch, parse_hub_id
 from vla_policies.checkpoint_io.json_records import from_json
 from vla_policies.checkpoint_io.weights import (
@@ -65,21 +65,13 @@ class Contents:
     """The checkpoint."""
     adapter: Adapter | None
     """The adapter that it holds alone; None = it holds a model."""
-    base: Path
-    """Folder of the model: the checkpoint itself, or what its adapter belongs to."""
-    config: Mapping[str, Any]
-    """The model's `config.json` with the adapter's own settings over it."""
-    beside: tuple[Path, ...] = ()
-    """Where an adapter's files lie, nearest first; they come before the model's."""
+    model: ModelFolder
+    """The model: of the checkpoint itself, or what its adapter belongs to."""
 
     @property
     def own_layout(self) -> bool:
         """Whether the model is in this project's layout."""
-        return "format_version" in self.config or "family" in self.config
-
-    def published_family(self, wanted: str | None) -> type[Backbone]:
-        """The family that reads a published model: `wanted`, or the one that it is recognised as."""
-        return published_family(self.base, self.config, wanted, names_of(self.folder, self.base), self.beside)
+        return "format_version" in self.model.config or "family" in self.model.config
 
 
 @dataclass(frozen=True)
@@ -197,24 +189,23 @@ def read_header(folder: Path, request: Request | None = None) -> Header:
 def header_of(contents: Contents, request: Request) -> Header:
     """The header of a checkpoint that was opened; see `read_header`."""
     if contents.adapter is None and contents.own_layout:
-        return _own_header(contents.folder, contents.config, request)
-    family = contents.published_family(request.family)
-    return family.read_official(contents.base, contents.config, request, contents.beside)
+        return _own_header(contents.folder, contents.model.config, request)
+    return published_family(contents.model, request.family).read_official(contents.model, request)
 
 
 def identify(folder: Path, request: Request) -> Identity:
     """Which family reads the folder, of which data sets it has statistics; the request chooses family and base."""
     with damage_reported(folder):
         contents = read_contents(folder, request.base)
+        model = contents.model
         if contents.own_layout:
-            return Identity(family_class(str(contents.config.get("family"))).family, published=False)
-        family = contents.published_family(request.family)
-        place = contents.base, contents.config, contents.beside
+            return Identity(family_class(str(model.config.get("family"))).family, published=False)
+        family = published_family(model, request.family)
         return Identity(
             family.family,
-            published=OWN_KEY not in contents.config and not (folder / ADAPTER_SETTINGS).is_file(),
-            data_sets=frozenset(family.data_sets(*place)),
-            regresses=family.trained_options(*place).get("head") == "l1",
+            published=OWN_KEY not in model.config and not (folder / ADAPTER_SETTINGS).is_file(),
+            data_sets=frozenset(family.data_sets(model)),
+            regresses=family.trained_options(model).get("head") == "l1",
         )
 
 
@@ -227,8 +218,7 @@ def as_trained(folder: Path, request: Request) -> Request:
         contents = read_contents(folder, request.base)
         if contents.adapter is None and contents.own_layout:
             return request
-        family = contents.published_family(request.family)
-        trained = family.trained_options(contents.base, contents.config, contents.beside)
+        trained = published_family(contents.model, request.family).trained_options(contents.model)
         return replace(request, options={**trained, **request.options})
 
 
@@ -250,7 +240,7 @@ def read_contents(folder: Path, base_name: str | None = None) -> Contents:
     """Open a checkpoint folder; `base_name` takes the place of the model that its adapter names."""
     place = adapter_folder(folder)
     if place is None:
-        return Contents(folder, None, folder, _config_of(folder))
+        return Contents(folder, None, ModelFolder(folder, _config_of(folder), names=names_of(folder, folder)))
     values = read_adapter_config(place)
     name = str(values["base_model_name_or_path"]) if base_name is None else base_name
     revision = None if base_name is not None or Path(name).is_dir() else values.get("revision")
@@ -259,7 +249,7 @@ def read_contents(folder: Path, base_name: str | None = None) -> Contents:
     if (folder / ADAPTER_SETTINGS).is_file():
         config |= read_config(folder, ADAPTER_SETTINGS)
     beside = tuple(path for path in dict.fromkeys((place, folder)) if path != base)
-    return Contents(folder, Adapter(place, name, revision), base, config, beside)
+    return Contents(folder, Adapter(place, name, revision), ModelFolder(base, config, beside, names_of(folder, base)))
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:

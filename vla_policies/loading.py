@@ -81,13 +81,13 @@ def load_checkpoint(folder: Path, request: Request | None = None) -> Pretrained:
         contents = read_contents(folder, request.base)
         header, adapter = header_of(contents, request), contents.adapter
         backbone = _unset_backbone(header, contents)
-        backbone.load(contents.base, contents.beside)
+        backbone.load(contents.model.folder, contents.model.beside)
         if adapter is None:
             backbone.source, backbone.source_folder = str(folder.resolve()), folder.resolve()
         else:
             if adapter.base_name != OWN_BASE:  # which goes with the adapter wherever that is saved
                 backbone.source, backbone.source_revision = adapter.base_name, adapter.revision
-                backbone.source_folder = contents.base.resolve()
+                backbone.source_folder = contents.model.folder.resolve()
             backbone.load_adapter(adapter.folder)
     return Pretrained(backbone, header.sampling)
 
@@ -104,7 +104,7 @@ def verify_checkpoint(folder: Path, base: str | None = None, *, whole: bool = Fa
         if {"format_version", OWN_KEY} & config.keys() or (folder / ADAPTER_SETTINGS).is_file():
             _logger.info(f"policy {folder} is of an older version: without {CERTIFICATE_FILE} it cannot be verified")
     elif certificate.base is not None and adapter_folder(folder) is not None:
-        check_base(folder, certificate, read_contents(folder, base).base)
+        check_base(folder, certificate, read_contents(folder, base).model.folder)
     return certificate
 
 
@@ -119,7 +119,7 @@ def check_checkpoint(folder: Path, request: Request) -> tuple[Header, Backbone]:
         header = header_of(contents, request)
         with torch.device("meta"):
             backbone = _unset_backbone(header, contents)
-            backbone.check_weights(contents.base)
+            backbone.check_weights(contents.model.folder)
             backbone.as_loaded()
             if contents.adapter is not None:
                 backbone.check_adapter(contents.adapter.folder)
@@ -128,7 +128,7 @@ def check_checkpoint(folder: Path, request: Request) -> tuple[Header, Backbone]:
 
 def _unset_backbone(header: Header, contents: Contents) -> Backbone:
     """The network that a header describes, weights unset."""
-    where = f"model of {contents.base / CONFIG_FILE}"
+    where = f"model of {contents.model.folder / CONFIG_FILE}"
     return family_class(header.family).from_config(header.conventions, header.model, where)
 
 
