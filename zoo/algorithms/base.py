@@ -194,7 +194,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._start_sampler: StartSampler | None = None
         self._updates_done = 0
         self._rate_factor = 1.0
-        """With `desired_kl`: on the scheduled learning rate of the policy."""
+        """With `desired_kl`: factor on the scheduled learning rate of the policy."""
         self._needs_reset = True
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(

@@ -68,10 +68,10 @@ def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict
 
 
 def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EvaluationProtocol:
-    """Return how success is to be measured; `given` and `kwargs` are of the two functions above.
+    """Return how success is to be measured, by the results of `given_settings` and `policy_kwargs_of`.
 
-    `--temperature` and `--top-k` mean sampled actions. In `policy_kwargs`, as of a training command, they say how the
-    policy samples if it does, and deterministic actions nearest the mean depend on them.
+    The flags `--temperature` and `--top-k` ask for sampled actions. The same settings in `policy_kwargs` do not: they
+    only say how the policy samples, and which actions are nearest the mean.
     """
     drawn = [name for name in ("temperature", "top_k") if getattr(args, name) is not None]
     if drawn and args.deterministic:

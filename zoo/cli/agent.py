@@ -178,11 +178,14 @@ def plan_rollout(
     unplayed: bool = False,
     as_published: bool = False,
 ) -> RolloutPlan:
-    """Resolve the selectors of `zoo.cli.shared_flags.add_policy_arguments`; `episodes` None means the whole grid.
+    """Resolve the selectors of `zoo.cli.shared_flags.add_policy_arguments`.
 
-    `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
-    run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
-    `as_published`: of the environment of the run or the recipe only `OF_POLICY` stays.
+    Args:
+        args: parsed flags.
+        episodes: number of start states; None means the whole grid.
+        n_timesteps: instead of `episodes`, as many as last so many simulator steps when none is solved.
+        unplayed: a run acts from start states that it was not trained on, where there are some and no split is named.
+        as_published: of the environment's options of the run or the recipe only `OF_POLICY` apply.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -310,10 +313,10 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:
-    """Return `split` for a run trained on "train" of these options, where that holds other start states of its tasks.
+    """Return `split` where it holds start states that a run trained by these options has not seen, else the run's own.
 
-    LIBERO's published start states are the same in all splits, and Plate25's test split has other objects: these, and
-    a run trained on another split, keep their own.
+    The own split stays where the run was trained on another than "train", where all splits have the same start states
+    (LIBERO's published ones), and where `split` has other tasks (Plate25's test split has other objects).
     """
     own = str(options["split"])
     if own != "train":
@@ -346,7 +349,7 @@ def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: b
 
 
 def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """Return the flags' changes to the run's `own` options, and sampled actions, each as a word for a file name."""
+    """Return the options that differ from the run's `own`, each as a word for a file name."""
     own = {"split": "train", "instructions": {}, **own}
     words = []
     for name, value in options.items():
@@ -360,10 +363,7 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
 
 
 def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed: int) -> list[str]:
-    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name.
-
-    Their seed, too, where it is not the default.
-    """
+    """Return how actions are drawn where it is not as in the run, and their seed, as words for a file name."""
     words = ["stochastic"] if protocol.sample else []
     policy = {**given.get("policy_kwargs", {}), **protocol.sampling}
     words += [f"{name}-{value}" for name, value in policy.items()]

@@ -191,7 +191,7 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _opened_with(plan: RolloutPlan) -> dict[str, Any]:
-    """What says how the policy acts, such as its temperature; nothing where nothing was asked for."""
+    """Return the settings of how the policy acts, such as its temperature; empty where none was given."""
     return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
 
 

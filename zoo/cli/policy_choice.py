@@ -83,10 +83,16 @@ def resolve_policy(
 ) -> PolicyChoice:
     """Resolve a family name, a checkpoint folder, a run folder (its best policy) or a Hub id (which is downloaded).
 
-    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; below
-    them the recipe's block does (`start_of`), whose `action_dims` apply where an environment of `action_dim` numbers
-    needs them. With `to_act` it is read as its makers trained it. Raises `UnknownName` or `BadValue` for what is none
-    of them.
+    Args:
+        name: what the user gave.
+        suite: of the environment's tasks; chooses a published checkpoint's statistics of that name.
+        settings: the user's `policy_kwargs`, which say how a published checkpoint is read.
+        start_of: the recipe's `policy` block, which says it where the user does not.
+        action_dim: numbers in an action of the environment. The block's `action_dims` apply where the checkpoint has
+            another number of them.
+        to_act: read a published checkpoint as its makers trained it.
+
+    Raises `UnknownName` or `BadValue` for a name that means nothing, and for settings that do not fit it.
     """
     from vla_policies.registry import FAMILIES
 
@@ -179,7 +185,7 @@ def _wants_fresh(family: str, options: Mapping[str, Any]) -> bool:
 
 
 def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, Any] | None = None) -> PolicyChoice:
-    """What a folder is; `settings` are the recipe's, if they are known to be of this checkpoint."""
+    """Return what a folder holds; `settings` are the recipe's, given where the recipe names this checkpoint."""
     stored = _own_config(folder)
     if stored is not None:
         return _own_choice(folder, name, stored, asked.given)

@@ -137,8 +137,7 @@ def check_fit(config: RunConfig) -> str:
     own = header.conventions
     if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
         raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")
-    names = ("state_dim", "chunk", "action_dim")
-    check_lengths({name: getattr(own, name) for name in names}, {name: getattr(wanted, name) for name in names})
+    check_lengths(own.lengths, wanted.lengths)
     check_compatible(benchmark.action_spec, own.action_spec)
     check_precision(backbone)
     return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({header.family})"
