@@ -126,14 +126,15 @@ def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGro
 def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
     config, instead, args = job.config, "", dict(job.args)
     made = missing_folders(job.log_folder / config.algo)
-    if job.resume is not None and job.resume.in_place:
-        run = job.resume.run
+    own = job.resume if job.resume is not None and job.resume.in_place else None
+    if own is not None:
+        run = own.run
         if config.algo != "sft":
-            instead = f", or start a new run from a checkpoint with -i {quoted(job.resume.checkpoint)}"
+            instead = f", or start a new run from a checkpoint with -i {quoted(own.checkpoint)}"
     else:
         run = create_run_folder(job.log_folder, config.algo, config.env)
     cleanup.enter_context(locked(run, instead))
-    if job.resume is not None and job.resume.in_place and run.saved_steps()[-1:] != [job.resume.step]:
+    if own is not None and run.saved_steps()[-1:] != [own.step]:
         raise BadValue(f"another process went on with '{run.path}' while this one began; repeat the command")
     if job.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
@@ -146,7 +147,7 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     try:
         describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     except BaseException:
-        if job.resume is None or not job.resume.in_place:
+        if own is None:
             shutil.rmtree(run.path, ignore_errors=True)  # half described, as on a full disk, it is no run
             remove_empty(made)
         raise
