@@ -334,7 +334,8 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the environment in `--split` and `--instructions`, which stand above `-params`."""
     options: dict[str, Any] = {} if args.split is None else {"split": args.split}
     if args.instructions is not None:
-        options["instructions"] = _read_instructions(Path(args.instructions))
+        path = Path(args.instructions)
+        options["instructions"] = read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")
     return options
 
 
@@ -374,8 +375,3 @@ def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed
 
 def _file_word(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-")
-
-
-def _read_instructions(path: Path) -> dict[str, str]:
-    """Read a YAML file that maps task names to instructions; raises `BadValue` for anything else."""
-    return read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")
