@@ -89,8 +89,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
             check_fits(group, policy, folder)
         recorded = [*chain.from_iterable(groups.values())]
         learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
-        counts = f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
         frames = frames_of(learned, envs.chunk, weights)
+        demonstrations = _described(learned, recorded, weights, frames)
         if privileged:
             prepare_head(policy, frames)
         words = paraphrases_of(others, frames.obs["instruction"]) if others else None
@@ -99,23 +99,21 @@ def finetune(job: TrainJob) -> RunFolder | None:
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)
-        SFTTrainer(job, model, envs, run, f"{counts}{_counts(frames)}").learn()
+        SFTTrainer(job, model, envs, run, demonstrations).learn()
     return run if process_group.is_first else None
 
 
-def _episodes_of(learned: Sequence[Demonstration], recorded: Sequence[Demonstration]) -> str:
-    return f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")
-
-
-def _weights_of(weights: Sequence[np.ndarray] | None) -> str:
-    if weights is None:
-        return ""
-    weight_F = np.concatenate(weights)
-    return f"weights {weight_F.min():.2g} to {weight_F.max():.2g}, "
-
-
-def _counts(frames: Frames) -> str:
-    return f"{len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
+def _described(
+    learned: Sequence[Demonstration],
+    recorded: Sequence[Demonstration],
+    weights: Sequence[np.ndarray] | None,
+    frames: Frames,
+) -> str:
+    words = [f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")]
+    if weights is not None:
+        weight_F = np.concatenate(weights)
+        words.append(f"weights {weight_F.min():.2g} to {weight_F.max():.2g}")
+    return ", ".join([*words, f"{len(frames)} frames", f"chunks of {frames.action_BKA.shape[1]}"])
 
 
 class SFTTrainer(Trainer):
