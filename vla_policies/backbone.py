@@ -61,6 +61,25 @@ class Request:
 
 
 @dataclass(frozen=True)
+class ModelFolder:
+    """A folder that holds a model, its configuration read."""
+
+    folder: Path
+    """The folder."""
+    config: Mapping[str, Any]
+    """Its `config.json`, the settings of an adapter on it over them."""
+    beside: tuple[Path, ...] = ()
+    """Folders of an adapter on it, nearest first."""
+    names: tuple[str, ...] = ()
+    """Names that it was published by, or that its maker gave it: of the folder, and of an adapter's."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Folders to look for a file in: what an adapter's have comes before the folder's own."""
+        return (*self.beside, self.folder)
+
+
+@dataclass(frozen=True)
 class Header:
     """The content of a checkpoint folder without its weights."""
 
@@ -166,23 +185,17 @@ class Backbone(nn.Module, ABC):
         return cls.published is None
 
     @classmethod
-    def recognises(
-        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
-    ) -> bool | None:
-        """Whether a folder that several families could read is one of this family's; None = nothing in it tells.
-
-        `names` are those it was published by, or that its maker gave it: of the folder, and of an adapter's. `beside`:
-        see `read_official`.
-        """
+    def recognises(cls, model: ModelFolder) -> bool | None:
+        """Whether a folder that several families could read is one of this family's; None = nothing in it tells."""
         return True
 
     @classmethod
-    def trained_options(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> dict[str, Any]:
+    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
         """The `backbone_kwargs` with which the makers of a published folder trained and play it."""
         return {}
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
+    def data_sets(cls, model: ModelFolder) -> Collection[str]:
         """Data sets whose action statistics a published folder has."""
         return ()
 
@@ -193,14 +206,9 @@ class Backbone(nn.Module, ABC):
         return None
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
-        """Header of a folder in the layout that its makers publish.
-
-        `beside` are the folders of an adapter on it, nearest first: what they have comes before the folder's own.
-        """
-        raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{folder}'")
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
+        """Header of a folder in the layout that its makers publish."""
+        raise BadValue(f"family '{cls.family}' is read from folders of our own layout only, got '{model.folder}'")
 
     @classmethod
     def with_options(cls, model: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -229,7 +237,7 @@ class Backbone(nn.Module, ABC):
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read the weights of a checkpoint folder; missing, unexpected and misshapen tensors raise.
 
-        `beside`: see `read_official`; heads may lie there.
+        `beside`: see `ModelFolder`; heads may lie there.
         """
         load_weights(folder, self)
 

@@ -59,6 +59,11 @@ class Conventions:
         """The policy's action chunks."""
         return spaces.Box(-1.0, 1.0, (self.chunk, self.action_dim), np.float32)
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Numbers that must be the environment's, for `check_lengths`."""
+        return {"state_dim": self.state_dim, "chunk": self.chunk, "action_dim": self.action_dim}
+
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
 
@@ -113,8 +118,7 @@ def check_spaces(
     missing = [key for key in conventions.cameras if key not in env.cameras]
     if missing:
         raise BadValue(f"the policy looks at {list(conventions.cameras)}, the environment gives {list(env.cameras)}")
-    names = ("state_dim", "chunk", "action_dim")
-    check_lengths({name: getattr(conventions, name) for name in names}, {name: getattr(env, name) for name in names})
+    check_lengths(conventions.lengths, env.lengths)
 
 
 def check_lengths(policy: Mapping[str, int], env: Mapping[str, int]) -> None:

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from vla_gym.errors import BadValue
-from vla_policies.backbone import Backbone
+from vla_policies.backbone import Backbone, ModelFolder
 from vla_policies.checkpoint_io.weights import CONFIG_FILE
 from vla_policies.registry import PUBLISHED_LAYOUTS, family_class
 
 _log = logging.getLogger(__name__)
 
 
-def names_of(*folders: Path) -> list[str]:
+def names_of(*folders: Path) -> tuple[str, ...]:
     """The names that folders go by: of one in the Hub's cache (models--ORG--NAME/snapshots/COMMIT) the repository's."""
-    return [
+    return tuple(
         folder.parent.parent.name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.resolve().name
         for folder in folders
-    ]
+    )
 
 
-def published_family(
-    folder: Path, config: Mapping[str, Any], wanted: str | None, names: Sequence[str], beside: Sequence[Path] = ()
-) -> type[Backbone]:
-    """The family of a folder with this `config.json`; `names` are `names_of` it and of an adapter on it, whose
-    folders are `beside`.
+def published_family(model: ModelFolder, wanted: str | None) -> type[Backbone]:
+    """The family that reads a published folder: `wanted`, or the one that it is recognised as.
 
     Where several families' folders look alike and nothing tells which it is, a warning names them. Raises `BadValue`
     for a layout that none reads, and for a `wanted` family that does not read it.
     """
     # openpi's conversions do not name their layout.
+    folder, config = model.folder, model.config
     openpi = "type" not in config and bool({"action_horizon", "paligemma_variant"} & config.keys())
     layout = "openpi" if openpi else str(config.get("model_type", config.get("type")))
     if layout not in PUBLISHED_LAYOUTS:
@@ -47,7 +43,7 @@ def published_family(
         if family.family not in families:
             raise BadValue(f"'{folder}' is read as one of: {', '.join(families)}; got family='{wanted}'")
         return family
-    verdicts = {name: family_class(name).recognises(folder, config, names, beside) for name in families}
+    verdicts = {name: family_class(name).recognises(model) for name in families}
     found = next(name for name, verdict in verdicts.items() if verdict)
     if unsure := [name for name, verdict in verdicts.items() if verdict is None]:
         _warn_of_families(folder, found, unsure[0])

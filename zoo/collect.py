@@ -11,7 +11,7 @@ from typing import Any
 from vla_gym.errors import BadValue, VLAZooError
 from vla_gym.registry import find_benchmark
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, count_or_zero, number
+from zoo.cli.arguments import OneLineParser, count, count_or_zero, number
 from zoo.cli.demonstration_source import (
     GAE_LAMBDA,
     GAMMA,
@@ -23,6 +23,7 @@ from zoo.cli.demonstration_source import (
 )
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.served_agent import is_server
+from zoo.cli.shared_flags import add_policy_arguments
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.files import quoted
 from zoo.runs.progress import Progress

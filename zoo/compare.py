@@ -13,9 +13,10 @@ from vla_gym.errors import BadValue, shown
 from vla_gym.specs import StartState
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import plan_rollout
-from zoo.cli.arguments import OneLineParser, add_policy_arguments, count, flag_of
+from zoo.cli.arguments import OneLineParser, count, flag_of
 from zoo.cli.main import guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
+from zoo.cli.shared_flags import add_policy_arguments
 from zoo.evaluation.results import comparison_table, task_comparison_table
 from zoo.evaluation.statistics import compare, compare_tasks, first_rounds, outcomes_of
 from zoo.files import quoted, read_json
@@ -96,15 +97,7 @@ def play(args: argparse.Namespace, before: Sequence[Mapping[str, Any]]) -> Mappi
     output = check_destination(Path(args.output or "compared.json"))
     if output.exists() and output.samefile(results_file(args.before[0])):
         raise BadValue(f"-o {output} holds the results of --before; give another -o")
-    table, played = measure(
-        plan,
-        weights=weights_of(plan),
-        partial=partial_file(output),
-        device=flags.device,
-        num_threads=None,
-        seed=flags.seed,
-        progress=False,
-    )
+    table, played = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=False)
     print(table)
     write_or_print(output, json.dumps(played, indent=2))
     print(f"written to {output}\n")

@@ -7,15 +7,9 @@ from collections.abc import Sequence
 
 from vla_gym.errors import BadValue
 from vla_gym.registry import find_benchmark
-from zoo.cli.arguments import (
-    OneLineParser,
-    add_gym_packages_argument,
-    add_params_argument,
-    add_progress_argument,
-    count,
-    key_values,
-)
+from zoo.cli.arguments import OneLineParser, count, key_values
 from zoo.cli.main import guarded
+from zoo.cli.shared_flags import add_gym_packages_argument, add_params_argument, add_progress_argument
 from zoo.config.gym_packages import import_named_packages
 from zoo.runs.folder import CONFIG_FILE
 from zoo.runs.lookup import policy_folder
@@ -80,8 +74,9 @@ def _verify_policy(args: argparse.Namespace) -> int:
         raise BadValue("--policy looks at a policy folder alone; leave --env and --oracle out")
     from vla_policies import VLAPolicy
     from vla_policies.canary import check_canary
+    from vla_policies.checkpoint_folder import find_checkpoint
     from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-    from vla_policies.loading import find_checkpoint, verify_checkpoint
+    from vla_policies.loading import verify_checkpoint
 
     folder = find_checkpoint(str(local_or_shipped(args.policy)))
     if folder is None:

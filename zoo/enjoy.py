@@ -10,9 +10,10 @@ import numpy as np
 from vla_gym.system.writable_paths import check_destination
 from vla_gym.video.grid import caption
 from zoo.cli.agent import chosen_run, plan_rollout
-from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
+from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.evaluation.evaluator import EpisodeRecord, Frame, evaluate
 from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
@@ -53,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
     from zoo.cli.open_agent import open_rollout
 
-    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    policy, envs = open_rollout(plan)
     title, fps = f"{plan.policy} on {plan.env}", float(envs.metadata["render_fps"])
     print(title)
     tasks = envs.benchmark.tasks
@@ -75,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
                 plan.start_states,
                 deterministic=not plan.protocol.sample,
                 rounds=plan.protocol.rounds,
-                seed=args.seed,
+                seed=plan.seed,
                 on_frame=on_frame,
                 on_episode=lambda episode: show.end(episode, tasks[episode.task_id].instruction),
             )

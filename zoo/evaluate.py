@@ -10,10 +10,11 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_json_object
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import RolloutPlan, chosen_run, plan_rollout
-from zoo.cli.arguments import OneLineParser, add_policy_arguments, add_run_arguments, count
+from zoo.cli.arguments import OneLineParser, count
 from zoo.cli.main import check_alone, guarded
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.published_runs import evaluate_published
+from zoo.cli.shared_flags import add_policy_arguments, add_run_arguments
 from zoo.runs.evaluations import is_of_weights
 from zoo.runs.folder import RESULTS_FILE
 
@@ -62,15 +63,7 @@ def run(argv: Sequence[str]) -> int:
     weights = weights_of(plan)
     output = Path(args.output) if args.output else check_destination(results_file(plan, weights))
 
-    table, record = measure(
-        plan,
-        weights=weights,
-        partial=partial_file(output),
-        device=args.device,
-        num_threads=args.num_threads,
-        seed=args.seed,
-        progress=args.progress,
-    )
+    table, record = measure(plan, weights=weights, partial=partial_file(output), progress=args.progress)
     print(table)
     write_or_print(output, json.dumps(record, indent=2))
     kept = output.name != RESULTS_FILE and not args.output

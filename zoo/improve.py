@@ -32,9 +32,6 @@ from zoo.cli.arguments import (
     DEFAULT_NUM_ENVS,
     VERSION_TEXT,
     OneLineParser,
-    add_device_arguments,
-    add_gym_packages_argument,
-    add_params_argument,
     count,
     count_or_zero,
     flag_of,
@@ -55,6 +52,7 @@ from zoo.cli.rounds_plan import (
     check_beside_rollouts,
 )
 from zoo.cli.run_flags import has_ended, resolve_new_finetuning
+from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
 from zoo.config.batch_plan import benchmark_of
 from zoo.config.gym_packages import import_named_packages, packages_flag
 from zoo.config.run_config import sft_config

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from vla_gym.system.writable_paths import check_destination
 from zoo.cli.agent import chosen_run, plan_rollout
-from zoo.cli.arguments import OneLineParser, add_length_arguments, add_policy_arguments, add_run_arguments
+from zoo.cli.arguments import OneLineParser
 from zoo.cli.film_flags import add_video_size_argument, film_name, finished_film
 from zoo.cli.main import guarded
+from zoo.cli.shared_flags import add_length_arguments, add_policy_arguments, add_run_arguments
 from zoo.evaluation.evaluator import Frame, evaluate
 from zoo.evaluation.replay import ActionLog
 from zoo.evaluation.statistics import overall_rate
@@ -44,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     from zoo.cli.open_agent import open_rollout
 
     print(f"{plan.policy} on {plan.env}", flush=True)
-    policy, envs = open_rollout(plan, device=args.device, num_threads=args.num_threads, seed=args.seed)
+    policy, envs = open_rollout(plan)
     tasks = envs.benchmark.tasks
     recorder = EvaluationVideo(
         [tasks[start.task_id].instruction for start in plan.episodes], max_episodes=len(plan.episodes)
@@ -64,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
                 plan.start_states,
                 deterministic=not plan.protocol.sample,
                 rounds=plan.protocol.rounds,
-                seed=args.seed,
+                seed=plan.seed,
                 on_frame=on_frame,
             )
     finally:

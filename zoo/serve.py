@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import (
-    OneLineParser,
-    add_device_arguments,
-    add_gym_packages_argument,
-    add_params_argument,
-    count,
-    count_or_zero,
-    number,
-    seed,
-)
+from zoo.cli.arguments import OneLineParser, count, count_or_zero, number, seed
 from zoo.cli.main import guarded
 from zoo.cli.service import plan_service
+from zoo.cli.shared_flags import add_device_arguments, add_gym_packages_argument, add_params_argument
 
 if TYPE_CHECKING:
     from zoo.serving.local_policy import LocalPolicy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, add_new_run_arguments, count, frames, number
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, OneLineParser, count, frames, number
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import (
     DEFAULT_UPDATES,
@@ -15,6 +15,7 @@ from zoo.cli.run_flags import (
     resolve_new_finetuning,
     resolve_resumed_finetuning,
 )
+from zoo.cli.shared_flags import add_new_run_arguments
 from zoo.config.algorithm_configs import FrameWeight, SFTConfig
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import sft_config

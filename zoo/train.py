@@ -8,18 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_gym.system.writable_paths import check_folder
-from zoo.cli.arguments import (
-    OneLineParser,
-    add_new_run_arguments,
-    add_progress_argument,
-    add_worker_error_argument,
-    count,
-    count_or_zero,
-    pipeline_stages,
-)
+from zoo.cli.arguments import OneLineParser, count, count_or_zero, pipeline_stages
 from zoo.cli.follow_flags import add_film_arguments, add_tracking_arguments, check_films, tracking_of
 from zoo.cli.main import guarded, quiet_torch_in_ranks
 from zoo.cli.run_flags import check_log_folder, check_services, resolve_new_run, resolve_resumed_run
+from zoo.cli.shared_flags import add_new_run_arguments, add_progress_argument, add_worker_error_argument
 from zoo.config.gym_packages import import_named_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.settings import defaults_of

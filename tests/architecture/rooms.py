@@ -26,7 +26,7 @@ ROOMS = {
             "backbone",
         ),
         *("flow_backbone", "vlm_flow_config", "vlm_flow_backbone", "nano", "openvla", "openvla_oft", "pi0", "smolvla"),
-        *("registry", "recognition", "loading", "footprint", "canary", "policy"),
+        *("registry", "recognition", "checkpoint_folder", "loading", "footprint", "canary", "policy"),
     ),
     "zoo": (
         *("yaml_text", "files", "evaluation", "config", "distributed", "runs", "rollout", "hub", "experts"),

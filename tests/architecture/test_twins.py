@@ -33,6 +33,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     "vla_policies/smolvla/test_network.py": ("vla_policies/smolvla/layers.py",),
     "vla_policies/openvla/test_rl.py": ("vla_policies/openvla/family.py", "vla_policies/openvla/fresh.py"),
     "vla_policies/test_policy.py": ("vla_policies/backbone.py",),
+    "vla_policies/test_loading.py": ("vla_policies/checkpoint_folder.py",),
     # Described once, driven where it runs.
     "vla_gym/test_gymnasium_envs.py": ("vla_gym/adapters/gymnasium_env.py",),
     # Two ends of one format: what is written is read.
@@ -45,6 +46,7 @@ TESTED_IN: dict[str, tuple[str, ...]] = {
     # Commands, run from their flags to the files they leave.
     "zoo/test_train.py": ("zoo/evaluate.py", "zoo/record_video.py"),
     "zoo/test_demonstration_commands.py": ("zoo/collect.py", "zoo/sft.py"),
+    "zoo/cli/test_arguments.py": ("zoo/cli/shared_flags.py",),
     "zoo/hub/test_upload.py": ("zoo/load_from_hub.py", "zoo/push_to_hub.py"),
     "zoo/runs/test_report_page.py": ("zoo/report.py",),
     # A run from start to end, stopped and gone on.

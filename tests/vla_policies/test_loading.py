@@ -12,8 +12,9 @@ from tests import mock_checkpoints
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import Conventions, VLAPolicy
 from vla_policies.backbone import Request
+from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint, read_header
 from vla_policies.checkpoint_io.certificate import CERTIFICATE_FILE
-from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint, read_header
+from vla_policies.loading import check_checkpoint
 
 MakePolicy = Callable[..., VLAPolicy]
 MakeObs = Callable[..., dict[str, np.ndarray]]

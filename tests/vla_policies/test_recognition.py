@@ -9,7 +9,7 @@ import pytest
 
 from vla_gym.errors import BadValue
 from vla_policies.backbone import Request
-from vla_policies.loading import read_header
+from vla_policies.checkpoint_folder import read_header
 from vla_policies.recognition import names_of
 
 SNAPSHOT = "snapshots/0123456789abcdef0123456789abcdef01234567"
@@ -86,7 +86,7 @@ def test_a_guess_is_said_in_one_line_that_names_the_setting(
 
 def test_an_adapter_s_name_tells_of_its_base(golden_root: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "models--RLinf--RLinf-OpenVLAOFT-ManiSkill-Base-Lora" / SNAPSHOT
-    assert names_of(adapter, tmp_path / "base") == ["RLinf-OpenVLAOFT-ManiSkill-Base-Lora", "base"]
+    assert names_of(adapter, tmp_path / "base") == ("RLinf-OpenVLAOFT-ManiSkill-Base-Lora", "base")
 
 
 def test_a_family_that_does_not_read_the_layout(golden_root: Path, tmp_path: Path) -> None:

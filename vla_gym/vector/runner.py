@@ -145,5 +145,5 @@ class CommandRunner:
         if self.table.losses[env] >= MAX_LOSSES:
             raise WorkerFailed(
                 f"{MAX_LOSSES} episodes in a row were lost [{self.where(env)}]. "
-                f"The last failure: {self.pool.last_failure()}"
+                f"The last failure: {self.pool.last_failure}"
             )

@@ -110,7 +110,6 @@ class BatchPool(Pool):
         self._closed = False
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
-        """See `vla_gym.workers.pool.Pool.send`."""
         try:
             return PendingCommands(commands, self._run(commands) if commands else {})
         except VLAZooError:
@@ -122,7 +121,6 @@ class BatchPool(Pool):
             raise WorkerFailed(f"{what}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """See `vla_gym.workers.pool.Pool.close`."""
         if not self._closed:
             self._closed = True
             self._batch.close()

@@ -79,6 +79,8 @@ class Pool(ABC):
 
     memory: SlotMemory
     """Holds the observations after `run`."""
+    last_failure: str = ""
+    """Reason of the latest restart; empty when there was none."""
 
     def run(self, commands: Sequence[Command]) -> list[Report]:
         """Run at most one command per slot, all concurrently; reports in the order of the commands.
@@ -102,10 +104,6 @@ class Pool(ABC):
         """Process ids of the workers, none for a local pool."""
         return []
 
-    def last_failure(self) -> str:
-        """Reason of the latest restart; empty when there was none."""
-        return ""
-
     @abstractmethod
     def close(self) -> None:
         """Free every simulator and end every worker; may be called again."""
@@ -121,7 +119,6 @@ class AbsentPool(Pool):
         self.memory = SlotMemory.private(layout)
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
-        """See `Pool.send`."""
         assert all(command.kind != "step" for command in commands), "these slots are stepped elsewhere"
         return PendingCommands(commands, {command.slot: Report() for command in commands})
 
@@ -137,10 +134,8 @@ class LocalPool(Pool):
         self._on_worker_error = on_worker_error
         self.memory = SlotMemory.private(setup.memory)
         self._envs = [setup.build() for _ in range(setup.memory.num_slots)]
-        self._last_failure = ""
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
-        """See `Pool.send`."""
         try:
             return PendingCommands(commands, {command.slot: self._run(command) for command in commands})
         except Exception:
@@ -150,12 +145,7 @@ class LocalPool(Pool):
                     env.close()
             raise
 
-    def last_failure(self) -> str:
-        """See `Pool.last_failure`."""
-        return self._last_failure
-
     def close(self) -> None:
-        """See `Pool.close`."""
         envs, self._envs = self._envs, []
         for env in envs:
             env.close()
@@ -169,7 +159,7 @@ class LocalPool(Pool):
             failure = f"{describe_command(self._setup, command)}: {type(error).__name__}: {error}"
             if self._on_worker_error == "raise":
                 raise WorkerFailed(failure) from error
-        self._last_failure = failure
+        self.last_failure = failure
         warn_of_restart(failure)
         return self._rerun(command)
 

@@ -151,7 +151,6 @@ class ProcessPool(Pool):
         self._reset_timeout = reset_timeout
         self._on_worker_error = on_worker_error
         self._closed = False
-        self._last_failure = ""
         self._restarts = [0] * len(environments)
         self._pending: deque[PendingCommands] = deque()
         self._orphaned: set[int] = set()
@@ -169,7 +168,6 @@ class ProcessPool(Pool):
             raise
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
-        """See `vla_gym.workers.pool.Pool.send`."""
         with self._closed_on_failure():
             pending = PendingCommands(commands)
             for command in commands:
@@ -184,7 +182,6 @@ class ProcessPool(Pool):
             return pending
 
     def receive(self, pending: PendingCommands) -> list[Report]:
-        """See `vla_gym.workers.pool.Pool.receive`."""
         with self._closed_on_failure():
             assert self._pending[0] is pending, "workers answer in the order of their requests"
             self._pending.popleft()
@@ -199,12 +196,7 @@ class ProcessPool(Pool):
         """Process id of each worker."""
         return [worker.pid for worker in self._workers]
 
-    def last_failure(self) -> str:
-        """See `vla_gym.workers.pool.Pool.last_failure`."""
-        return self._last_failure
-
     def close(self) -> None:
-        """See `vla_gym.workers.pool.Pool.close`."""
         if self._closed:
             return
         self._closed = True
@@ -284,7 +276,7 @@ class ProcessPool(Pool):
         self._restarts[number] += 1
         if self._on_worker_error == "raise" or self._restarts[number] > MAX_RESTARTS:
             raise error
-        self._last_failure = str(error)
+        self.last_failure = str(error)
         warn_of_restart(str(error))
         self._workers[number].close(kill=True)
         self._workers[number].join(0.0)

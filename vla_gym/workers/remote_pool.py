@@ -41,11 +41,9 @@ class RemotePool(Pool):
             for place, slot in enumerate(slots)
         }
         """Slot -> its server, and its number there."""
-        self._last_failure = ""
         self._closed = False
 
     def send(self, commands: Sequence[Command]) -> PendingCommands:
-        """See `vla_gym.workers.pool.Pool.send`."""
         pending = PendingCommands(commands)
         for command in commands:
             pending.jobs.setdefault(self._place[command.slot][0], []).append(command)
@@ -58,9 +56,8 @@ class RemotePool(Pool):
         return pending
 
     def receive(self, pending: PendingCommands) -> list[Report]:
-        """See `vla_gym.workers.pool.Pool.receive`."""
         for number, job in pending.jobs.items():
-            self._last_failure = self._recv(number).decode() or self._last_failure
+            self.last_failure = self._recv(number).decode() or self.last_failure
             reply = read_reply(self._recv(number))
             if isinstance(reply, Failure):
                 self.close()
@@ -69,10 +66,6 @@ class RemotePool(Pool):
             self._read_observations(self._recv(number), [command.slot for command in job])
             pending.reports.update(zip((command.slot for command in job), reply, strict=True))
         return pending.ordered_reports()
-
-    def last_failure(self) -> str:
-        """See `vla_gym.workers.pool.Pool.last_failure`."""
-        return self._last_failure
 
     def close(self) -> None:
         """Close the connections; the servers then end their simulators."""
@@ -122,6 +115,6 @@ def _answer(connection: Connection, pool: Pool, message: bytes) -> None:
         connection.send_bytes(write_failure(error))
         raise
     slots = [command.slot for command in commands]
-    connection.send_bytes(pool.last_failure().encode())
+    connection.send_bytes(pool.last_failure.encode())
     connection.send_bytes(write_reports(reports))
     connection.send_bytes(b"".join(array[slots].tobytes() for array in pool.memory.observation.values()))

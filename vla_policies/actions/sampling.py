@@ -46,14 +46,9 @@ class Sampling:
             raise unknown_name("choice of greedy tokens", str(self.greedy), get_args(Greedy))
 
 
-def token_log_probs(logits_BKAV: Tensor, sampling: Sampling, allowed_V: Tensor | None = None) -> Tensor:
-    """Normalised float32 log-probabilities `[B, K, A, V]`; forbidden tokens get -inf.
-
-    `allowed_V` is a bool mask over the last dim. Logits may be of any float dtype.
-    """
+def token_log_probs(logits_BKAV: Tensor, sampling: Sampling) -> Tensor:
+    """Normalised float32 log-probabilities `[B, K, A, V]` of logits of any float dtype; -inf past the top k."""
     logits_BKAV = logits_BKAV.float()
-    if allowed_V is not None:
-        logits_BKAV = logits_BKAV.masked_fill(~allowed_V, -torch.inf)
     if sampling.temperature != 1.0:
         logits_BKAV = logits_BKAV / sampling.temperature
     if 0 < sampling.top_k < logits_BKAV.shape[-1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_gym.errors import BadValue
 from vla_gym.specs import ActionSpec
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Request
+from vla_policies.backbone import ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
@@ -59,19 +59,15 @@ roll, pitch, yaw, run by a controller that moves its last target)."""
 
 
 def resolve(
-    folder: Path,
-    config: Mapping[str, Any],
-    request: Request,
-    base: Settings,
-    data_settings: Callable[[str | None], Mapping[str, Any]],
-    beside: Sequence[Path] = (),
+    model: ModelFolder, request: Request, base: Settings, data_settings: Callable[[str | None], Mapping[str, Any]]
 ) -> tuple[OpenVLAConfig, Conventions]:
     """Settings and conventions of a folder: the user's options over the folder's own settings; without those, over
-    `data_settings` of the data set that is used, over `base`. `beside`: see `Backbone.read_official`."""
+    `data_settings` of the data set that is used, over `base`."""
+    folder, config = model.folder, model.config
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
     saved = config.get(OWN_KEY, {})
-    statistics, trained_on = read_statistics(config, [*beside, folder])
+    statistics, trained_on = read_statistics(config, model.places)
     wanted = request.unnorm_key or saved.get("unnorm_key")
     among = statistics if wanted else {key: statistics[key] for key in trained_on}
     chosen = choose_key(among, wanted, where, request.suite)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.codec import ActionCodec
-from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.backbone import Backbone, Header, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import from_json, to_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
@@ -129,20 +129,18 @@ class OpenVLAFamily(Backbone):
         """Raise when the family does not support chunks of this length."""
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
-        return list(read_statistics(config, [*beside, folder])[0])
+    def data_sets(cls, model: ModelFolder) -> Collection[str]:
+        return list(read_statistics(model.config, model.places)[0])
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
         check_options(request.options, cls.family)
-        found, conventions = checkpoint.resolve(folder, config, request, cls.base_settings, cls.data_settings, beside)
+        found, conventions = checkpoint.resolve(model, request, cls.base_settings, cls.data_settings)
         cls.check_chunk(conventions.chunk)
-        wanted = request.action_spec or checkpoint.saved_spec(config)
+        wanted = request.action_spec or checkpoint.saved_spec(model.config)
         spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
         conventions = replace(conventions, action_spec=spec)
-        return Header(cls.family, conventions, checkpoint.saved_sampling(config), found.to_json())
+        return Header(cls.family, conventions, checkpoint.saved_sampling(model.config), found.to_json())
 
     @classmethod
     def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from vla_policies.actions.sampling import (
     Sampling,
     token_log_probs,
 )
-from vla_policies.backbone import Backbone, Header, Request
+from vla_policies.backbone import Backbone, Header, ModelFolder, Request
 from vla_policies.conventions import Conventions
 from vla_policies.openvla.config import Settings
 from vla_policies.openvla.family import OpenVLAFamily
@@ -61,10 +60,8 @@ class OpenVLABackbone(OpenVLAFamily):
             raise BadValue(f"OpenVLA decides one action at a time; chunk must be 1, got {chunk}")
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
-        header = super().read_official(folder, config, request, beside)
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
+        header = super().read_official(model, request)
         if header.model["settings"]["action_dims"] is not None:
             raise BadValue("OpenVLA's numbers depend on one another, so none can be left out; action_dims must be null")
         return header

@@ -16,7 +16,7 @@ from vla_gym.errors import BadValue
 from vla_gym.reading import read_bytes
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.actions.sampling import ActionTokenDistribution, Sampling
-from vla_policies.backbone import BackboneOutput, Draws, Header, Request, TokenBackbone
+from vla_policies.backbone import BackboneOutput, Draws, Header, ModelFolder, Request, TokenBackbone
 from vla_policies.checkpoint_io.weights import (
     check_tensors,
     fill,
@@ -88,45 +88,39 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         self.regression = RegressionHead(width, self.numbers) if settings.head == "l1" else None
 
     @classmethod
-    def recognises(
-        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
-    ) -> bool | None:
-        if OWN_KEY in config:
-            return bool(config[OWN_KEY].get("family") == cls.family)
-        folders = [*beside, folder]
-        if _place_of(HEAD_FILES, folders) or _place_of(PROJECTOR_FILES, folders):
+    def recognises(cls, model: ModelFolder) -> bool | None:
+        if OWN_KEY in model.config:
+            return bool(model.config[OWN_KEY].get("family") == cls.family)
+        if _place_of(HEAD_FILES, model.places) or _place_of(PROJECTOR_FILES, model.places):
             return True
         # Fine-tunes whose actions are tokens have OpenVLA's files, config and model_type, and no others.
-        if any(re.search(OFT_NAME, name) for name in names):
+        if any(re.search(OFT_NAME, name) for name in model.names):
             return True
-        if (code := _modelling_code(folder)) is not None:
+        if (code := _modelling_code(model.folder)) is not None:
             return OFT_CODE in code
-        return False if any(re.search(OPENVLA_NAME, name) for name in names) else None
+        return False if any(re.search(OPENVLA_NAME, name) for name in model.names) else None
 
     @classmethod
-    def trained_options(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> dict[str, Any]:
-        if OWN_KEY in config:
+    def trained_options(cls, model: ModelFolder) -> dict[str, Any]:
+        if OWN_KEY in model.config:
             return {}
-        folders = [*beside, folder]
-        options: dict[str, Any] = {"head": "l1"} if _place_of(HEAD_FILES, folders) else {}
-        if _place_of(PROJECTOR_FILES, folders):
+        options: dict[str, Any] = {"head": "l1"} if _place_of(HEAD_FILES, model.places) else {}
+        if _place_of(PROJECTOR_FILES, model.places):
             options["use_state"] = True
-            trained_on = read_statistics(config, folders)[1]
+            trained_on = read_statistics(model.config, model.places)[1]
             if trained_on and all(key.startswith("libero") for key in trained_on):
                 options["cameras"] = LIBERO_CAMERAS
         return options
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
-        header = super().read_official(folder, config, request, beside)
-        if OWN_KEY not in config:
-            if film := _place_of(FILM_FILES, [*beside, folder]):
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
+        header = super().read_official(model, request)
+        if OWN_KEY not in model.config:
+            if film := _place_of(FILM_FILES, model.places):
                 raise BadValue(
                     f"'{film}' has image towers with FiLM ({FILM_FILES}), which are not read here; open another"
                 )
-            _warn_of_unread_heads([*beside, folder], header.model["settings"], request.options)
+            _warn_of_unread_heads(model.places, header.model["settings"], request.options)
         return header
 
     @classmethod

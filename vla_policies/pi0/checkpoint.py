@@ -116,8 +116,6 @@ def read_config(
     network = _openpi_network(config, where) if openpi else _lerobot_network(config, where)
     network = network if horizon is None else replace(network, horizon=horizon)
     statistics = statistics_of(folder, config)
-    if unnorm_key is not None and not statistics:
-        raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     traits = TRAITS[family]

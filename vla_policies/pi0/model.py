@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vla_gym.errors import BadValue
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, Request
+from vla_policies.backbone import Header, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import as_annotated
 from vla_policies.checkpoint_io.weights import (
     CONFIG_FILE,
@@ -86,29 +86,25 @@ class Pi0Backbone(VLMFlowBackbone):
         return full_config(cls.family) if size == "full" else tiny_config(cls.family)
 
     @classmethod
-    def recognises(
-        cls, folder: Path, config: Mapping[str, Any], names: Sequence[str] = (), beside: Sequence[Path] = ()
-    ) -> bool:
-        return config.get("type") == cls.family or has_time_mlp(folder) == TRAITS[cls.family].adaptive_norm
+    def recognises(cls, model: ModelFolder) -> bool:
+        return model.config.get("type") == cls.family or has_time_mlp(model.folder) == TRAITS[cls.family].adaptive_norm
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
-        return list(statistics_of(folder, config))
+    def data_sets(cls, model: ModelFolder) -> Collection[str]:
+        return list(statistics_of(model.folder, model.config))
 
     @classmethod
     def implied_config(cls, folder: Path) -> Mapping[str, Any] | None:
         return implied_config(folder)
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
         """Header of lerobot's or openpi's folder; cameras, chunk and dims are the environment's where one is given."""
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
         horizon = as_annotated(int | None, options.pop("horizon", None), "horizon of backbone_kwargs")
-        own = read_config(folder, config, cls.family, request.unnorm_key, horizon).with_options(options)
-        conventions = folder_conventions(config, own, request)
+        own = read_config(model.folder, model.config, cls.family, request.unnorm_key, horizon).with_options(options)
+        conventions = folder_conventions(model.config, own, request)
         return Header(
             family=cls.family,
             conventions=conventions if cameras is None else replace(conventions, cameras=cameras),

@@ -85,6 +85,8 @@ def choose_key(statistics: Mapping[str, Any], wanted: str | None, where: str, su
                 f"choose one with unnorm_key: {shortened(', '.join(sorted(statistics)), MOST_OF_WORD)}"
             )
         return next(iter(statistics), None)
+    if not statistics:
+        raise BadValue(f"{where} has no action statistics; unnorm_key must be None, got '{wanted}'")
     for key in (wanted, wanted + NO_NOOPS):
         if key in statistics:
             return key

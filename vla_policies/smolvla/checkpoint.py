@@ -83,8 +83,6 @@ def read_config(
         raise BadValue(f"{where}: relative actions (use_relative_actions) are not read here; they must be false")
     kinds = normalizations(values, "mean_std", where)
     statistics = statistics_of(folder, beside)
-    if unnorm_key is not None and not statistics:
-        raise BadValue(f"'{folder}' has no action statistics; unnorm_key must be None, got '{unnorm_key}'")
     key = choose_key(statistics, unnorm_key, f"'{folder}'")
     chosen = statistics[key] if key is not None else {}
     vlm = find_vlm(folder, str(values["vlm_model_name"]))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vla_gym.errors import BadValue, unknown_name
 from vla_policies.actions.sampling import Sampling
-from vla_policies.backbone import Header, Request
+from vla_policies.backbone import Header, ModelFolder, Request
 from vla_policies.checkpoint_io.json_records import as_annotated, from_json
 from vla_policies.checkpoint_io.weights import (
     ADAPTER_SETTINGS,
@@ -118,25 +118,24 @@ class SmolVLABackbone(VLMFlowBackbone):
         return backbone
 
     @classmethod
-    def data_sets(cls, folder: Path, config: Mapping[str, Any], beside: Sequence[Path] = ()) -> Collection[str]:
-        return list(checkpoint.statistics_of(folder, beside))
+    def data_sets(cls, model: ModelFolder) -> Collection[str]:
+        return list(checkpoint.statistics_of(model.folder, model.beside))
 
     @classmethod
-    def read_official(
-        cls, folder: Path, config: Mapping[str, Any], request: Request, beside: Sequence[Path] = ()
-    ) -> Header:
+    def read_official(cls, model: ModelFolder, request: Request) -> Header:
         """Header of lerobot's folder, or of one that this project wrote in its layout; cameras, chunk and dims are the
         environment's where one is given. An adapter that lerobot trained brings its own settings and statistics."""
-        source = checkpoint.settings_folder(folder, beside)
-        own = config.get(OWN_KEY)
+        folder = model.folder
+        source = checkpoint.settings_folder(folder, model.beside)
+        own = model.config.get(OWN_KEY)
         if own is None and (folder / ADAPTER_SETTINGS).is_file():
             own = read_config(folder, ADAPTER_SETTINGS)[OWN_KEY]
         if own is not None and source == folder:
             return cls._own_header(folder, own, request)
-        config = config if source == folder else read_config(source)
+        config = model.config if source == folder else read_config(source)
         options = dict(request.options)
         cameras = as_annotated(tuple[str, ...] | None, options.pop("cameras", None), "cameras of backbone_kwargs")
-        found = checkpoint.read_config(folder, config, request.unnorm_key, beside).with_options(options)
+        found = checkpoint.read_config(folder, config, request.unnorm_key, model.beside).with_options(options)
         conventions = checkpoint.folder_conventions(found, request, cameras)
         found = checkpoint.with_absent_cameras(found, len(conventions.cameras))
         return Header(cls.family, conventions, Sampling(), found.to_json())

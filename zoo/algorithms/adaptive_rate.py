@@ -14,10 +14,9 @@ def adapted(factor: float, kl: float, desired_kl: float) -> float:
     """Return the factor on the scheduled rate after a minibatch.
 
     Args:
-        factor: that on the rate so far.
-        kl: of the policy that the latest steps have made, from the one that acted; nats per element. A KL that is not a
-            number changes nothing.
-        desired_kl: what the rate aims at, above 0.
+        factor: the factor before it.
+        kl: between the policy that acted and the one after the latest steps, nats per element; nan changes nothing.
+        desired_kl: the KL that the rate aims at, above 0.
     """
     if kl > desired_kl * BAND:
         factor /= CHANGE

@@ -6,13 +6,13 @@ Shape letters: see `vla_gym.specs`; P start states (groups), G members of a grou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
-from zoo.config.algorithm_configs import CreditLevel, GroupAdvantage, GroupLossWeight, LogprobLevel
+from vla_gym.errors import BadValue
+from zoo.config.algorithm_configs import GroupAdvantage, GroupLossWeight, LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
 from zoo.rollout.buffer import ChunkRolloutBuffer
 from zoo.rollout.gae import gae, step_gae
@@ -107,10 +107,7 @@ class Discount:
 
 
 def check_levels(reward: str, value: str, logprob: str) -> None:
-    """Raise for levels that do not exist or do not go together."""
-    for name, level in (("reward_level", reward), ("value_level", value)):
-        if level not in get_args(CreditLevel):
-            raise unknown_name(name, str(level), get_args(CreditLevel))
+    """Raise `BadValue` for levels that do not go together."""
     if value == "action" and reward == "chunk":
         raise BadValue(
             "value_level='action' gives every step a value, which reward_level='chunk' would leave untrained but "
@@ -236,8 +233,3 @@ def episodes_TN(buffer: ChunkRolloutBuffer) -> Tensor:
     ended_TN = (buffer.terminated_TN | buffer.truncated_TN).long()
     before_TN = ended_TN.cumsum(dim=0) - ended_TN
     return before_TN + (buffer.buffer_size + 1) * torch.arange(buffer.columns)
-
-
-def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` where `mask`, else zero."""
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))

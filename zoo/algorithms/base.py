@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 from zipfile import ZipFile
 
 import numpy as np
@@ -27,8 +27,9 @@ from stable_baselines3.common.save_util import json_to_data, open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.ppo import PPO as SB3PPO
 
-from vla_gym.errors import BadValue, shown, unknown_name
+from vla_gym.errors import BadValue, shown
 from vla_gym.vector.sb3 import SB3VecEnv
 from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies import VLAPolicy
@@ -37,7 +38,7 @@ from zoo.algorithms.bc_anchor import BCAnchor, read_frames
 from zoo.algorithms.learner import ChunkScorer, Learner, PlainScorer
 from zoo.algorithms.reference_policy import Reference, check_reference, check_start, make_reference
 from zoo.algorithms.rollout_data import ChunkRolloutData, PlainRolloutData, RolloutData
-from zoo.algorithms.start_sampling import StartSampler, check_start_sampling
+from zoo.algorithms.start_sampling import StartSampler
 from zoo.algorithms.train_state import Counters, TrainState, observation_arrays, rng_state, set_rng_state
 from zoo.algorithms.training_warnings import TrainingWarnings
 from zoo.config.algorithm_configs import (
@@ -46,10 +47,12 @@ from zoo.config.algorithm_configs import (
     KLReference,
     LogprobLevel,
     LossWeight,
+    OnPolicyConfig,
     StartSampling,
     check_anchor,
     folders_of,
 )
+from zoo.config.settings import annotations_of, check_fields
 from zoo.demonstrations.lerobot_reader import check_dataset
 from zoo.distributed.process_group import ProcessGroup, current_process_group
 from zoo.rollout.buffer import ChunkRolloutBuffer
@@ -89,11 +92,19 @@ _OF_THIS_PROCESS = (
 )
 """Attributes that `save` leaves out."""
 _SB3_SETTINGS = inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
+_SB3_PPO = inspect.signature(SB3PPO.__init__).parameters.keys() - {"batch_size", "n_epochs"}
+"""Arguments with Stable-Baselines3's meaning, schedules and limits."""
 
 
-def constructor_settings(local: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`."""
-    return {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
+def constructor_settings(config: type[OnPolicyConfig], local: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor, of its `locals()` at its first line, but for `_init_setup_model`.
+
+    Raises `UnknownName` or `BadValue` for a setting of our own that `config` does not allow.
+    """
+    settings = {name: value for name, value in local.items() if name not in ("self", "__class__", "_init_setup_model")}
+    own = {name: kind for name, kind in annotations_of(config).items() if name not in _SB3_PPO}
+    check_fields(own, {name: settings[name] for name in own}, config.__name__.removesuffix("Config"))
+    return settings
 
 
 def saved_policy_class(path: str | Path | BufferedIOBase, custom_objects: dict[str, Any] | None) -> type:
@@ -178,7 +189,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
         """Arguments that `OnPolicyAlgorithm` knows go to it; the other `settings` become attributes of their names."""
         self._check_policy(policy)
         vars(self).update({name: settings.pop(name) for name in sorted(settings.keys() - _SB3_SETTINGS)})
-        self._check_update_settings()
         self.process_group = current_process_group() if process_group is None else process_group
         self.rollout_source: RolloutSource | None = None
         """Source of rollouts that other processes collect; None = this process collects its own."""
@@ -198,7 +208,7 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self._start_sampler: StartSampler | None = None
         self._updates_done = 0
         self._rate_factor = 1.0
-        """With `desired_kl`: on the scheduled learning rate of the policy."""
+        """With `desired_kl`: factor on the scheduled learning rate of the policy."""
         self._needs_reset = True
         """With `whole_episodes`: whether the coming rollout must begin the episodes of its first round."""
         super().__init__(
@@ -553,27 +563,6 @@ class AlgorithmBase(OnPolicyAlgorithm):
         self.clip_range = FloatSchedule(self.clip_range)
         if self.kl_coef:
             check_reference(self.policy, self.kl_reference)
-
-    def _check_update_settings(self) -> None:
-        """Raise `UnknownName` or `BadValue` for settings that no update can have."""
-        for name, level in (("logprob_level", self.logprob_level), ("entropy_level", self.entropy_level)):
-            if level not in get_args(LogprobLevel) and (name, level) != ("entropy_level", None):
-                raise unknown_name(name, str(level), get_args(LogprobLevel))
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise BadValue(f"dual_clip must be > 1 (in units of |advantage|) or None, got {self.dual_clip}")
-        check_start_sampling(self.start_sampling, self.start_sampling_uniform, self.start_sampling_memory)
-        if self.batch_size < 1 or self.n_epochs < 1:
-            raise BadValue(f"batch_size and n_epochs must be at least 1, got {self.batch_size} and {self.n_epochs}")
-        if self.kl_coef < 0:
-            raise BadValue(f"kl_coef must be 0 (off) or more, got {self.kl_coef}")
-        if self.kl_reference not in get_args(KLReference):
-            raise unknown_name("kl_reference", str(self.kl_reference), get_args(KLReference))
-        if self.bc_coef < 0:
-            raise BadValue(f"bc_coef must be 0 (off) or more, got {self.bc_coef}")
-        if self.bc_batch_size is not None and self.bc_batch_size < 1:
-            raise BadValue(f"bc_batch_size must be at least 1, or None, got {self.bc_batch_size}")
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise BadValue(f"micro_batch_size must be at least 1, or None, got {self.micro_batch_size}")
 
     def _check_chunk_settings(self) -> None:
         if self.use_sde:

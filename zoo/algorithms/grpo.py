@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -12,13 +12,12 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     discounted_sum,
     group_advantage,
     groups_with_signal,
-    masked,
     normalize,
     task_moments,
     write_group_weights,
@@ -38,6 +37,7 @@ from zoo.algorithms.update_metrics import UpdateMetrics, learning_rates
 from zoo.config.algorithm_configs import (
     GroupAdvantage,
     GroupLossWeight,
+    GRPOConfig,
     KLReference,
     LogprobLevel,
     StartSampling,
@@ -138,17 +138,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        settings = constructor_settings(locals())
-        if rollouts_per_update < 1:
-            raise BadValue(f"rollouts_per_update must be at least 1, got {rollouts_per_update}")
-        if resample_dead_groups < 0:
-            raise BadValue(f"resample_dead_groups must be 0 (off) or more rounds, got {resample_dead_groups}")
-        if max_barren_episodes < 0:
-            raise BadValue(f"max_barren_episodes must be 0 (never refuse) or more, got {max_barren_episodes}")
-        if advantage not in get_args(GroupAdvantage):
-            raise unknown_name("advantage", str(advantage), get_args(GroupAdvantage))
-        if loss_weight not in get_args(GroupLossWeight):
-            raise unknown_name("loss_weight", str(loss_weight), get_args(GroupLossWeight))
+        settings = constructor_settings(GRPOConfig, locals())
         check_groups(settings)
         self._barren_updates = self._barren_episodes = 0
         super().__init__(
@@ -192,16 +182,6 @@ class GRPO(VLAOnPolicyAlgorithm):
         """G, of the environment."""
         return self.grouped_envs.config.group_size
 
-    def loss(self) -> PPOLoss:
-        low = self.clip_range(self._current_progress_remaining)
-        return PPOLoss(
-            clip_low=low,
-            clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            dual_clip=self.dual_clip,
-            ent_coef=self.ent_coef,
-            kl_coef=self.kl_coef,
-        )
-
     def compute_returns_and_advantages(self, stats: RolloutStats) -> None:
         """Group-relative advantages; episodes lost with a worker take their whole group with them."""
         assert stats.groups is not None
@@ -212,7 +192,7 @@ class GRPO(VLAOnPolicyAlgorithm):
         advantage_N = group_advantage(score_PG, self.advantage).flatten()
         if self.normalize_advantage_per_task:
             _, std_N = task_moments(advantage_N, buffer.task_TN[0], kept_N, self.process_group)
-            advantage_N = masked(normalize(advantage_N, 0.0, std_N), kept_N)
+            advantage_N = normalize(advantage_N, 0.0, std_N).masked_fill(~kept_N, 0.0)
         executed_TN = buffer.executed_TN > 0
         selected_TN = executed_TN & kept_N
         buffer.advantage_TN.copy_(torch.where(selected_TN, advantage_N, 0.0))

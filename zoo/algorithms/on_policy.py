@@ -31,7 +31,7 @@ from zoo.rollout.types import Step
 class VLAOnPolicyAlgorithm(AlgorithmBase):
     """The loop and the update that PPO and GRPO share.
 
-    Subclasses compute advantages (`compute_returns_and_advantages`) and the loss (`loss`).
+    Subclasses compute advantages (`compute_returns_and_advantages`), and PPO adds the critic's terms to the `loss`.
 
     `num_timesteps` counts simulator steps really run where `infos` say so (`executed`), else one per
     environment and step.
@@ -171,11 +171,18 @@ class VLAOnPolicyAlgorithm(AlgorithmBase):
         if not fitted.empty:
             self.logger.record("train/critic/value_loss_fitted", fitted.critic()["train/critic/value_loss"])
 
-    # Subclasses -------------------------------------------------------------------------------------
-
-    @abstractmethod
     def loss(self) -> PPOLoss:
-        """Return the loss of the coming update, schedules read."""
+        """Return the loss of the coming update, schedules read; here without a critic."""
+        low = self.clip_range(self._current_progress_remaining)
+        return PPOLoss(
+            clip_low=low,
+            clip_high=low if self.clip_range_high is None else self.clip_range_high,
+            dual_clip=self.dual_clip,
+            ent_coef=self.ent_coef,
+            kl_coef=self.kl_coef,
+        )
+
+    # Subclasses -------------------------------------------------------------------------------------
 
     @abstractmethod
     def compute_returns_and_advantages(self, stats: RolloutStats) -> None:

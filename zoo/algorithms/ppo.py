@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -14,13 +15,12 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from torch import Tensor
 
-from vla_gym.errors import BadValue, unknown_name
+from vla_gym.errors import BadValue
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.algorithms.advantages import (
     Discount,
     check_levels,
     decision_advantages,
-    masked,
     normalize,
     step_advantages,
     task_moments,
@@ -46,6 +46,7 @@ from zoo.config.algorithm_configs import (
     KLReference,
     LogprobLevel,
     LossWeight,
+    PPOConfig,
     StartSampling,
     ValueClip,
     check_critic,
@@ -185,18 +186,10 @@ class PPO(VLAOnPolicyAlgorithm):
         normalize_advantage_per_task: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        settings = constructor_settings(locals())
-        if value_clip not in get_args(ValueClip):
-            raise unknown_name("value_clip", str(value_clip), get_args(ValueClip))
-        if huber_delta is not None and huber_delta <= 0:
-            raise BadValue(f"huber_delta must be > 0 or None, got {huber_delta}")
+        settings = constructor_settings(PPOConfig, locals())
         check_levels(reward_level, value_level, logprob_level)
         check_critic(settings)
-        if loss_weight not in get_args(LossWeight):
-            raise unknown_name("loss_weight", str(loss_weight), get_args(LossWeight))
         if rounds_per_update is not None:
-            if rounds_per_update < 1:
-                raise BadValue(f"rounds_per_update must be at least 1, or None, got {rounds_per_update}")
             settings["rollout_buffer_kwargs"] = {**(rollout_buffer_kwargs or {}), "rollouts": rounds_per_update}
         super().__init__(**settings)
         self._largest_reward = 0.0
@@ -261,18 +254,12 @@ class PPO(VLAOnPolicyAlgorithm):
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
     def loss(self) -> PPOLoss:
-        progress = self._current_progress_remaining
-        low = self.clip_range(progress)
-        return PPOLoss(
-            clip_low=low,
-            clip_high=low if self.clip_range_high is None else self.clip_range_high,
-            dual_clip=self.dual_clip,
-            ent_coef=self.ent_coef,
+        return replace(
+            super().loss(),
             vf_coef=self.vf_coef,
-            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
+            clip_vf=None if self.clip_range_vf is None else self.clip_range_vf(self._current_progress_remaining),
             value_clip=self.value_clip,
             huber_delta=self.huber_delta,
-            kl_coef=self.kl_coef,
             critic_only=self._updates_done < self.critic_warmup_updates,
         )
 
@@ -286,7 +273,7 @@ class PPO(VLAOnPolicyAlgorithm):
         self._advantage_spread = raw.get("raw_max", math.nan) - raw.get("raw_min", math.nan)
         if self.normalize_advantage:
             advantage = self._normalized(advantage, valid)
-        write_advantages(buffer, masked(advantage, valid))
+        write_advantages(buffer, advantage.masked_fill(~valid, 0.0))
         if self.loss_weight == "trajectory":
             write_trajectory_weights(buffer, self.logprob_level, self.process_group, masked=self.masked_minibatches)
         else:

@@ -10,27 +10,16 @@ Shape letters: P start states, task-major.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import BadValue, shown, unknown_name
-from zoo.config.algorithm_configs import StartSampling
+from vla_gym.errors import BadValue, shown
 from zoo.evaluation.evaluator import EpisodeRecord
 
 PRIOR_EPISODES = 2.0
 """Weight of the prior, in episodes: Beta(1, 1) of a task's rate, Beta(2 p, 2 - 2 p) of its start states', p the
 task's rate."""
-
-
-def check_start_sampling(kind: str, uniform: float, memory: int) -> None:
-    """Raise `UnknownName` or `BadValue` for settings that cannot be."""
-    if kind not in get_args(StartSampling):
-        raise unknown_name("start_sampling", str(kind), get_args(StartSampling))
-    if not 0 <= uniform <= 1:
-        raise BadValue(f"start_sampling_uniform must be a share in 0 .. 1, got {uniform}")
-    if memory < 1:
-        raise BadValue(f"start_sampling_memory must be at least 1 update, got {memory}")
 
 
 def success_rates(success_P: np.ndarray, episode_P: np.ndarray, task_P: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class Counters:
     no_signal_episodes: int | None = None
     """GRPO: episodes of these updates."""
     rate_factor: float | None = None
-    """With `desired_kl`: on the scheduled learning rate of the policy."""
+    """With `desired_kl`: factor on the scheduled learning rate of the policy."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values under their names in a checkpoint."""

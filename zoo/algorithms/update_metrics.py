@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from vla_gym.errors import BadValue
-from zoo.algorithms.advantages import masked
 from zoo.algorithms.losses import LossTerms, PPOLoss, clip_binds, dual_clip_binds, kl_k1, kl_k3, reference_kl
 from zoo.config.algorithm_configs import LogprobLevel
 from zoo.distributed.process_group import ProcessGroup
@@ -143,7 +142,7 @@ class UpdateMetrics:
         kl, count = torch.zeros(2, dtype=torch.float64)
         latest = self.num_minibatches - 1
         for micro_batch in takewhile(lambda record: record.minibatch == latest, reversed(self._micro_batches)):
-            kl += masked(kl_k3(micro_batch.log_ratio_BL), micro_batch.mask_BL).sum().cpu()
+            kl += kl_k3(micro_batch.log_ratio_BL).masked_fill(~micro_batch.mask_BL, 0.0).sum().cpu()
             count += micro_batch.mask_BL.sum().cpu()
         kl, count = self._process_group.all_reduce_sum(torch.stack([kl, count]))
         return float(kl / count)
@@ -236,7 +235,7 @@ class UpdateMetrics:
             torch.cat([getattr(micro_batch, name) for micro_batch in self._micro_batches])
             for name in ("mask_BL", "log_ratio_BL", "advantage_BL", "entropy_BL")
         )
-        log_ratio_BL = masked(log_ratio_BL, mask_BL)
+        log_ratio_BL = log_ratio_BL.masked_fill(~mask_BL, 0.0)
         ratio_BL = log_ratio_BL.exp()
         capped_BL = torch.zeros_like(ratio_BL)
         if dual is not None:
@@ -254,7 +253,9 @@ class UpdateMetrics:
             "outside": (ratio_BL - 1).abs() > low,
             "elements": mask_BL,
         }
-        sums = torch.stack([masked(elements[name].float(), mask_BL).sum(dim=1) for name in _PER_ELEMENT], dim=1)
+        sums = torch.stack(
+            [elements[name].float().masked_fill(~mask_BL, 0.0).sum(dim=1) for name in _PER_ELEMENT], dim=1
+        )
         sizes = [len(micro_batch.mask_BL) for micro_batch in self._micro_batches]
         return torch.stack([rows.sum(dim=0) for rows in sums.double().split(sizes)])
 
@@ -273,7 +274,7 @@ class UpdateMetrics:
     def _first_gap(self) -> float:
         """Largest |ratio - 1| of the first minibatch."""
         gaps = [
-            masked(micro_batch.log_ratio_BL, micro_batch.mask_BL).exp().sub(1).abs().max().cpu()
+            micro_batch.log_ratio_BL.masked_fill(~micro_batch.mask_BL, 0.0).exp().sub(1).abs().max().cpu()
             for micro_batch in self._micro_batches
             if micro_batch.minibatch == 0
         ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vla_gym.errors import BadValue
-from zoo.cli.arguments import key_values
+from zoo.cli.arguments import flag_of, key_values
 from zoo.cli.policy_choice import PolicyChoice
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, PolicyOptions, check_settings
 from zoo.config.settings import annotations_of, check_fields
@@ -62,23 +62,20 @@ def policy_kwargs_of(args: argparse.Namespace, given: Mapping[str, Any]) -> dict
         flag = getattr(args, name, None)
         if flag is not None and kwargs.setdefault(name, flag) != flag:
             raise BadValue(
-                f"--{name.replace('_', '-')} {flag} and -params policy_kwargs:{{{name}: {kwargs[name]}}} disagree; "
-                "leave one out"
+                f"{flag_of(name)} {flag} and -params policy_kwargs:{{{name}: {kwargs[name]}}} disagree; leave one out"
             )
     return kwargs
 
 
 def protocol_of(args: argparse.Namespace, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EvaluationProtocol:
-    """Return how success is to be measured; `given` and `kwargs` are of the two functions above.
+    """Return how success is to be measured, by the results of `given_settings` and `policy_kwargs_of`.
 
-    `--temperature` and `--top-k` mean sampled actions. In `policy_kwargs`, as of a training command, they say how the
-    policy samples if it does, and deterministic actions nearest the mean depend on them.
+    The flags `--temperature` and `--top-k` ask for sampled actions. The same settings in `policy_kwargs` do not: they
+    only say how the policy samples, and which actions are nearest the mean.
     """
     drawn = [name for name in ("temperature", "top_k") if getattr(args, name) is not None]
     if drawn and args.deterministic:
-        raise BadValue(
-            f"--{drawn[0].replace('_', '-')} is of sampled actions, --deterministic takes none; leave one of them out"
-        )
+        raise BadValue(f"{flag_of(drawn[0])} is of sampled actions, --deterministic takes none; leave one of them out")
     sample = args.stochastic or bool(drawn)
     return EvaluationProtocol(
         sample=sample,

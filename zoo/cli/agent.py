@@ -40,7 +40,7 @@ _OF_RUNS = ("algo", "exp_id", "load_best", "load_checkpoint", "load_last_checkpo
 
 
 def chosen_run(args: argparse.Namespace) -> str | None:
-    """Return `-i`, given or found by the flags of `zoo.cli.arguments.add_run_arguments`; None with `--policy`.
+    """Return `-i`, given or found by the flags of `zoo.cli.shared_flags.add_run_arguments`; None with `--policy`.
 
     Raises `BadValue` for flags that do not go together, a run that is not there and a checkpoint it does not have.
     """
@@ -149,6 +149,12 @@ class RolloutPlan:
     """Differences from the run's own protocol and policy, as words for a file name; empty without a run."""
     server: Served | None = None
     """Where the policy is served, if it is not loaded here."""
+    device: str
+    """Name of the policy's torch device."""
+    num_threads: int | None
+    """Torch CPU threads; None leaves torch's own choice."""
+    seed: int
+    """Seed of sampled actions."""
 
     @property
     def episodes(self) -> tuple[StartState, ...]:
@@ -172,11 +178,14 @@ def plan_rollout(
     unplayed: bool = False,
     as_published: bool = False,
 ) -> RolloutPlan:
-    """Resolve the selectors of `zoo.cli.arguments.add_policy_arguments`; `episodes` None means the whole grid.
+    """Resolve the selectors of `zoo.cli.shared_flags.add_policy_arguments`.
 
-    `n_timesteps` stands above `episodes`: as many as last so many simulator steps when none is solved. `unplayed`: a
-    run acts from start states of its tasks that it was not trained on, where there are some and no split is named.
-    `as_published`: of the environment of the run or the recipe only `OF_POLICY` stays.
+    Args:
+        args: parsed flags.
+        episodes: number of start states; None means the whole grid.
+        n_timesteps: instead of `episodes`, as many as last so many simulator steps when none is solved.
+        unplayed: a run acts from start states that it was not trained on, where there are some and no split is named.
+        as_published: of the environment's options of the run or the recipe only `OF_POLICY` apply.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -189,31 +198,19 @@ def plan_rollout(
     agent = _family_or_folder(args, kwargs) if args.run is None else _trained_agent(args, kwargs)
     if agent.server is None:
         refuse_server_flags(args)
-    trained = {**agent.env_options, **agent.policy.env_options}
-    if as_published:
-        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
-    unused = (*TRAINING_ONLY, "num_workers")
-    options = {name: value for name, value in trained.items() if name not in unused}
-    asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
-    options |= asked
-    if unplayed and args.run is not None:
-        practised = trained.get("split", "train")
-        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
-            trained |= {"split": split}
-            options |= {"split": asked.get("split", split)}
+    trained, options = _environments(args, given, agent, unplayed=unplayed, as_published=as_published)
     benchmark = find_benchmark(agent.env, **benchmark_options(options))
     with_instructions(benchmark, options.get("instructions", {}))  # raises for a wrong name
     _check_lengths(agent.policy, benchmark, reads_state=options.get("state", True))
-    if agent.server is not None:
+    if agent.server is None:
+        check_acting(agent.policy, protocol, kwargs)
+    else:
         agent.server.declaration.check_environment(benchmark, options)
+        agent.server.check_acting(protocol)
     if n_timesteps is not None:
         grid = sum(task.num_trials for task in benchmark.tasks)
         episodes = min(grid, -(-n_timesteps // max(task.horizon for task in benchmark.tasks)))
     start_states = choose_start_states(benchmark.tasks, episodes)
-    if agent.server is None:
-        check_acting(agent.policy, protocol, kwargs)
-    else:
-        agent.server.check_acting(protocol)
     words = [*_changes(trained, options, args), *_decoding_words(protocol, given, args.seed)]
     return RolloutPlan(
         env=agent.env,
@@ -228,6 +225,9 @@ def plan_rollout(
         can_sample=can_sample(agent.policy),
         departures=(*agent.departures, *words) if args.run is not None else (),
         server=agent.server,
+        device=args.device,
+        num_threads=args.num_threads,
+        seed=args.seed,
     )
 
 
@@ -242,6 +242,24 @@ class _Agent:
     output_folder: Path | None = None
     departures: Sequence[str] = ()
     server: Served | None = None
+
+
+def _environments(
+    args: argparse.Namespace, given: Mapping[str, Any], agent: _Agent, *, unplayed: bool, as_published: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the environment that the agent knows, and of the one it acts in; see `plan_rollout`."""
+    trained = {**agent.env_options, **agent.policy.env_options}
+    if as_published:
+        trained = {name: value for name, value in trained.items() if name in OF_POLICY}
+    unused = (*TRAINING_ONLY, "num_workers")
+    asked = {**env_options(given), "on_worker_error": args.on_worker_error, **task_options(args)}
+    options = {name: value for name, value in trained.items() if name not in unused} | asked
+    if unplayed and args.run is not None:
+        practised = trained.get("split", "train")
+        if (split := unplayed_split(agent.env, {**options, "split": practised})) != practised:
+            trained |= {"split": split}
+            options |= {"split": asked.get("split", split)}
+    return trained, options
 
 
 def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
@@ -295,10 +313,10 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:
-    """Return `split` for a run trained on "train" of these options, where that holds other start states of its tasks.
+    """Return `split` where it holds start states that a run trained by these options has not seen, else the run's own.
 
-    LIBERO's published start states are the same in all splits, and Plate25's test split has other objects: these, and
-    a run trained on another split, keep their own.
+    The own split stays where the run was trained on another than "train", where all splits have the same start states
+    (LIBERO's published ones), and where `split` has other tasks (Plate25's test split has other objects).
     """
     own = str(options["split"])
     if own != "train":
@@ -316,7 +334,8 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the environment in `--split` and `--instructions`, which stand above `-params`."""
     options: dict[str, Any] = {} if args.split is None else {"split": args.split}
     if args.instructions is not None:
-        options["instructions"] = _read_instructions(Path(args.instructions))
+        path = Path(args.instructions)
+        options["instructions"] = read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")
     return options
 
 
@@ -331,7 +350,7 @@ def _check_lengths(policy: PolicyChoice, benchmark: Benchmark, *, reads_state: b
 
 
 def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """Return the flags' changes to the run's `own` options, and sampled actions, each as a word for a file name."""
+    """Return the options that differ from the run's `own`, each as a word for a file name."""
     own = {"split": "train", "instructions": {}, **own}
     words = []
     for name, value in options.items():
@@ -345,10 +364,7 @@ def _changes(own: Mapping[str, Any], options: Mapping[str, Any], args: argparse.
 
 
 def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed: int) -> list[str]:
-    """Return sampled actions and the settings of the policy that differ from the run's, as words for a file name.
-
-    Their seed, too, where it is not the default.
-    """
+    """Return how actions are drawn where it is not as in the run, and their seed, as words for a file name."""
     words = ["stochastic"] if protocol.sample else []
     policy = {**given.get("policy_kwargs", {}), **protocol.sampling}
     words += [f"{name}-{value}" for name, value in policy.items()]
@@ -359,8 +375,3 @@ def _decoding_words(protocol: EvaluationProtocol, given: Mapping[str, Any], seed
 
 def _file_word(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-")
-
-
-def _read_instructions(path: Path) -> dict[str, str]:
-    """Read a YAML file that maps task names to instructions; raises `BadValue` for anything else."""
-    return read_yaml_mapping(path, "task names to instructions", f"--instructions {path}")

@@ -12,7 +12,7 @@ from vla_gym.registry import find_benchmark
 from vla_gym.specs import Benchmark
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.cli.agent import RolloutPlan, plan_rollout, task_options
-from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, key_values
+from zoo.cli.arguments import DEFAULT_NUM_ENVS, flag_of, is_given, key_values
 from zoo.config.algorithm_configs import PPOConfig
 from zoo.config.hyperparams import load_hyperparams
 from zoo.config.run_config import ENV_OPTIONS, TRAINING_ONLY, benchmark_options, check_settings, env_options
@@ -28,6 +28,10 @@ STUDENT_SHARE = 0.5
 """Of the horizon, which a student plays at most."""
 _UNUSED = (*TRAINING_ONLY, "chunk")
 """Options of an environment that do not change its pictures and protocol."""
+
+Opened = tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]
+"""An environment, which the caller closes, and a function that records in it an episode from each of some start states,
+the first of which has the given number among all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +49,13 @@ class Source:
     """How often each start state may be tried."""
     varied_by: str | None
     """Flag that makes each try another; None where nothing does."""
-    open: Callable[[], tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]]
-    """Makes the environment, which the caller closes, and a function that records in it an episode from each of some
-    start states, the first of which has the given number among all."""
+    open: Callable[[], Opened]
 
 
 def expert_source(args: argparse.Namespace) -> Source:
     """Return the benchmark's scripted expert, in the pictures of a recipe and `-params`."""
     for name in ("run", "unnorm_key", "stochastic", "temperature", "top_k", "gamma", "gae_lambda"):
-        # A lambda of 0 was given, too.
-        if all(getattr(args, name) is not absent for absent in (None, False)):
+        if is_given(args, name):
             raise BadValue(f"{flag_of(name)} is for policies; leave it or --expert out")
     varied = args.noise or args.wander
     if args.rounds and not varied:
@@ -66,7 +67,7 @@ def expert_source(args: argparse.Namespace) -> Source:
     make_expert = expert_class(benchmark)
     num_envs = args.num_envs or DEFAULT_NUM_ENVS
 
-    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
+    def opened() -> Opened:
         from vla_gym import make_vec
         from zoo.demonstrations.recorder import demonstrate
         from zoo.demonstrations.take_over import wander
@@ -101,12 +102,11 @@ def student_source(args: argparse.Namespace) -> Source:
     make_expert = expert_class(benchmark)
     share = STUDENT_SHARE if args.student_share is None else args.student_share
 
-    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
+    def opened() -> Opened:
         from zoo.cli.open_agent import open_rollout
         from zoo.demonstrations.take_over import take_over
 
-        how = {"device": args.device, "num_threads": args.num_threads, "seed": args.seed}
-        student, envs = open_rollout(plan, **how, every_step=True, privileged=True)
+        student, envs = open_rollout(plan, every_step=True, privileged=True)
         rules = {"deterministic": not plan.protocol.sample, "share": share, "noise": args.noise, "seed": args.seed}
         return envs, lambda tries, first: take_over(envs, student, make_expert, tries, first, **rules)
 
@@ -141,7 +141,7 @@ def policy_source(args: argparse.Namespace) -> Source:
     plan = plan_rollout(args, episodes=None)
     options = {name: value for name, value in plan.env_options.items() if name != "on_worker_error"}
 
-    def opened() -> tuple[VLAVectorEnv, Callable[[Sequence[Attempt], int], list[Demonstration]]]:
+    def opened() -> Opened:
         from zoo.cli.open_agent import open_rollout
         from zoo.demonstrations.policy_recorder import RolloutRules, roll_out
 
@@ -152,9 +152,7 @@ def policy_source(args: argparse.Namespace) -> Source:
             gae_lambda=gae_lambda,
             values=plan.server is None or plan.server.tells_values,
         )
-        policy, envs = open_rollout(
-            plan, device=args.device, num_threads=args.num_threads, seed=args.seed, every_step=True
-        )
+        policy, envs = open_rollout(plan, every_step=True)
         return envs, lambda tries, first: roll_out(envs, policy, tries, first, rules)
 
     settings = {
@@ -193,7 +191,7 @@ def _expert_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _opened_with(plan: RolloutPlan) -> dict[str, Any]:
-    """What says how the policy acts, such as its temperature; nothing where nothing was asked for."""
+    """Return the settings of how the policy acts, such as its temperature; empty where none was given."""
     return {"policy_kwargs": dict(plan.policy_kwargs)} if plan.policy_kwargs else {}
 
 

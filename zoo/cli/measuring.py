@@ -30,14 +30,7 @@ def partial_file(output: Path) -> Path:
 
 
 def measure(
-    plan: RolloutPlan,
-    *,
-    weights: str | None,
-    partial: Path,
-    device: str,
-    num_threads: int | None,
-    seed: int,
-    progress: bool,
+    plan: RolloutPlan, *, weights: str | None, partial: Path, progress: bool | None
 ) -> tuple[str, dict[str, Any]]:
     """Play the plan's episodes; returns the table of success and the record as JSON values.
 
@@ -46,7 +39,7 @@ def measure(
     """
     from zoo.cli.open_agent import open_rollout
 
-    policy, envs = open_rollout(plan, device=device, num_threads=num_threads, seed=seed)
+    policy, envs = open_rollout(plan)
     bar = Progress(len(plan.episodes), on=progress, unit="episode")
     finished: list[EpisodeRecord] = []
 
@@ -63,30 +56,25 @@ def measure(
             plan.start_states,
             deterministic=not plan.protocol.sample,
             rounds=plan.protocol.rounds,
-            seed=seed,
+            seed=plan.seed,
             on_episode=on_episode,
         )
     except VLAZooError as error:
         if not finished:
             raise
-        record = {"planned_episodes": len(plan.episodes), **_record(plan, envs, finished, actions, weights, seed)}
+        record = {"planned_episodes": len(plan.episodes), **_record(plan, envs, finished, actions, weights)}
         write_or_print(partial, json.dumps(record, indent=2))
         kept = "1 finished episode is" if len(finished) == 1 else f"{len(finished)} finished episodes are"
         raise type(error)(f"{error}; {kept} in {partial}") from error
     finally:
         bar.close()
         envs.close()
-    record = _record(plan, envs, episodes, actions, weights, seed)
+    record = _record(plan, envs, episodes, actions, weights)
     return evaluation_table(episodes, envs.benchmark.tasks, record["summary"]), record
 
 
 def _record(
-    plan: RolloutPlan,
-    envs: VLAVectorEnv,
-    episodes: list[EpisodeRecord],
-    actions: str,
-    weights: str | None,
-    seed: int,
+    plan: RolloutPlan, envs: VLAVectorEnv, episodes: list[EpisodeRecord], actions: str, weights: str | None
 ) -> dict[str, Any]:
     protocol, tasks = envs.protocol(), envs.benchmark.tasks
     line = protocol_line(
@@ -103,10 +91,10 @@ def _record(
         episodes,
         tasks,
         env_id=plan.env,
-        protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": seed}},
+        protocol={**protocol, "evaluation": {**plan.protocol.to_json(), "actions": actions, "seed": plan.seed}},
         policy=plan.policy,
         weights_sha256=weights,
-        seed=seed,
+        seed=plan.seed,
         deterministic=not plan.protocol.sample,
         rounds=plan.protocol.rounds,
         summary=with_split(line, protocol["split"]),

@@ -23,23 +23,17 @@ if TYPE_CHECKING:
 
 
 def open_rollout(
-    plan: RolloutPlan,
-    *,
-    device: str,
-    num_threads: int | None,
-    seed: int,
-    every_step: bool = False,
-    privileged: bool = False,
+    plan: RolloutPlan, *, every_step: bool = False, privileged: bool = False
 ) -> tuple[VLAPolicy | RemotePolicy, VLAVectorEnv]:
     """Load the policy, or connect with its server, then start the simulators; the caller closes the environment.
 
     A policy that cannot act as planned raises before any simulator starts. With `every_step` the environment is
     stepped by single actions, whatever the policy's chunk; with `privileged` it shows what experts read, too.
     """
-    torch.manual_seed(seed)
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    where = use_device(device)
+    torch.manual_seed(plan.seed)
+    if plan.num_threads is not None:
+        torch.set_num_threads(plan.num_threads)
+    device = use_device(plan.device)
     options = {**plan.env_options, **({"chunk": 1} if every_step else {}), "privileged": privileged}
     if plan.server is not None:
         from zoo.serving.remote_policy import RemotePolicy
@@ -56,7 +50,7 @@ def open_rollout(
             action_spec=benchmark.action_spec,
             observation_space=observation_layout(benchmark, config).bytes_space(),
             action_space=spaces.Box(-1.0, 1.0, (plan.env_options.get("chunk", 1), benchmark.action_dim)),
-            device=where,
+            device=device,
             to_act=True,
             **plan.policy_kwargs,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,23 @@ class PolicyChoice:
     """The family's own settings: a checkpoint's, or the `backbone_kwargs` of fresh weights."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The arguments of `resolve_policy`, beside the name."""
+
+    suite: str | None
+    given: Mapping[str, Any]
+    """The user's `policy_kwargs`."""
+    start_of: StartOf
+    action_dim: int | None
+    to_act: bool
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The user's `backbone_kwargs`."""
+        return self.given.get("backbone_kwargs") or {}
+
+
 def resolve_policy(
     name: str,
     *,
@@ -66,51 +83,54 @@ def resolve_policy(
 ) -> PolicyChoice:
     """Resolve a family name, a checkpoint folder, a run folder (its best policy) or a Hub id (which is downloaded).
 
-    `suite` and `settings` (the user's `policy_kwargs`) choose between the ways to read a published checkpoint; below
-    them the recipe's block does (`start_of`), whose `action_dims` apply where an environment of `action_dim` numbers
-    needs them. With `to_act` it is read as its makers trained it. Raises `UnknownName` or `BadValue` for what is none
-    of them.
+    Args:
+        name: what the user gave.
+        suite: of the environment's tasks; chooses a published checkpoint's statistics of that name.
+        settings: the user's `policy_kwargs`, which say how a published checkpoint is read.
+        start_of: the recipe's `policy` block, which says it where the user does not.
+        action_dim: numbers in an action of the environment. The block's `action_dims` apply where the checkpoint has
+            another number of them.
+        to_act: read a published checkpoint as its makers trained it.
+
+    Raises `UnknownName` or `BadValue` for a name that means nothing, and for settings that do not fit it.
     """
     from vla_policies.registry import FAMILIES
 
-    given = settings or {}
-    start = start_of or (lambda _: {})
+    asked = _Asked(
+        suite=suite,
+        given=settings or {},
+        start_of=start_of or (lambda _: {}),
+        action_dim=action_dim,
+        to_act=to_act,
+    )
     if not name.strip():
         raise unknown_name("policy", name, FAMILIES)
     if name in FAMILIES:
-        block, fresh = start(name), _wants_fresh(name, given)
+        block, fresh = asked.start_of(name), _wants_fresh(name, asked.options)
         if "checkpoint" not in block or fresh:
-            _check_family_choices(name, given)
-            options = given.get("backbone_kwargs") or {}
-            return PolicyChoice(name=name, family=name, env_options={}, fixed=("lora",) if fresh else (), model=options)
-        return _start_choice(name, block, given, suite, action_dim, to_act=to_act)
+            _check_family_choices(name, asked)
+            fixed = ("lora",) if fresh else ()
+            return PolicyChoice(name=name, family=name, env_options={}, fixed=fixed, model=asked.options)
+        return _start_choice(name, block, asked)
     folder = local_or_shipped(name)
     if folder.is_dir():
         if (folder / CONFIG_FILE).is_file() and not holds_policy(folder):
             folder = policy_folder(name)
-        return _of_folder(folder, str(folder), given, suite, start, action_dim, to_act=to_act)
+        return _of_folder(folder, str(folder), asked)
     if "/" not in name:
         raise unknown_name("policy", name, FAMILIES)
-    from vla_policies.loading import find_checkpoint
+    from vla_policies.checkpoint_folder import find_checkpoint
 
-    found = find_checkpoint(name, revision=given.get("revision"))
+    found = find_checkpoint(name, revision=asked.given.get("revision"))
     assert found is not None, "a family was handled above"
     # A Hub id is of use to others, the path of its copy here is not.
-    return _of_folder(found, name, given, suite, start, action_dim, to_act=to_act)
+    return _of_folder(found, name, asked)
 
 
 # Start weights of a recipe --------------------------------------------------------------------------------
 
 
-def _start_choice(
-    family: str,
-    block: Mapping[str, Any],
-    given: Mapping[str, Any],
-    suite: str | None,
-    action_dim: int | None,
-    *,
-    to_act: bool,
-) -> PolicyChoice:
+def _start_choice(family: str, block: Mapping[str, Any], asked: _Asked) -> PolicyChoice:
     """The recipe's own checkpoint: read where it is here, else taken as the recipe says it is."""
     from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
     from vla_policies.registry import family_class
@@ -122,17 +142,9 @@ def _start_choice(
     elif parse_hub_id(checkpoint) is None:
         raise BadValue(f"policy checkpoint '{checkpoint}' is neither a folder here nor a Hub id such as org/model")
     found = local_folder(checkpoint, settings.get("revision"))
-    if found is not None and not _awaits_model(found, deep_merge(settings, given).get("base")):
-        return _of_folder(
-            found,
-            checkpoint,
-            given,
-            suite,
-            lambda _: block,
-            action_dim,
-            settings,
-            to_act=to_act,
-        )
+    merged = deep_merge(settings, asked.given)
+    if found is not None and not _awaits_model(found, merged.get("base")):
+        return _of_folder(found, checkpoint, replace(asked, start_of=lambda _: block), settings)
     return PolicyChoice(
         name=checkpoint,
         family=family,
@@ -140,14 +152,14 @@ def _start_choice(
         fixed=("lora",) if "base" in block else (),
         settings=settings,
         takes_any_chunk=family_class(family).takes_any_chunk,
-        model=deep_merge(settings, given).get("backbone_kwargs", {}),
+        model=merged.get("backbone_kwargs", {}),
     )
 
 
 def _awaits_model(folder: Path, base: str | None) -> bool:
     """Whether the folder holds an adapter alone whose model is a Hub id that has to be fetched."""
+    from vla_policies.checkpoint_folder import adapter_folder
     from vla_policies.checkpoint_io.hub import local_folder, parse_hub_id
-    from vla_policies.loading import adapter_folder
 
     if base is None or adapter_folder(folder) is None:
         return False
@@ -161,8 +173,7 @@ def _block_settings(family: str, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"family": family, **settings, **({"backbone_kwargs": options} if options else {})}
 
 
-def _wants_fresh(family: str, given: Mapping[str, Any]) -> bool:
-    options = given.get("backbone_kwargs") or {}
+def _wants_fresh(family: str, options: Mapping[str, Any]) -> bool:
     if not options:
         return False
     from vla_policies.registry import family_class  # the class brings torch
@@ -173,63 +184,53 @@ def _wants_fresh(family: str, given: Mapping[str, Any]) -> bool:
 # Folders --------------------------------------------------------------------------------------------------
 
 
-def _of_folder(
-    folder: Path,
-    name: str,
-    given: Mapping[str, Any],
-    suite: str | None,
-    start_of: StartOf,
-    action_dim: int | None,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    to_act: bool,
-) -> PolicyChoice:
-    """What a folder is; `settings` are the recipe's, if they are known to be of this checkpoint."""
+def _of_folder(folder: Path, name: str, asked: _Asked, settings: Mapping[str, Any] | None = None) -> PolicyChoice:
+    """Return what a folder holds; `settings` are the recipe's, given where the recipe names this checkpoint."""
     stored = _own_config(folder)
     if stored is not None:
-        return _own_choice(folder, name, stored, given)
+        return _own_choice(folder, name, stored, asked.given)
     from vla_policies.backbone import Request
-    from vla_policies.loading import adapter_folder, as_trained, identify, read_header
+    from vla_policies.checkpoint_folder import adapter_folder, as_trained, identify, read_header
     from vla_policies.registry import family_class
 
-    named = deep_merge(settings or {}, given)
+    named = deep_merge(settings or {}, asked.given)
     identity = identify(folder, Request(family=named.get("family"), base=named.get("base")))
     cls = family_class(identity.family)
     if settings is None:
         # A regression head comes from openvla-oft's own fine-tuning, which recipes of RL do not start from.
-        block = start_of(identity.family) if identity.published and not identity.regresses else {}
-        settings = _fitting_block(name, identity.family, block, identity.data_sets, given)
-    merged = deep_merge(settings, given)
+        block = asked.start_of(identity.family) if identity.published and not identity.regresses else {}
+        settings = _fitting_block(name, identity.family, block, identity.data_sets, asked.given)
+    merged = deep_merge(settings, asked.given)
 
-    def request(options: Mapping[str, Any]) -> Request:
-        asked = Request(
+    def request_with(options: Mapping[str, Any]) -> Request:
+        request = Request(
             family=merged.get("family"),
             unnorm_key=merged.get("unnorm_key"),
-            suite=suite,
+            suite=asked.suite,
             options=options,
             base=merged.get("base"),
         )
-        return as_trained(folder, asked) if to_act else asked
+        return as_trained(folder, request) if asked.to_act else request
 
     options = merged.get("backbone_kwargs") or {}
     dims = options.get("action_dims")
-    if "action_dims" not in (given.get("backbone_kwargs") or {}) and action_dim is not None:
+    if "action_dims" not in asked.options and asked.action_dim is not None:
         whole = {key: value for key, value in options.items() if key != "action_dims"}
-        numbers = read_header(folder, request(whole)).conventions.action_dim
-        dims = dims or start_of(identity.family).get("options", {}).get("action_dims")
-        options = whole if dims is None or numbers == action_dim else {**whole, "action_dims": list(dims)}
-        settings = _with_options(settings, options, given)
-    header = read_header(folder, request(options))
+        numbers = read_header(folder, request_with(whole)).conventions.action_dim
+        dims = dims or asked.start_of(identity.family).get("options", {}).get("action_dims")
+        options = whole if dims is None or numbers == asked.action_dim else {**whole, "action_dims": list(dims)}
+        settings = _with_options(settings, {key: options[key] for key in options if key not in asked.options})
+    header = read_header(folder, request_with(options))
     conventions = header.conventions
     adapter = adapter_folder(folder) is not None
-    asked = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
-    if asked and conventions.state_dim:
-        asked["state"] = True
+    reads = {} if cls.fits_environment else {"wrist_camera": "wrist_image" in conventions.cameras}
+    if reads and conventions.state_dim:
+        reads["state"] = True
     any_chunk = identity.published and cls.takes_any_chunk
     return PolicyChoice(
         name=name,
         family=identity.family,
-        env_options=asked if any_chunk or cls.fits_environment else {"chunk": conventions.chunk, **asked},
+        env_options=reads if any_chunk or cls.fits_environment else {"chunk": conventions.chunk, **reads},
         # An adapter: the package's own file says how it was trained.
         fixed=("size",) if not adapter else ("lora", "size") if identity.published else None,
         settings=settings,
@@ -261,11 +262,10 @@ def _fitting_block(
     return {name: settings[name] for name in ("unnorm_key", "backbone_kwargs") if name in settings}
 
 
-def _with_options(settings: Mapping[str, Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's settings with these `backbone_kwargs`, the user's own left out."""
-    own = {key: value for key, value in options.items() if key not in (given.get("backbone_kwargs") or {})}
+def _with_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's settings with these `backbone_kwargs` instead of its own."""
     rest = {key: value for key, value in settings.items() if key != "backbone_kwargs"}
-    return {**rest, **({"backbone_kwargs": own} if own else {})}
+    return {**rest, **({"backbone_kwargs": options} if options else {})}
 
 
 def _own_choice(folder: Path, name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> PolicyChoice:
@@ -326,13 +326,13 @@ def _own_config(folder: Path) -> Mapping[str, Any] | None:
 # Choices ----------------------------------------------------------------------------------------------------
 
 
-def _check_family_choices(name: str, given: Mapping[str, Any]) -> None:
+def _check_family_choices(name: str, asked: _Asked) -> None:
     """Raise for settings that choose within a checkpoint if the family's name stands for fresh weights."""
     from vla_policies.registry import family_class
 
+    given = asked.given
     if any(given.get(key) is not None for key in _CHOICES):  # the class brings torch
-        family = family_class(name)
-        fresh = family.published is None or family.wants_fresh(given.get("backbone_kwargs") or {})
+        fresh = family_class(name).wants_fresh(asked.options)
         _check_choices(name, name, given if fresh else {"family": given.get("family")}, what="fresh weights")
 
 

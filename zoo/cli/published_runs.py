@@ -15,7 +15,7 @@ from vla_gym.system.writable_paths import check_destination
 from vla_policies.registry import FAMILIES
 from zoo.cli.acting import given_settings
 from zoo.cli.agent import OF_POLICY, RolloutPlan, plan_rollout
-from zoo.cli.arguments import as_pairs, flag_of, key_values
+from zoo.cli.arguments import as_pairs, flag_of, is_given, key_values
 from zoo.cli.measuring import measure, partial_file, weights_of, write_or_print
 from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.published_comparison import comparison_lines, comparison_record, protocol_lines
@@ -70,7 +70,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
     plans = {env: _plan(args, row, env) for env in envs}
     measured, records = {}, {}
     for env, plan in plans.items():
-        table, record = _measured(plan, args, output)
+        table, record = measure(plan, weights=weights_of(plan), partial=partial_file(output), progress=args.progress)
         print(table, flush=True)
         tasks = find_benchmark(plan.env, **benchmark_options(plan.env_options)).tasks
         measured[env] = [EpisodeRecord(**episode) for episode in record["episodes"]], tasks
@@ -83,7 +83,7 @@ def evaluate_published(args: argparse.Namespace) -> int:
 
 def _check_flags(args: argparse.Namespace, row: PublishedRow) -> None:
     """Raise `BadValue` for flags and settings in `-params` that the row decides."""
-    flags = [name for name in _SET_BY_ROW if not any(getattr(args, name) is unset for unset in (None, False))]
+    flags = [name for name in _SET_BY_ROW if is_given(args, name)]
     given = flag_of(flags[0]) if flags else None
     own_weights = args.run is None and args.policy is None
     reading = row.reading(row.envs[0]) if own_weights else {}
@@ -114,18 +114,6 @@ def _own_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the benchmark's options in `-params` that change what is measured."""
     options = benchmark_options(env_options(given_settings(args.params)))
     return {name: value for name, value in options.items() if name not in OF_POLICY}
-
-
-def _measured(plan: RolloutPlan, args: argparse.Namespace, output: Path) -> tuple[str, Mapping[str, Any]]:
-    return measure(
-        plan,
-        weights=weights_of(plan),
-        partial=partial_file(output),
-        device=args.device,
-        num_threads=args.num_threads,
-        seed=args.seed,
-        progress=args.progress,
-    )
 
 
 def _chosen_envs(row: PublishedRow, env: str | None) -> tuple[str, ...]:

@@ -217,8 +217,8 @@ def check_log_folder(args: argparse.Namespace, point: ResumePoint) -> None:
 def with_start_states(config: RunConfig, *, asked: bool) -> RunConfig:
     """Return `config` with at most as many `eval_episodes` as there are start states.
 
-    The benchmark's description is built with the run's options: a typo in one of them raises here. More episodes than
-    start states raise `BadValue` where they were asked for, and not where a recipe for more tasks has them.
+    The benchmark's description is built with the run's options, so a typo in one of them raises here. More episodes
+    than start states raise `BadValue` where the user `asked` for them; a recipe's number may be for more tasks.
     """
     benchmark = find_benchmark(config.env, **benchmark_options(config.env_options))
     with_instructions(benchmark, config.env_options.get("instructions", {}))
@@ -276,7 +276,7 @@ def _asked_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given_sft(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the flags among `names` that were given; of a single dataset its name, and each dataset but once."""
+    """Return the flags among `names` that were given, a single dataset as text; raises where one is named twice."""
     given = given_flags(args, *names)
     folders = given.get("dataset", ())
     check_once(folders, "--dataset")

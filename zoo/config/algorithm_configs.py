@@ -36,9 +36,9 @@ geometric mean of the chunk's tokens."""
 CreditLevel = Literal["chunk", "action"]
 """Extent of one reward, advantage or value: the whole executed chunk, or a step of it."""
 LossWeight = Literal["decision", "trajectory"]
-"""What counts the same in PPO's loss: every decision, or every episode however long it was."""
+"""What has equal weight in PPO's loss: decisions, or episodes, whatever their length."""
 GroupLossWeight = Literal["trajectory", "token", "constant"]
-"""What counts the same in GRPO's loss: every episode, every ratio, or every ratio with a constant divisor."""
+"""What has equal weight in GRPO's loss: episodes, ratios, or ratios with a constant divisor."""
 GroupAdvantage = Literal["group_std", "centred", "rloo"]
 """An episode's score less its group's mean, over the group's standard deviation; that difference alone; the score less
 the mean of the others."""
@@ -76,8 +76,8 @@ class OnPolicyConfig:
     target_kl: Annotated[float, Range(above=0, high=1000)] | None = None
     """An update ends before the step at which KL (k3) exceeds 1.5 times this; None = never. SB3."""
     desired_kl: Annotated[float, Range(above=0, high=1000)] | None = None
-    """KL (k3) that the policy's learning rate aims at: a factor on its schedule falls above twice of it and rises below
-    half of it; None = the schedule alone. RSL-RL's schedule "adaptive"."""
+    """KL (k3) that the policy's learning rate aims at: the rate falls while the KL is above twice this, and rises while
+    it is below half; None = the schedule alone. RSL-RL's schedule "adaptive"."""
     dual_clip: Annotated[float, Range(above=1, high=1e12)] | None = None
     """Cap of the loss where the advantage is negative, in units of |advantage|. arXiv:1912.09729."""
     logprob_level: LogprobLevel
@@ -93,7 +93,7 @@ class OnPolicyConfig:
     micro_batch_size: Decisions | None = None
     """Decisions scored at once by one rank; None = all of its minibatch."""
     masked_minibatches: bool = False
-    """Whether minibatches are cut from places without a loss, too, which then shrink the gradient. RLinf."""
+    """Whether minibatches also hold places without a loss, which shrink the gradient. RLinf."""
     bc_coef: NonNegative = 0.0
     """Weight of the loss of imitation that every step of the policy adds. DAPG, arXiv:1709.10087, eq. 4."""
     bc_dataset: Texts | None = None
@@ -155,11 +155,11 @@ class PPOConfig(OnPolicyConfig):
     value_level: CreditLevel = "chunk"
     """Extent of one value; "action" needs `reward_level` "action". RLinf's `value_type`."""
     loss_weight: LossWeight = "decision"
-    """What counts the same in the losses of policy and critic; "trajectory" is RLinf's where success masks the rest."""
+    """What has equal weight in both losses; "trajectory" is RLinf's where success masks the rest of an episode."""
     bootstrap_time_limit: bool = True
     """Whether an episode cut off by its time limit is worth the value of its last observation."""
     bootstrap_termination: bool = False
-    """Whether one that the task's own rule ended is worth it, too. RLinf's `bootstrap_type: always`."""
+    """Whether an episode that the task's own rule ended is worth that value, too. RLinf's `bootstrap_type: always`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +178,7 @@ class GRPOConfig(OnPolicyConfig):
     advantage: GroupAdvantage = "group_std"
     """Estimate of an episode's advantage. arXiv:2402.03300; "centred": arXiv:2503.20783; "rloo": arXiv:2402.14740."""
     loss_weight: GroupLossWeight = "trajectory"
-    """What counts the same in the loss. "token": DAPO, arXiv:2503.14476; "constant": Dr. GRPO, arXiv:2503.20783."""
+    """What has equal weight in the loss. "token": DAPO, arXiv:2503.14476; "constant": Dr. GRPO, arXiv:2503.20783."""
     rollouts_per_update: Passes = 1
     """Rounds of one episode per environment in an update. RLinf's `rollout_epoch`."""
     score_bounds: tuple[float, float] | None = None

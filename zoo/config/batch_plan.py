@@ -73,10 +73,14 @@ class BatchPlan:
         return -(-self.decisions // self.batch_size)
 
     @property
+    def batch_share(self) -> int:
+        """Decisions of a minibatch that one rank scores, at most."""
+        return -(-self.batch_size // self.num_learners)
+
+    @property
     def scored_at_once(self) -> int:
         """Decisions of one forward and backward pass of one rank, at most."""
-        share = -(-self.batch_size // self.num_learners)
-        return share if self.micro_batch_size is None else min(share, self.micro_batch_size)
+        return min(self.batch_share, self.micro_batch_size or self.batch_share)
 
 
 def solve(config: RunConfig, *, num_ranks: int = 1, num_stages: int = 1, num_learners: int | None = None) -> BatchPlan:

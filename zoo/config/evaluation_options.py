@@ -59,9 +59,10 @@ def evaluated_options(options: Mapping[str, Any], env_options: Mapping[str, Any]
 
 
 def carried_options(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run's environment that another one, `env`, takes, too.
+    """Return the options of a run's environment that apply to another environment, `env`, too.
 
-    Own words for some tasks stay behind, and what its family does not know: LIBERO-PRO has no `sampled_starts`.
+    Left out are `instructions`, which name tasks, and options that the family of `env` does not have, such as
+    LIBERO's `sampled_starts` for LIBERO-PRO.
     """
     known = known_options(env)
     return {name: value for name, value in options.items() if name in known and name != "instructions"}

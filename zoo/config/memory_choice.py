@@ -53,7 +53,7 @@ def choose(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, siz
         choice = _largest(plan, with_options(config, options), num_workers, rank, size)
         if choice is not None:
             choice = replace(choice, options=options)
-            if choice.micro_batch_size >= min(ENOUGH, share_of(plan)):
+            if choice.micro_batch_size >= min(ENOUGH, plan.batch_share):
                 return choice
             found.append(choice)
     return max(found, key=lambda choice: choice.micro_batch_size, default=None)
@@ -74,11 +74,6 @@ def nearest(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, si
         if choice is not None:
             return words, replace(choice, options={**options, **choice.options})
     return None
-
-
-def share_of(plan: BatchPlan) -> int:
-    """Return the decisions of a minibatch that one rank scores."""
-    return -(-plan.batch_size // plan.num_learners)
 
 
 def with_options(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
@@ -106,7 +101,7 @@ def _largest(plan: BatchPlan, config: RunConfig, num_workers: int, rank: Rank, s
     def needed(micro: int) -> int:
         return total(needs(replace(plan, micro_batch_size=micro), config, num_workers, rank), "device")
 
-    share = share_of(plan)
+    share = plan.batch_share
     candidates = [share, *(2**power for power in range(share.bit_length() - 1, -1, -1) if 2**power < share)]
     few, more = candidates[-1], next((micro for micro in reversed(candidates) if micro >= 4), candidates[0])
     least, known = needed(few), {}

@@ -198,8 +198,8 @@ def busiest(counted: Footprint, plan: BatchPlan, config: RunConfig, rank: Rank) 
             moved = counted.weights.gradients + counted.weights.optimizer
             found = {what: max(size - moved, 0) for what, size in found.items()}
     if "actor" in rank.roles:
-        micro, share = plan.scored_at_once, -(-plan.batch_size // plan.num_learners)
-        passes = counted.update(micro, accumulates=share > micro).peak
+        micro = plan.scored_at_once
+        passes = counted.update(micro, accumulates=plan.batch_share > micro).peak
         found[f"an update's passes, {micro} decisions at once"] = passes
         step = counted.step().peak
         found["the optimiser's step"] = -(-step // rank.num_learners) if rank.sharded else step

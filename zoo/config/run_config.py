@@ -346,11 +346,11 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 def from_plain(values: Mapping[str, Any], where: str) -> RunConfig:
     """Inverse of `to_plain`; raises `UnknownName` or `BadValue` for anything else."""
-    fields = {f.name: f for f in dataclasses.fields(RunConfig)}
+    known = annotations_of(RunConfig)
     for name in values:
-        if name not in fields:
-            raise unknown_name(f"setting in {where}", str(name), fields, show=20)
-    if lacking := [name for name in fields if name not in values and name not in _SINCE_FIRST_VERSION]:
+        if name not in known:
+            raise unknown_name(f"setting in {where}", str(name), known, show=20)
+    if lacking := [name for name in known if name not in values and name not in _SINCE_FIRST_VERSION]:
         raise BadValue(f"{where} lacks {', '.join(lacking)}, which every run writes")
     config = RunConfig(**_checked_fields(values, where))
     check_arithmetic(config)
@@ -372,19 +372,18 @@ def _checked_fields(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadValue(f"{where}: env must be an environment id such as LIBERO-Spatial/3, got {shown(env)}")
     if not isinstance(device, str) or not DEVICE.fullmatch(device):
         raise BadValue(f"{where}: device must be one of auto, cpu, cuda, cuda:<index>, got {shown(device)}")
-    simple = {name: kind for name, kind in annotations_of(RunConfig).items() if name in values}
-    nested = {name: values[name] for name in ("policy_kwargs", "algo_kwargs")}
     stages = values.get("pipeline_stages", 1)
     if stages != "auto":
         check_value(Processes, stages, f"{where}: pipeline_stages")
-    checked = check_fields(simple, {name: value for name, value in values.items() if name != "pipeline_stages"}, where)
+    others = {name: value for name, value in values.items() if name != "pipeline_stages"}
+    checked = check_fields(annotations_of(RunConfig), others, where)
     known = annotations_of(SFTConfig if algo == "sft" else ALGORITHMS[algo])
     return {
         **checked,
         "pipeline_stages": stages,
         "env_options": _checked_options(checked["env_options"], f"{where}: env_options"),
-        "policy_kwargs": check_value(PolicyOptions, nested["policy_kwargs"], f"{where}: policy_kwargs"),
-        "algo_kwargs": check_fields(known, nested["algo_kwargs"], f"{where}: algo_kwargs"),
+        "policy_kwargs": check_value(PolicyOptions, values["policy_kwargs"], f"{where}: policy_kwargs"),
+        "algo_kwargs": check_fields(known, values["algo_kwargs"], f"{where}: algo_kwargs"),
     }
 
 

@@ -42,7 +42,7 @@ Processes = Annotated[int, Range(low=1, high=MOST_PROCESSES)]
 Decisions = Annotated[int, Range(low=1, high=10**9)]
 """Decisions or frames that are in memory together."""
 Passes = Annotated[int, Range(low=1, high=10**5)]
-"""How often the same is done again."""
+"""How often something is repeated."""
 Positive = Annotated[float, Range(above=0, high=1e12)]
 NonNegative = Annotated[float, Range(low=0, high=1e12)]
 Fraction = Annotated[float, Range(low=0, high=1)]

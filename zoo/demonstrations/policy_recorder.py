@@ -17,7 +17,7 @@ from vla_gym.vector.vector_env import VLAVectorEnv
 from vla_policies.actions.noise import Noise, SlotNoise
 from vla_policies.conventions import Conventions
 from vla_policies.types import ActionSample
-from zoo.demonstrations.recorder import REWARD, Attempt, Choice, Demonstration, Interrupted, record
+from zoo.demonstrations.recorder import REWARD, Actor, Attempt, Choice, Demonstration, Interrupted, record
 from zoo.evaluation.evaluator import observation_rows
 from zoo.rollout.gae import gae
 
@@ -125,8 +125,8 @@ def _advantage_T(episode: Demonstration, final_value: float, rules: RolloutRules
     )
 
 
-class PolicyActor:
-    """A policy in all environments, which decide together, every K steps; see `zoo.demonstrations.recorder.Actor`."""
+class PolicyActor(Actor):
+    """A policy in all environments, which decide together, every K steps."""
 
     def __init__(self, policy: ActingPolicy, first: int, rules: RolloutRules) -> None:
         self._policy, self._first, self._rules = policy, first, rules

@@ -45,7 +45,11 @@ class Actor(Protocol):
         """Return a choice for each environment whose episode still runs."""
 
     def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
-        """An environment's episode is over, by the task's rule or else by time, in the state that `obs` shows."""
+        """An environment's episode is over, by the task's rule or else by time, in the state that `obs` shows.
+
+        Nothing is done about it unless a class says so.
+        """
+        return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +117,18 @@ def demonstrate(
     `envs`: chunk 1, `privileged`, autoreset DISABLED. With `noise` the executed action is the expert's plus a
     normal deviate of that standard deviation, drawn from (seed, start state, round) alone.
     """
-    tasks = envs.benchmark.tasks
-    experts = [make_expert(tasks[start.task_id]) for start, _ in attempts]
-    generators = [np.random.default_rng([seed, s.task_id, s.trial_id, number]) for s, number in attempts]
-    return record(envs, _ExpertActor(experts, generators, noise), attempts)
+    actor = _ExpertActor(experts_of(envs, make_expert, attempts), generators_of(attempts, seed), noise)
+    return record(envs, actor, attempts)
+
+
+def experts_of(envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], attempts: Sequence[Attempt]) -> list[Expert]:
+    """Return an expert for the task of each attempt."""
+    return [make_expert(envs.benchmark.tasks[start.task_id]) for start, _ in attempts]
+
+
+def generators_of(attempts: Sequence[Attempt], seed: int) -> list[np.random.Generator]:
+    """Return a generator for each attempt: what it draws follows from (seed, start state, round) alone."""
+    return [np.random.default_rng([seed, start.task_id, start.trial_id, number]) for start, number in attempts]
 
 
 def expert_choice(expert: Expert, privileged_P: np.ndarray, generator: np.random.Generator, noise: float) -> Choice:
@@ -130,8 +142,8 @@ def expert_choice(expert: Expert, privileged_P: np.ndarray, generator: np.random
     )
 
 
-class _ExpertActor:
-    """An expert for each environment, and the generator of its noise; see `Actor`."""
+class _ExpertActor(Actor):
+    """An expert for each environment, and the generator of its noise."""
 
     def __init__(self, experts: Sequence[Expert], generators: Sequence[np.random.Generator], noise: float) -> None:
         self._experts, self._generators, self._noise = experts, generators, noise
@@ -141,9 +153,6 @@ class _ExpertActor:
             env: expert_choice(self._experts[env], obs["privileged"][env], self._generators[env], self._noise)
             for env in live
         }
-
-    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
-        pass
 
 
 def record(envs: VLAVectorEnv, actor: Actor, attempts: Sequence[Attempt]) -> list[Demonstration]:

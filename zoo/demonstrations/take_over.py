@@ -21,7 +21,17 @@ import numpy as np
 from vla_gym.specs import Task
 from vla_gym.vector.vector_env import VLAVectorEnv
 from zoo.demonstrations.policy_recorder import ActingPolicy, PolicyActor, RolloutRules
-from zoo.demonstrations.recorder import PRIVILEGED, Attempt, Choice, Demonstration, expert_choice, record
+from zoo.demonstrations.recorder import (
+    PRIVILEGED,
+    Actor,
+    Attempt,
+    Choice,
+    Demonstration,
+    expert_choice,
+    experts_of,
+    generators_of,
+    record,
+)
 from zoo.experts.base import Expert
 
 HOLD = 5
@@ -54,9 +64,11 @@ def take_over(
     as by `demonstrate`; `first` is the number of the first attempt among all, see `roll_out`.
     """
     rules = RolloutRules(deterministic=deterministic, seed=seed, gamma=1.0, gae_lambda=1.0, values=False)
-    generators = _generators(attempts, seed)
+    generators = generators_of(attempts, seed)
     steps = _led_steps(envs, attempts, student.conventions.chunk, share, generators)
-    turns = _Turns(PolicyActor(student, first, rules), _experts(envs, make_expert, attempts), generators, steps, noise)
+    turns = _Turns(
+        PolicyActor(student, first, rules), experts_of(envs, make_expert, attempts), generators, steps, noise
+    )
     return record(envs, turns, attempts)
 
 
@@ -70,10 +82,10 @@ def wander(
     seed: int = 0,
 ) -> list[Demonstration]:
     """As `take_over`, but up to `share` of the horizon the arm is moved at random, see `Wandering`."""
-    generators = _generators(attempts, seed)
+    generators = generators_of(attempts, seed)
     steps = _led_steps(envs, attempts, 1, share, generators)
     leader = Wandering(generators, envs.benchmark.action_dim)
-    return record(envs, _Turns(leader, _experts(envs, make_expert, attempts), generators, steps, noise), attempts)
+    return record(envs, _Turns(leader, experts_of(envs, make_expert, attempts), generators, steps, noise), attempts)
 
 
 def led_steps(horizon: int, chunk: int, share: float, generator: np.random.Generator) -> int:
@@ -98,15 +110,6 @@ class Wandering:
         return {env: Choice(action_A=self._held[env], executed_A=self._held[env]) for env in live}
 
 
-def _generators(attempts: Sequence[Attempt], seed: int) -> list[np.random.Generator]:
-    """What an attempt draws follows from (seed, start state, round) alone."""
-    return [np.random.default_rng([seed, start.task_id, start.trial_id, number]) for start, number in attempts]
-
-
-def _experts(envs: VLAVectorEnv, make_expert: Callable[[Task], Expert], attempts: Sequence[Attempt]) -> list[Expert]:
-    return [make_expert(envs.benchmark.tasks[start.task_id]) for start, _ in attempts]
-
-
 def _led_steps(
     envs: VLAVectorEnv,
     attempts: Sequence[Attempt],
@@ -118,8 +121,8 @@ def _led_steps(
     return [led_steps(horizon, chunk, share, drawn) for horizon, drawn in zip(horizons, generators, strict=True)]
 
 
-class _Turns:
-    """A leader, then an expert, in each environment; see `zoo.demonstrations.recorder.Actor`."""
+class _Turns(Actor):
+    """A leader, then an expert, in each environment."""
 
     def __init__(
         self,
@@ -152,6 +155,3 @@ class _Turns:
                 privileged_P = obs["privileged"][env]
                 choices[env] = expert_choice(self._experts[env], privileged_P, self._generators[env], self._noise)
         return choices
-
-    def ended(self, obs: Mapping[str, Any], env: int, *, terminated: bool) -> None:
-        pass

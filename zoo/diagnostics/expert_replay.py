@@ -13,7 +13,7 @@ from zoo.demonstrations.recorder import demonstrate
 from zoo.diagnostics.action_convention_errors import action_convention_errors, corrected
 from zoo.diagnostics.expert_success_rates import expert_success_rate
 from zoo.evaluation.evaluator import choose_start_states
-from zoo.evaluation.statistics import Rate
+from zoo.evaluation.statistics import Rate, together
 from zoo.experts.base import Expert, expert_class
 
 MOST_ENVS = 4
@@ -123,11 +123,7 @@ def summarize(benchmark: Benchmark, outcomes: list[tuple[int, bool]]) -> ReplayR
     )
     return ReplayResult(
         tasks=tasks,
-        overall=Rate(
-            label="all episodes",
-            successes=sum(rate.successes for rate in tasks),
-            episodes=sum(rate.episodes for rate in tasks),
-        ),
+        overall=together("all episodes", tasks),
         known=expert_success_rate([benchmark.tasks[task_id] for task_id in by_task]),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from vla_gym.adapters.metaworld.tasks import MT10
 from vla_gym.specs import Task
-from zoo.evaluation.statistics import Rate
+from zoo.evaluation.statistics import Rate, together
 
 EPISODES = 50
 """Start states on which a task of Meta-World or ManiSkill was measured: all, or the first, of the training split."""
@@ -50,11 +50,7 @@ def expert_success_rate(tasks: Iterable[Task]) -> Rate | None:
     known = [rate for rate in rates if rate is not None]
     if not rates or len(known) < len(rates):
         return None
-    return Rate(
-        label="known",
-        successes=sum(rate.successes for rate in known),
-        episodes=sum(rate.episodes for rate in known),
-    )
+    return together("known", known)
 
 
 def _rate(task: Task) -> Rate | None:

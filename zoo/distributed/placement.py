@@ -158,8 +158,10 @@ def check_staleness(placement: Placement, max_staleness: int, algo: str) -> None
 
 
 def check_same_kind(placement: Placement, asked: str, former: str) -> None:
-    """Raise `BadValue` where `asked` puts every role on every rank and the placement a run was made on did not, or the
-    reverse: `placement` is what `asked` means."""
+    """Raise `BadValue` where only one of two placements has every role on every rank.
+
+    They are `asked`, which means `placement`, and the `former` one of the run that goes on.
+    """
     if placement.everywhere != _everywhere(former, placement.size):
         raise BadValue(
             f"--placement {asked} cannot go on with a run of --placement {former}: only one of them has every role on "

@@ -38,19 +38,15 @@ Ranks have met over gloo before."""
 class ProcessGroup:
     """This process among those of its run. Methods over ranks must be called by every rank."""
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, gradient_group: Any = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, host_group: Any = None, gradient_group: Any = None) -> None:
+        self.host_group = host_group
+        """The gloo group of the host data; None with one process."""
         self.gradient_group = gradient_group
         """Group in which gradients are averaged, where it is not all of the run's processes; None = all."""
         self.rank = rank
         """Number of this process."""
         self.size = size
         """W, processes of the run."""
-        self._group = group
-
-    @property
-    def host_group(self) -> Any:
-        """The gloo group of the host data; None with one process."""
-        return self._group
 
     @property
     def is_first(self) -> bool:
@@ -98,7 +94,7 @@ class ProcessGroup:
             return values
         gathered = [torch.empty_like(values) for _ in range(self.size)]
         with lost_ranks():
-            dist.all_gather(gathered, values.contiguous(), group=self._group)
+            dist.all_gather(gathered, values.contiguous(), group=self.host_group)
         return torch.cat(gathered, dim=1)
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -147,7 +143,7 @@ class ProcessGroup:
         wide = values.detach().to("cpu", torch.float64, copy=True)
         if self.size > 1:
             with lost_ranks():
-                dist.all_reduce(wide, op=how, group=self._group)
+                dist.all_reduce(wide, op=how, group=self.host_group)
         return wide
 
     def _collect(self, data: bytes, *, to_first: bool = False) -> list[bytes]:
@@ -161,9 +157,9 @@ class ProcessGroup:
         gathered = [torch.empty_like(padded) for _ in lengths] if self.is_first or not to_first else None
         with lost_ranks():
             if to_first:
-                dist.gather(padded, gathered, group=self._group, group_dst=0)
+                dist.gather(padded, gathered, group=self.host_group, group_dst=0)
             else:
-                dist.all_gather(gathered, padded, group=self._group)
+                dist.all_gather(gathered, padded, group=self.host_group)
         return [tensor[:length].numpy().tobytes() for tensor, length in zip(gathered or [], lengths)]
 
 
@@ -222,12 +218,9 @@ def join(device: str = "auto") -> tuple[ProcessGroup, torch.device]:
     Raises `BadValue` for a device that is not here.
     """
     wanted = use_device(device)
-    if launched_processes() == 1:
-        return ProcessGroup(), wanted
-    if wanted.index is not None:
+    if wanted.index is not None and launched_processes() > 1:
         raise BadValue(f"with several processes each takes a GPU of its own; give --device cuda, not {device}")
-    state = _meet(wanted.type)
-    return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
+    return _meet(wanted)
 
 
 def is_initialized() -> bool:
@@ -237,10 +230,7 @@ def is_initialized() -> bool:
 
 def current_process_group() -> ProcessGroup:
     """All processes of the run; meets them where `join` has not."""
-    if launched_processes() == 1:
-        return ProcessGroup()
-    state = _meet(check_device("auto").type)
-    return ProcessGroup(state.process_index, state.num_processes, _host_group())
+    return _meet(check_device("auto"))[0]
 
 
 def backends(device_type: str) -> str:
@@ -251,11 +241,14 @@ def backends(device_type: str) -> str:
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
-def _meet(device_type: str) -> PartialState:
-    """The state of this process among the run's, which meet once."""
+def _meet(device: torch.device) -> tuple[ProcessGroup, torch.device]:
+    """All processes of the run, which meet once, and this one's device: `device` itself where it is the only one."""
+    if launched_processes() == 1:
+        return ProcessGroup(), device
     if not dist.is_initialized():
-        dist.init_process_group(backends(device_type), timeout=DEVICE_TIMEOUT)
-    return PartialState(cpu=device_type == "cpu")
+        dist.init_process_group(backends(device.type), timeout=DEVICE_TIMEOUT)
+    state = PartialState(cpu=device.type == "cpu")
+    return ProcessGroup(state.process_index, state.num_processes, _host_group()), state.device
 
 
 @functools.cache
@@ -264,11 +257,11 @@ def _host_group() -> Any:
 
 
 def use_device(name: str) -> torch.device:
-    """`check_device` at the start of a run; on CUDA float32 products are then computed in TF32 (inputs of 10 bits,
-    float32 sums). A CPU's products are left alone.
+    """Return the device of that name, at the start of a run, with faster float32 products where it is CUDA.
 
-    The GPU becomes the process's present one, of which pinned memory and generators are; another, which may belong to
-    someone else, is not touched.
+    They are then computed in TF32: inputs of 10 bits, float32 sums. A CPU's products are left alone. The GPU becomes
+    the process's present one, of which pinned memory and generators are; another, which may belong to someone else, is
+    not touched.
     """
     device = check_device(name)
     if device.type == "cuda":
@@ -279,7 +272,7 @@ def use_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """ "auto" takes CUDA where there is one; raises `BadValue` for a device that is not here."""
+    """Return the device of that name; "auto" is CUDA where there is one. Raises `BadValue` for one that is not here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

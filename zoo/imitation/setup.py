@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from stable_baselines3.common.utils import set_random_seed
 
 from vla_gym import VLAVectorEnv
@@ -25,9 +24,9 @@ from zoo.config.gym_packages import packages_flag, packages_of
 from zoo.config.run_config import sft_config
 from zoo.demonstrations.lerobot_reader import read_dataset
 from zoo.demonstrations.recorder import Demonstration
-from zoo.distributed.agreement import check_same, check_same_command, check_same_weights
+from zoo.distributed.agreement import check_same, check_same_weights
 from zoo.distributed.fsdp import check_learnable
-from zoo.distributed.process_group import join, launched_processes
+from zoo.distributed.process_group import launched_processes
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import quoted, read_json
 from zoo.imitation.paraphrases import check_taught, paraphrases_of, read_paraphrases
@@ -36,12 +35,11 @@ from zoo.imitation.sft import SFT
 from zoo.imitation.weights import weighed
 from zoo.runs.folder import ARGS_FILE, EVALUATION_FILE, RunFolder
 from zoo.runs.lookup import FINETUNING
-from zoo.runs.progress import silent
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback
 from zoo.training.checkpoint import save_best
 from zoo.training.evaluation import Evaluator, make_evaluation_envs, own_start_states
-from zoo.training.setup import open_run_folder, policy_arguments, warnings_as_lines
+from zoo.training.setup import join_run, open_run_folder, policy_arguments, run_log
 from zoo.training.trainer import Trainer, TrainJob
 
 _logger = logging.getLogger(__name__)
@@ -56,13 +54,8 @@ def finetune(job: TrainJob) -> RunFolder | None:
     """
     settings = sft_config(job.config)
     check_dealing(settings.batch_size, launched_processes())
-    if job.config.num_threads is not None:
-        torch.set_num_threads(job.config.num_threads)
-    process_group, device = join(job.config.device)
-    check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
-    # Where the seed was drawn every rank has drawn its own.
-    config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
-    job = replace(job, config=config)
+    job, process_group, device = join_run(job)
+    config = job.config
     others = read_paraphrases(user_path(settings.paraphrases)) if settings.paraphrases is not None else {}
     outcomes, privileged = settings.weight != "none", settings.privileged_coef > 0
     groups = {
@@ -77,8 +70,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
         config = job.config
     set_random_seed(config.seed)
     with ExitStack() as cleanup:
-        cleanup.enter_context(silent(on=not process_group.is_first))
-        cleanup.enter_context(warnings_as_lines())
+        cleanup.enter_context(run_log(writes=process_group.is_first))
         for folder in groups:
             check_rate(folder, benchmark)
         start_states = own_start_states(config, evaluated_benchmark(config).tasks, process_group)
@@ -93,7 +85,7 @@ def finetune(job: TrainJob) -> RunFolder | None:
             ).to(device)
         check_learnable(policy)
         check_same_weights(policy, process_group)
-        frames, counts = _learned(groups, policy, settings, envs.chunk)
+        frames, demonstrations = _learned(groups, policy, settings, envs.chunk)
         groups.clear()  # closes the datasets' files
         if privileged:
             prepare_head(policy, frames)
@@ -103,32 +95,22 @@ def finetune(job: TrainJob) -> RunFolder | None:
         if job.checkpoint is not None:
             model.load_checkpoint(job.checkpoint)
         run = open_run_folder(job, envs, process_group, cleanup)
-        SFTTrainer(job, model, envs, run, f"{counts}{_counts(frames)}").learn()
+        SFTTrainer(job, model, envs, run, demonstrations).learn()
     return run if process_group.is_first else None
 
 
 def _learned(
     groups: Mapping[Path, Sequence[Demonstration]], policy: VLAPolicy, settings: SFTConfig, chunk: int
 ) -> tuple[Frames, str]:
-    """Return what is learned of the datasets, and in words how many episodes and weights that is."""
+    """Return what is learned of the datasets, and in words how much that is."""
     recorded = fitting(groups, policy)
     learned, weights = weighed(recorded, settings.weight, beta=settings.beta, gamma=settings.gamma)
-    return frames_of(learned, chunk, weights), f"{_episodes_of(learned, recorded)}, {_weights_of(weights)}"
-
-
-def _episodes_of(learned: Sequence[Demonstration], recorded: Sequence[Demonstration]) -> str:
-    return f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")
-
-
-def _weights_of(weights: Sequence[np.ndarray] | None) -> str:
-    if weights is None:
-        return ""
-    weight_F = np.concatenate(weights)
-    return f"weights {weight_F.min():.2g} to {weight_F.max():.2g}, "
-
-
-def _counts(frames: Frames) -> str:
-    return f"{len(frames)} frames, chunks of {frames.action_BKA.shape[1]}"
+    frames = frames_of(learned, chunk, weights)
+    words = [f"{len(learned)} episodes" + ("" if len(learned) == len(recorded) else f" solved of {len(recorded)}")]
+    if weights is not None:
+        weight_F = np.concatenate(weights)
+        words.append(f"weights {weight_F.min():.2g} to {weight_F.max():.2g}")
+    return frames, ", ".join([*words, f"{len(frames)} frames", f"chunks of {frames.action_BKA.shape[1]}"])
 
 
 class SFTTrainer(Trainer):

@@ -130,15 +130,7 @@ class RolloutCollector:
                 for decision, step in enumerate(steps):
                     if not self._count(decision, step, on_step):
                         return False
-                    bootstrapped_n = self._bootstrapped(step)
-                    self.buffer.write(
-                        decision,
-                        step.env_n,
-                        step,
-                        bootstrapped_n=bootstrapped_n,
-                        final_value_n=self._final_values(step, bootstrapped_n),
-                        **self._per_step(step),
-                    )
+                    self._write(decision, step.env_n, step)
                     self.done_N = step.done_n
         finally:
             self.obs = loop.obs
@@ -159,6 +151,18 @@ class RolloutCollector:
             return False
         self.recorder.add(decision, self.first_env, step)
         return not self._process_group.has_flag(self._flag)
+
+    def _write(self, row: int, columns: np.ndarray, step: Step) -> None:
+        """Write a step to the buffer, with what its advantages need."""
+        bootstrapped_n = self._bootstrapped(step)
+        self.buffer.write(
+            row,
+            columns,
+            step,
+            bootstrapped_n=bootstrapped_n,
+            final_value_n=self._final_values(step, bootstrapped_n),
+            **self._per_step(step),
+        )
 
     def _per_step(self, step: Step) -> dict[str, Any]:
         """Rewards and values of the chunk's simulator steps, where steps are credited."""

@@ -35,9 +35,7 @@ def to_level(token_BKA: Tensor, executed_B: Tensor, level: LogprobLevel) -> tupl
     if token_BKA.ndim != 3:
         raise ValueError(f"token_BKA must be [decisions, steps, dims], got {tuple(token_BKA.shape)}")
     mask_BK = executed_mask(executed_B, token_BKA.shape[1])
-    kept_BKA = torch.where(
-        mask_BK[..., None], token_BKA, torch.zeros((), dtype=token_BKA.dtype, device=token_BKA.device)
-    )
+    kept_BKA = token_BKA.masked_fill(~mask_BK[..., None], 0.0)
     if level == "token":
         return kept_BKA.flatten(1), mask_BK.repeat_interleave(token_BKA.shape[2], dim=1)
     if level == "action":
@@ -119,11 +117,6 @@ def weighted_loss(loss_BL: Tensor, weight_BL: Tensor | None) -> Tensor:
     if weight_BL is None:
         return loss_BL.mean()
     return (loss_BL * weight_BL).sum(dim=1).mean()
-
-
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Scalar: mean of `x` where `mask`; zero where the mask is empty."""
-    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / mask.sum().clamp(min=1)
 
 
 def step_values(result: ActionSample | Evaluation, chunk: int) -> Tensor:

@@ -46,15 +46,7 @@ class RoundCollector(RolloutCollector):
             first_column = number * self.env.num_envs
 
             def write(row: int, step: Step, first_column: int = first_column) -> None:
-                bootstrapped_n = self._bootstrapped(step)
-                self.buffer.write(
-                    row,
-                    first_column + step.env_n,
-                    step,
-                    bootstrapped_n=bootstrapped_n,
-                    final_value_n=self._final_values(step, bootstrapped_n),
-                    **self._per_step(step),
-                )
+                self._write(row, first_column + step.env_n, step)
 
             if not self._play(start.number, number, on_step, write):
                 return False

@@ -94,6 +94,12 @@ def step_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def run_number(folder: Path, env_id: str) -> int | None:
+    """k of a run folder named `<env>_<k>`; None for another name."""
+    match = re.fullmatch(re.escape(folder_name(env_id)) + r"_(\d+)", folder.name)
+    return int(match[1]) if match else None
+
+
 def video_file(folder: Path | None, name: str, *, elsewhere: str) -> Path:
     """`videos/<name>.mp4` of a run folder; without one, `<elsewhere>.mp4` here."""
     return Path(f"{elsewhere}.mp4") if folder is None else RunFolder(folder).videos / f"{name}.mp4"
@@ -119,9 +125,7 @@ def create_run_folder(log_folder: Path, algo: str, env_id: str) -> RunFolder:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadValue(f"cannot write run folders under '{parent}': {os_reason(error)}") from error
-    pattern = re.compile(re.escape(name) + r"_(\d+)")
-    taken = [int(match[1]) for entry in parent.iterdir() if (match := pattern.fullmatch(entry.name))]
-    index = max(taken, default=0) + 1
+    index = 1 + max((run_number(entry, env_id) or 0 for entry in parent.iterdir()), default=0)
     while True:
         path = parent / f"{name}_{index}"
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from zoo.runs.folder import (
     ARGS_FILE,
     CONFIG_FILE,
     RunFolder,
-    folder_name,
     holds_policy,
+    run_number,
     step_of,
 )
 from zoo.runs.shipped_agents import local_or_shipped
@@ -65,12 +64,11 @@ def find_run(path: str) -> RunFolder:
 
 def newest_run(log_folder: Path, algos: Sequence[str], env_id: str) -> RunFolder | None:
     """The run of `env_id` that was begun last, of those that hold a policy; None when there is none."""
-    pattern = re.compile(re.escape(folder_name(env_id)) + r"_(\d+)")
     found = [
-        (config.stat().st_mtime, int(match[1]), config.parent)
+        (config.stat().st_mtime, number, config.parent)
         for algo in algos
         for config in (log_folder / algo).glob(f"*/{CONFIG_FILE}")
-        if (match := pattern.fullmatch(config.parent.name))
+        if (number := run_number(config.parent, env_id)) is not None
     ]
     for _, _, folder in sorted(found, reverse=True):
         run = RunFolder(folder)

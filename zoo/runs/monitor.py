@@ -1,8 +1,8 @@
 """`monitor.csv` and `evaluations.npz`, in the formats of SB3's `Monitor` and `EvalCallback`.
 
-rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`; the
-latter says which rows a resumed run keeps. Its seconds, `t`, go on from the last of them: time between a stop and the
-resume is none of the run's.
+rl_zoo3's plot commands read both unchanged. Two columns are added: `task_id` and `num_timesteps`, by which a resumed
+run knows the rows that it keeps. Its seconds `t` go on from the last of these rows: the time between a stop and the
+resume does not count.
 """
 
 from __future__ import annotations

@@ -84,14 +84,9 @@ def agents_for(env_id: str) -> list[str]:
     wanted, trained_on = _tasks(env_id), {}
     for agent in find_agents():
         with suppress(MissingDependency):
-            trained_on[agent] = _tasks(_environment_of(agent))
+            trained_on[agent] = _tasks(str(read_yaml(local_or_shipped(agent) / CONFIG_FILE)["env"]))
     able = [agent for agent, tasks in trained_on.items() if wanted <= tasks]
     return sorted(able, key=lambda agent: len(trained_on[agent]))
-
-
-def _environment_of(agent: str) -> str:
-    """The environment id in its run's configuration."""
-    return str(read_yaml(local_or_shipped(agent) / CONFIG_FILE)["env"])
 
 
 def _tasks(env_id: str) -> frozenset[tuple[str, str]]:

@@ -164,7 +164,7 @@ def evaluated_start_states(config: RunConfig, tasks: Sequence[Task]) -> list[Sta
 
 
 def own_start_states(config: RunConfig, tasks: Sequence[Task], process_group: ProcessGroup) -> list[StartState]:
-    """Those of them that this rank evaluates."""
+    """The start states of the run's evaluations that this rank plays."""
     start_states = evaluated_start_states(config, tasks)
     return start_states[own_block(len(start_states), process_group)]
 

@@ -86,7 +86,7 @@ class TrainingFilms(BaseCallback):
             if self._grid is not None:
                 self._film(self._grid, step, row, env)
             self._at_start_N[env] = step.done_n[row]
-        if self._grid is not None and len(self._grid) == EPISODES and not self._under_way():
+        if self._grid is not None and len(self._grid) == EPISODES and all(tile is None for tile in self._tile_N):
             self._write()
         return True
 
@@ -112,9 +112,6 @@ class TrainingFilms(BaseCallback):
             grid.add(tile, image, solved=bool(self._solved_N[env]))
         if done:
             self._tile_N[env] = None
-
-    def _under_way(self) -> bool:
-        return any(tile is not None for tile in self._tile_N)
 
     def _write(self) -> None:
         assert self._grid is not None

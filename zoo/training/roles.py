@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,27 +21,21 @@ from zoo.distributed.env_server import EnvServers, open_env_servers
 from zoo.distributed.process_group import ProcessGroup, training_share
 from zoo.distributed.weight_sync import WeightSync
 from zoo.runs.folder import RunFolder
-from zoo.runs.progress import silent
 from zoo.training.callbacks import StopSignals
 from zoo.training.checkpoint import load_checkpoint
 from zoo.training.remote_rollouts import RemoteRollouts
 from zoo.training.rollout_worker import RolloutWorker
 from zoo.training.run_plan import RunPlan
-from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, warnings_as_lines
-from zoo.training.start_warnings import start_warnings
+from zoo.training.setup import ENV_DEFAULTS, RLTrainer, make_model, open_run_folder, run_log
+from zoo.training.start_warnings import log_plan
 from zoo.training.trainer import TrainJob
-
-_logger = logging.getLogger(__name__)
 
 
 def train_placed(job: TrainJob, plan: RunPlan, process_group: ProcessGroup, device: torch.device) -> RunFolder | None:
     """As `zoo.training.train.train`; the first actor rank writes. Every rank of the run must call it."""
     with ExitStack() as cleanup:
-        cleanup.enter_context(silent(on=process_group.rank != plan.placement.actor[0]))
-        cleanup.enter_context(warnings_as_lines())
-        _logger.info("\n".join(plan.lines()))
-        for sentence in start_warnings(plan, job.resume):
-            _logger.warning("warning: %s", sentence)
+        cleanup.enter_context(run_log(writes=process_group.rank == plan.placement.actor[0]))
+        log_plan(plan, job.resume)
         rank = _PlacedRank(job, plan, process_group, device, cleanup)
         rank.build()
         run = None

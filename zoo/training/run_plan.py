@@ -61,10 +61,6 @@ class RunPlan:
         batch = solve(config, num_ranks=ranks, num_stages=stages, num_learners=len(placement.actor))
         return cls(config=config, placement=placement, batch=batch, num_workers=num_workers)
 
-    def lines(self, resume: ResumePoint | None = None) -> list[str]:
-        """Return what the run comes to, from where it goes on, and the memory it needs, for the screen."""
-        return [*self.arithmetic(resume), *memory_lines(self, sharded=_shards())]
-
     def arithmetic(self, resume: ResumePoint | None = None) -> list[str]:
         """Return what the run comes to, and from where it goes on."""
         return [*arithmetic_lines(self), *knowledge_lines(self.config), *resume_lines(resume)]
@@ -76,17 +72,8 @@ def dry_run_text(plan: RunPlan, resume: ResumePoint | None, start: Sequence[str]
     `start` are the lines about the weights, of `zoo.training.start_weights`.
     """
     config = yaml.safe_dump(to_plain(plan.config), sort_keys=False).rstrip()
-    arithmetic = [*arithmetic_lines(plan), *knowledge_lines(plan.config)]
-    memory = memory_lines(plan, sharded=_shards())
     end = "dry run      nothing was started or written"
-    return "\n".join([config, "", *start, *arithmetic, *resume_lines(resume), end, *memory])
-
-
-def _shards() -> bool:
-    """Whether the launcher's configuration cuts what learns over the ranks."""
-    from zoo.distributed.fsdp import will_shard
-
-    return will_shard()
+    return "\n".join([config, "", *start, *plan.arithmetic(resume), end, *memory_lines(plan)])
 
 
 def resume_lines(resume: ResumePoint | None) -> list[str]:
@@ -168,12 +155,16 @@ def ranks(plan: RunPlan, *, sharded: bool = False, passes: bool = True) -> list[
 _DOES = {"env": "simulate", "rollout": "decide", "actor": "learn"}
 
 
-def memory_lines(plan: RunPlan, *, sharded: bool = False, passes: bool = False) -> list[str]:
+def memory_lines(plan: RunPlan, *, sharded: bool | None = None, passes: bool = False) -> list[str]:
     """What each kind of rank needs, as far as the policy can be counted.
 
+    :param sharded: whether FSDP2 cuts what learns over the ranks; None: as this process was launched.
     :param passes: count also what acting and updates hold at their peak, which takes seconds.
     """
+    from zoo.distributed.fsdp import will_shard
+
     config, lines = plan.config, []
+    sharded = will_shard() if sharded is None else sharded
     for name, rank in ranks(plan, sharded=sharded, passes=passes):
         found = needs(plan.batch, config, plan.num_workers, rank)
         counted = rank.roles == {"env"} or shape_of(config) is not None

@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,8 +25,9 @@ from zoo.config.batch_plan import benchmark_of, solve
 from zoo.config.gym_packages import asked_packages
 from zoo.config.run_config import RunConfig
 from zoo.config.schedules import build_schedule
+from zoo.distributed.agreement import check_same_command
 from zoo.distributed.fsdp import fsdp_requested, launch_in_words
-from zoo.distributed.process_group import ProcessGroup, check_device
+from zoo.distributed.process_group import ProcessGroup, check_device, join
 from zoo.evaluation.evaluator import EpisodeRecord
 from zoo.files import missing_folders, quoted, remove_empty
 from zoo.runs.folder import (
@@ -39,7 +41,7 @@ from zoo.runs.loggers import ScreenTable
 from zoo.runs.lookup import TRAINING
 from zoo.runs.machine import describe_machine
 from zoo.runs.monitor import MonitorFile
-from zoo.runs.progress import Progress
+from zoo.runs.progress import Progress, silent
 from zoo.runs.report_page import report_of
 from zoo.training.callbacks import CheckpointCallback, MonitorCallback
 from zoo.training.evaluation import Evaluator, evaluations_before_the_end
@@ -50,6 +52,16 @@ _logger = logging.getLogger(__name__)
 
 ENV_DEFAULTS: dict[str, Any] = {"on_worker_error": "restart"}
 """What training asks of its environments where the run does not say: days of work outlive a simulator's death."""
+
+
+def join_run(job: TrainJob) -> tuple[TrainJob, ProcessGroup, torch.device]:
+    """Meet the run's other processes; return the job with rank 0's seed, where each may have drawn its own."""
+    if job.config.num_threads is not None:
+        torch.set_num_threads(job.config.num_threads)
+    process_group, device = join(job.config.device)
+    check_same_command(job.config, None if job.resume is None else job.resume.step, process_group)
+    config = replace(job.config, seed=process_group.broadcast_object(job.config.seed))
+    return replace(job, config=config), process_group, device
 
 
 def make_model(
@@ -114,14 +126,15 @@ def open_run_folder(job: TrainJob, envs: VLAVectorEnv, process_group: ProcessGro
 def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> RunFolder:
     config, instead, args = job.config, "", dict(job.args)
     made = missing_folders(job.log_folder / config.algo)
-    if job.resume is not None and job.resume.in_place:
-        run = job.resume.run
+    own = job.resume if job.resume is not None and job.resume.in_place else None
+    if own is not None:
+        run = own.run
         if config.algo != "sft":
-            instead = f", or start a new run from a checkpoint with -i {quoted(job.resume.checkpoint)}"
+            instead = f", or start a new run from a checkpoint with -i {quoted(own.checkpoint)}"
     else:
         run = create_run_folder(job.log_folder, config.algo, config.env)
     cleanup.enter_context(locked(run, instead))
-    if job.resume is not None and job.resume.in_place and run.saved_steps()[-1:] != [job.resume.step]:
+    if own is not None and run.saved_steps()[-1:] != [own.step]:
         raise BadValue(f"another process went on with '{run.path}' while this one began; repeat the command")
     if job.resume is not None:
         # From one checkpoint: the new run's environment needs the former's packages, if it was to import them.
@@ -134,11 +147,18 @@ def _describe_folder(job: TrainJob, envs: VLAVectorEnv, cleanup: ExitStack) -> R
     try:
         describe_run(run, config=config, args=args, command=job.command, protocol=protocol)
     except BaseException:
-        if job.resume is None or not job.resume.in_place:
+        if own is None:
             shutil.rmtree(run.path, ignore_errors=True)  # half described, as on a full disk, it is no run
             remove_empty(made)
         raise
     return run
+
+
+@contextmanager
+def run_log(*, writes: bool) -> Iterator[None]:
+    """Context manager in which the rank that `writes` logs, warnings too, and the others are silent."""
+    with silent(on=not writes), warnings_as_lines():
+        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from vla_gym.system.memory import main_memory
@@ -12,7 +13,16 @@ from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import ALL
 from zoo.runs.lookup import ResumePoint
 from zoo.runs.shipped_agents import agents_for
-from zoo.training.run_plan import RunPlan
+from zoo.training.run_plan import RunPlan, memory_lines
+
+_logger = logging.getLogger(__name__)
+
+
+def log_plan(plan: RunPlan, resume: ResumePoint | None) -> None:
+    """Log what the run comes to, and what is unusual about it."""
+    _logger.info("\n".join([*plan.arithmetic(), *memory_lines(plan)]))
+    for sentence in start_warnings(plan, resume):
+        _logger.warning("warning: %s", sentence)
 
 
 def start_warnings(plan: RunPlan, resume: ResumePoint | None) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any
 from vla_gym.errors import BadValue
 from vla_gym.reading import user_path
 from vla_policies.backbone import Request
+from vla_policies.checkpoint_folder import adapter_folder, find_checkpoint
 from vla_policies.checkpoint_io.hub import OWN_BASE, HubId, cached, endpoint, parse_hub_id, policy_size
 from vla_policies.conventions import Conventions, check_compatible, check_lengths
-from vla_policies.loading import adapter_folder, check_checkpoint, find_checkpoint
+from vla_policies.loading import check_checkpoint
 from vla_policies.modules.lora_config import read_adapter_config
 from vla_policies.precision import built_for
 from vla_policies.registry import FAMILIES, family_class
@@ -136,8 +137,7 @@ def check_fit(config: RunConfig) -> str:
     own = header.conventions
     if missing := [camera for camera in own.cameras if camera not in wanted.cameras]:
         raise BadValue(f"the policy looks at {', '.join(missing)}, which {config.env} gives with wrist_camera: true")
-    names = ("state_dim", "chunk", "action_dim")
-    check_lengths({name: getattr(own, name) for name in names}, {name: getattr(wanted, name) for name in names})
+    check_lengths(own.lengths, wanted.lengths)
     check_compatible(benchmark.action_spec, own.action_spec)
     check_learnable(backbone)
     return f"yes, by the tensors' names and shapes and {config.env}'s observations and actions ({header.family})"

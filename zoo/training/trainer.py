@@ -107,7 +107,7 @@ class Trainer:
     later_is_best: ClassVar[bool] = False
     """Whether of two equal evaluations the later one's policy is kept."""
     keeps_best: ClassVar[bool] = False
-    """Whether `best/` stays where a run goes on from before it."""
+    """Whether a resumed run keeps a policy in `best/` that is newer than its checkpoint."""
     model: Trainable
 
     def __init__(self, job: TrainJob, model: Trainable, envs: VLAVectorEnv, run: RunFolder) -> None:

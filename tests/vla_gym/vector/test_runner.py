@@ -19,6 +19,7 @@ class Recorded(Pool):
     """Answers every command with one report."""
 
     memory: SlotMemory
+    last_failure = "no display"
 
     def __init__(self) -> None:
         self.report = Report(fingerprint="ab")
@@ -27,9 +28,6 @@ class Recorded(Pool):
     def send(self, commands):  # type: ignore[no-untyped-def]
         self.sent += commands
         return PendingCommands(commands, {command.slot: self.report for command in commands})
-
-    def last_failure(self) -> str:
-        return "no display"
 
     def close(self) -> None:
         pass

@@ -36,17 +36,10 @@ def test_temperature_divides_the_logits() -> None:
     assert dist.log_probs_BKAV.exp().flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
 
 
-def test_the_mask_comes_before_top_k() -> None:
-    # Masked first, the top 2 of the allowed are tokens 1 and 2; top-k first would leave token 1 alone.
-    allowed = torch.tensor([False, True, True, True])
-    log_probs = token_log_probs(logits(9.0, 2.0, 2.0, 0.0), Sampling(top_k=2), allowed)
-    assert log_probs.exp().flatten().tolist() == pytest.approx([0, 0.5, 0.5, 0])
-
-
 def test_forbidden_tokens_are_never_drawn_and_keep_gradients_finite() -> None:
     raw = logits(1.0, 0.5, 3.0, -2.0).expand(64, 2, 3, 4).clone().requires_grad_()
     allowed = torch.tensor([True, True, False, True])
-    dist = ActionTokenDistribution(token_log_probs(raw, Sampling(), allowed), CODEC)
+    dist = ActionTokenDistribution(token_log_probs(raw.masked_fill(~allowed, -torch.inf), Sampling()), CODEC)
     token = dist.draw()
     assert not (token == 2).any()
     assert {0, 1, 3} == set(token.unique().tolist())
@@ -83,7 +76,7 @@ def test_a_number_picks_the_token_whose_interval_holds_it() -> None:
     # Token 0 has [0, 1/4), token 1 is forbidden, token 2 has [1/4, 3/4), token 3 the rest.
     allowed = torch.tensor([True, False, True, True])
     raw = probs(0.25, 9.0, 0.5, 0.25).expand(5, 1, 1, 4)
-    dist = ActionTokenDistribution(token_log_probs(raw, Sampling(), allowed), CODEC)
+    dist = ActionTokenDistribution(token_log_probs(raw.masked_fill(~allowed, -torch.inf), Sampling()), CODEC)
     token = dist.draw(noise=Given(0.0, 0.24, 0.26, 0.74, 1.0 - 2.0**-53))
     assert token.flatten().tolist() == [0, 0, 2, 2, 3]
 

@@ -149,7 +149,7 @@ def test_what_trains_the_critic_alone_imitates_nothing(demos: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"bc_coef": -1.0}, "bc_coef must be 0"),
+        ({"bc_coef": -1.0}, "bc_coef must be at least 0"),
         ({"bc_coef": 0.1}, "bc_coef=0.1 weighs the imitation of demonstrations, and there is no bc_dataset"),
         ({"bc_dataset": "demos"}, "bc_dataset='demos' is read with bc_coef above 0 only"),
         ({"bc_coef": 0.1, "bc_dataset": "nowhere"}, "no folder 'nowhere'"),

@@ -66,7 +66,7 @@ def test_encodings_are_kept_meanwhile_unless_ranks_share_a_sharded_policy():
 
 
 def test_they_need_a_critic():
-    with pytest.raises(BadValue, match="critic_epochs must be 0 or more"):
+    with pytest.raises(BadValue, match="critic_epochs must be at least 0"):
         PPO("MlpPolicy", "CartPole-v1", critic_epochs=-1, device="cpu")
     with pytest.raises(BadValue, match="vf_coef"):
         PPO("MlpPolicy", "CartPole-v1", critic_epochs=1, vf_coef=0.0, device="cpu")

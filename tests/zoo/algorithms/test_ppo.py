@@ -331,7 +331,8 @@ def test_values_beyond_any_possible_return_are_warned_of():
     [
         ({"logprob_level": "tokens"}, UnknownName, "token"),
         ({"value_clip": "maximum"}, UnknownName, "max"),
-        ({"dual_clip": 0.9}, BadValue, "> 1"),
+        ({"dual_clip": 0.9}, BadValue, "PPO: dual_clip must be above 1, got 0.9"),
+        ({"clip_range_high": -0.2}, BadValue, "clip_range_high"),
         ({"huber_delta": 0.0}, BadValue, "huber_delta"),
         ({"use_sde": True}, BadValue, "use_sde"),
         ({"n_epochs": 0}, BadValue, "at least 1"),

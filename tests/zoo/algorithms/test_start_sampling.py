@@ -166,9 +166,9 @@ def test_numbers_are_logged_only_where_starts_are_weighed():
 def test_wrong_settings():
     with pytest.raises(UnknownName, match="start_sampling"):
         toy(start_sampling="learnable")
-    with pytest.raises(BadValue, match=r"share in 0 \.\. 1, got 1.5"):
+    with pytest.raises(BadValue, match=r"start_sampling_uniform must be at most 1, got 1.5"):
         toy(start_sampling_uniform=1.5)
-    with pytest.raises(BadValue, match="at least 1 update"):
+    with pytest.raises(BadValue, match="start_sampling_memory must be at least 1"):
         toy(start_sampling_memory=0)
     with pytest.raises(BadValue, match="start_sampling is for policies"):
         PPO("MlpPolicy", gym.make("CartPole-v1"), start_sampling="learnability", device="cpu")

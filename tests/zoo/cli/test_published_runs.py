@@ -61,11 +61,11 @@ class Planned(Exception):  # ends a command where it would play
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def play(plan: RolloutPlan, *_: object) -> None:
+    def play(plan: RolloutPlan, **_: object) -> None:
         raise Planned(plan)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(published_runs, "_measured", play)
+    monkeypatch.setattr(published_runs, "measure", play)
 
 
 def plan_of(*argv: str) -> RolloutPlan:

@@ -11,7 +11,6 @@ from zoo.rollout.log_prob_levels import (
     entropies,
     even_scale,
     executed_mask,
-    masked_mean,
     to_level,
     trajectory_scale,
     weighted_loss,
@@ -149,9 +148,3 @@ def test_minibatches_add_up_to_the_whole():
 
 def test_without_weights_the_loss_is_the_plain_mean():
     assert weighted_loss(torch.tensor([[1.0], [3.0]]), None).item() == 2.0
-
-
-def test_masked_mean():
-    x, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
-    assert masked_mean(x, mask).item() == 1.5
-    assert masked_mean(x, torch.zeros(3, dtype=torch.bool)).item() == 0.0

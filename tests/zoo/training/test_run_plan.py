@@ -8,7 +8,7 @@ import pytest
 
 from vla_gym.errors import BadValue, MissingDependency
 from zoo.config.run_config import RunConfig
-from zoo.training.run_plan import RunPlan, check_startable, dry_run_text
+from zoo.training.run_plan import RunPlan, check_startable, dry_run_text, memory_lines
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
     imitated = {"bc_coef": 0.1, "bc_dataset": [str(tmp_path / "demos")], "bc_batch_size": 9}
     shared = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 100, "num_envs": 6, "seed": 0}
     plan = RunPlan.resolve(RunConfig(**shared, device="cpu", algo_kwargs=imitated), num_ranks=3)
-    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.lines()
+    assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.arithmetic()
     with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
         check_startable(plan)
     for settings in ({}, {"bc_batch_size": None, "batch_size": 9}):
@@ -82,10 +82,10 @@ def test_the_memory_of_a_sharded_run_is_that_of_shards(monkeypatch: pytest.Monke
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
     plan = RunPlan.resolve(config)
     ddp, shards = "gradients on their way to other ranks (DDP)", "shard of masters, gradients, moments, 1/2"
-    for said in ("\n".join(plan.lines()), dry_run_text(plan, None)):
+    for said in ("\n".join(memory_lines(plan)), dry_run_text(plan, None)):
         assert ddp in said
         assert shards not in said
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    for said in ("\n".join(plan.lines()), dry_run_text(plan, None)):
+    for said in ("\n".join(memory_lines(plan)), dry_run_text(plan, None)):
         assert shards in said
         assert ddp not in said
