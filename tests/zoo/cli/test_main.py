@@ -104,7 +104,7 @@ def test_a_dry_run_prints_the_arithmetic_and_writes_nothing(
         ("-params on_worker_error:foo", "Known: raise, restart"),
         ("-params policy_kwargs:{greedy: foo}", "Known: likeliest, mean"),
         ("-params instructions:{foo: bar}", "no task of Toy-Reach 'foo'"),
-        ("-params value_level:action", "set reward_level='action' too"),
+        ("-params value_level:action", "needs a critic with an output for each step"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(

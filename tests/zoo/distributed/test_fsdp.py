@@ -50,8 +50,10 @@ PARAMS = ("num_envs:4", "n_steps:2", "batch_size:4", "n_epochs:2", "learning_rat
 POLICY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 
 
-def train(processes: int, folder: Path, *params: str, config: str = FSDP, precision: str = "no") -> Path:
-    arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, POLICY, *params]
+def train(
+    processes: int, folder: Path, *params: str, policy: str = POLICY, config: str = FSDP, precision: str = "no"
+) -> Path:
+    arguments = [*RUN, "-f", str(folder), "-params", *PARAMS, policy, *params]
     finish(start(processes, arguments, config=config, precision=precision))
     return only_run(folder)
 
@@ -103,7 +105,7 @@ def test_in_mixed_precision_ratios_begin_at_one(config: str, tmp_path: Path) -> 
 @pytest.mark.thorough
 def test_a_policy_that_acts_in_bfloat16_goes_on_from_its_float32_masters(tmp_path: Path) -> None:
     less = "policy_kwargs:{backbone_kwargs: {size: tiny, dtype: bfloat16}}"
-    whole_run = train(2, tmp_path / "whole", less, precision="bf16")
+    whole_run = train(2, tmp_path / "whole", policy=less, precision="bf16")
     early = first_checkpoint(whole_run)
     finish(start(2, ["-i", str(early), "-f", str(tmp_path / "on")], config=FSDP, precision="bf16"))
     resumed = only_run(tmp_path / "on")
