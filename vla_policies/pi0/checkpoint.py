@@ -54,6 +54,14 @@ OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
 
+_OF_DATA_SETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "physical-intelligence/libero": {"pi0": {"delta_dims": 6}, "pi05": {"prompt_state": "none"}},
+    "physical-intelligence/maniskill": {"pi05": {"prompt_state": "none"}},
+    "lerobot/metaworld_mt50": {"pi05": {"prompt_state": "none"}},
+}
+"""Data set -> family -> preprocessing in the training code of openpi 15a9616a and RLinf a3816b59, and in no file of the
+checkpoints: LIBERO's actions relative to the state, texts without the state."""
+
 _STREAMS = "paligemma_with_expert."
 _WIDTH_OF = {
     "paligemma": "vlm.layers.0.mlp.gate_proj.weight",
@@ -123,20 +131,23 @@ def read_config(
     normalization = kinds["state"] or kinds["action"] or traits.normalization
     action_dim = feature_dims(config, "output_features", ACTION, chosen.get("action"), network.action_width)
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
+    preprocessing = Preprocessing(
+        normalization=normalization,
+        epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
+        epsilon_back=openpi,
+        delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
+        state=chosen.get("state") if kinds["state"] else None,
+        action=chosen.get("action") if kinds["action"] else None,
+        prompt_state=style,  # type: ignore[arg-type]
+        max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
+        resize="pil" if openpi else "torch",
+        tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
+    )
+    if openpi:
+        preprocessing = replace(preprocessing, **_OF_DATA_SETS.get(key or "", {}).get(family, {}))
     return Pi0Config(
         network=network,
-        preprocessing=Preprocessing(
-            normalization=normalization,
-            epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
-            epsilon_back=openpi,
-            delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
-            state=chosen.get("state") if kinds["state"] else None,
-            action=chosen.get("action") if kinds["action"] else None,
-            prompt_state=style,  # type: ignore[arg-type]
-            max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
-            resize="pil" if openpi else "torch",
-            tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
-        ),
+        preprocessing=preprocessing,
         learning=traits.learning,
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
     )

@@ -304,6 +304,23 @@ def test_openpis_layout(golden: Golden, tmp_path: Path) -> None:
         open_policy(root, family=other, unnorm_key="droid")
 
 
+@pytest.mark.usefixtures("tiny_variants")
+def test_a_benchmarks_data_set_says_what_no_file_does(golden: Golden, tmp_path: Path) -> None:
+    """openpi's pi0_libero gives movements relative to the state, its pi05_libero reads no state."""
+    root = openpi_folder(golden, tmp_path / "openpi")
+
+    def preprocessing(data_set: str, **options: object) -> tuple[int, str]:
+        header = read_header(root, Request(unnorm_key=data_set, options=options))
+        found = header.model["preprocessing"]
+        return found["delta_dims"], found["prompt_state"]
+
+    pi05 = golden.backbone.family == "pi05"
+    assert preprocessing("physical-intelligence/libero") == ((0, "none") if pi05 else (6, "none"))
+    assert preprocessing("droid") == ((0, "exact") if pi05 else (0, "none"))
+    said = {"delta_dims": 0, "prompt_state": "exact" if pi05 else "none"}
+    assert preprocessing("physical-intelligence/libero", **said) == tuple(said.values())
+
+
 @pytest.mark.parametrize("cameras", [[], ["image", "image"]])
 def test_cameras_are_some_and_once_each(cameras: list[str], golden: Golden) -> None:
     with pytest.raises(BadValue, match="cameras must be"):
