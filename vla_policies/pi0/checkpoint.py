@@ -1,5 +1,7 @@
 """Published folders: lerobot's (`config.json` with a `type`), openpi's PyTorch conversions, and RLinf's fine-tunes.
 
+lerobot's of before 0.4 have statistics among the weights and, written with transformers before 4.52, other names.
+
 RLinf's have openpi's tensors, often no `config.json`, and statistics in `<data set>/norm_stats.json` beside them.
 
 Both have the same tensors; lerobot's names begin with `model.`. The token embedding may lie under its own
@@ -38,9 +40,11 @@ from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.processing.lerobot_files import (
     ACTION,
     feature_dims,
+    is_statistic,
     lerobot_statistics,
     normalizations,
     relative_dims,
+    statistics_in_weights,
 )
 from vla_policies.processing.norm_stats import choose_key
 from vla_policies.processing.statistics import Statistics, statistics_of_numbers
@@ -71,10 +75,10 @@ _WIDTH_OF = {
 _RENAMES: tuple[tuple[str, str], ...] = (
     (r"paligemma\.(model\.)?vision_tower\.(vision_model\.)?", "vlm.vision_tower."),
     (r"paligemma\.(model\.)?multi_modal_projector\.linear\.", "vlm.projector."),
-    (r"paligemma\.(model\.)?language_model\.embed_tokens\.", "vlm.embed_tokens."),
-    (r"paligemma\.lm_head\.", "vlm.embed_tokens."),
-    (r"paligemma\.(model\.)?language_model\.(layers\.\d+\.)self_attn\.", r"vlm.\2"),
-    (r"paligemma\.(model\.)?language_model\.", "vlm."),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?embed_tokens\.", "vlm.embed_tokens."),
+    (r"paligemma\.(language_model\.)?lm_head\.", "vlm.embed_tokens."),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?(layers\.\d+\.)self_attn\.", r"vlm.\3"),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?", "vlm."),
     (r"gemma_expert\.model\.(layers\.\d+\.)self_attn\.", r"expert.\1"),
     (r"gemma_expert\.model\.", "expert."),
 )
@@ -116,6 +120,8 @@ def read_config(
     openpi = is_openpi(config)
     if not openpi and config.get("type") != family:
         raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{config.get('type')}'")
+    if config.get("adapt_to_pi_aloha") or config.get("use_delta_joint_actions_aloha"):
+        raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
     if IMPLIED in config and horizon is None:
         raise BadValue(
             f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; give "
@@ -149,7 +155,7 @@ def read_config(
         network=network,
         preprocessing=preprocessing,
         learning=traits.learning,
-        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
+        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", config.get("num_steps", 10)))),
     )
 
 
@@ -171,11 +177,11 @@ def has_time_mlp(folder: Path) -> bool:
 
 
 def network_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Tensors under the names of `Pi0Network`, without unused ones; unknown names stay."""
+    """Tensors under the names of `Pi0Network`, without unused ones and statistics; unknown names stay."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix("model.")
-        if _UNUSED.fullmatch(bare):
+        if _UNUSED.fullmatch(bare) or is_statistic(name):
             continue
         renamed = _network_name(bare)
         if renamed in out and not tensor.is_meta and not torch.equal(out[renamed], tensor):
@@ -245,7 +251,9 @@ def _variant(name: str, where: str) -> GemmaShape:
 
 def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> its statistics."""
-    return _openpi_statistics(folder) if is_openpi(config) else lerobot_statistics(folder)
+    if is_openpi(config):
+        return _openpi_statistics(folder)
+    return lerobot_statistics(folder) or statistics_in_weights(folder)
 
 
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:

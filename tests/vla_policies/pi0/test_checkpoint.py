@@ -188,6 +188,46 @@ def map_normalization(folder: Path, mapping: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+OLD_NAMES = (
+    (".paligemma.lm_head.", ".paligemma.language_model.lm_head."),
+    (".paligemma.model.language_model.", ".paligemma.language_model.model."),
+    (".paligemma.model.", ".paligemma."),
+)
+"""Parts of names in today's `lerobot/pi0_base` -> in `lerobot/pi0` of transformers before 4.52."""
+
+
+def old_folder(golden: Golden, folder: Path, **settings: object) -> Path:
+    """`folder` as lerobot wrote it before 0.4: other names and settings, statistics among the weights."""
+    tensors = {}
+    for name, tensor in load_file(golden.folder / "model.safetensors").items():
+        for today, old in OLD_NAMES:
+            name = name.replace(today, old)
+        tensors[name] = tensor.clone()
+    for part, key in (("normalize_inputs", "observation_state"), ("unnormalize_outputs", "action")):
+        tensors |= {f"{part}.buffer_{key}.mean": torch.full((7,), 0.5), f"{part}.buffer_{key}.std": torch.ones(7) * 2}
+    tensors["normalize_targets.buffer_action.mean"] = torch.full((7,), torch.inf)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_inference_steps", None)
+    old = {"num_steps": 7, "resize_imgs_with_padding": [224, 224], "proj_width": 1024, "adapt_to_pi_aloha": False}
+    config |= old | {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}} | settings
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_lerobots_folders_of_before_0_4(golden: Golden, folder: Path) -> None:
+    policy = open_policy(old_folder(golden, folder))
+    assert same_weights(policy, golden)
+    assert isinstance(policy.backbone, Pi0Backbone)
+    assert policy.backbone.flow.num_steps == 7
+    preprocessing = policy.backbone.config.preprocessing
+    for found in (preprocessing.state, preprocessing.action):
+        assert found == Statistics(mean=(0.5,) * 7, std=(2.0,) * 7)
+    check_checkpoint(folder, Request())
+    with pytest.raises(BadValue, match="ALOHA"):
+        open_policy(old_folder(golden, folder, adapt_to_pi_aloha=True))
+
+
 @pytest.mark.parametrize(
     ("mapping", "state", "action"),
     [
