@@ -83,6 +83,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     )
     base_settings: ClassVar[Settings] = BASE
     takes_any_chunk: ClassVar[bool] = True
+    program_options: ClassVar[tuple[str, ...]] = ("stop_token", "camera_resize", "center_crop")
 
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
         super().__init__(conventions, config, where)
