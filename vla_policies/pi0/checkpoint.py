@@ -83,7 +83,9 @@ _RENAMES: tuple[tuple[str, str], ...] = (
     (r"gemma_expert\.model\.", "expert."),
 )
 """Published name, after `paligemma_with_expert.`, to that of `Pi0Network`; the first match counts."""
-_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight")
+_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight|noise_head\..+")
+"""The expert's table of words, and Flow-Noise's network, which has other layers at RLinf's and starts anew."""
+_CRITIC = re.compile(r"value_head\.mlp\.(\d+)\.weight")
 
 
 def is_openpi(config: Mapping[str, Any]) -> bool:
@@ -154,9 +156,23 @@ def read_config(
     return Pi0Config(
         network=network,
         preprocessing=preprocessing,
-        learning=traits.learning,
+        learning=replace(traits.learning, **_critic_settings(folder, network)),
         flow=FlowSettings(num_steps=int(config.get("num_inference_steps", config.get("num_steps", 10)))),
     )
+
+
+def _critic_settings(folder: Path, network: NetworkShape) -> dict[str, Any]:
+    """Sizes and input of the critic among the weights, which only their shapes tell; {} = there is none."""
+    shapes = read_shapes(folder) if has_weights(folder) else {}
+    layers = {int(found[1]): x.shape for name, x in shapes.items() if (found := _CRITIC.fullmatch(name))}
+    if len(layers) < 2:
+        return {}
+    sizes = [layers[place] for place in sorted(layers)]
+    settings: dict[str, Any] = {"value_hidden": tuple(int(shape[0]) for shape in sizes[:-1])}
+    features = {network.expert.width: "expert", network.vlm.width: "prefix"}
+    if len(features) == 2 and int(sizes[0][1]) in features:
+        settings["value_feature"] = features[int(sizes[0][1])]
+    return settings
 
 
 def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Published folders of both layouts, whole and damaged."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -408,6 +409,26 @@ def test_rlinfs_layout_without_a_config(
     assert header.model["preprocessing"]["normalization"] == ("quantiles" if pi05 else "mean_std")
     with pytest.raises(UnknownName, match=data_set):
         read_header(folder, Request(unnorm_key="droid", options={"horizon": horizon}))
+
+
+@pytest.mark.parametrize(
+    ("pi05", "width", "hidden", "feature"),
+    [(True, 2048, (512, 256, 128), "prefix"), (True, 2048, (1024, 512, 256), "prefix"), (False, 1024, (64,), "expert")],
+)
+def test_rlinfs_critic_has_the_sizes_of_its_tensors(
+    tmp_path: Path, pi05: bool, width: int, hidden: tuple[int, ...], feature: str
+) -> None:
+    """They differ from recipe to recipe: pi0.5's is smaller on Meta-World. Flow-Noise's network is not read."""
+    folder = rlinf_pi0(tmp_path / "rl", "lerobot/metaworld_mt50", pi05=pi05)
+    sizes = [width, *hidden, 1]
+    heads: dict[str, tuple[int, ...]] = {"noise_head.mlp_logvar.0.weight": (128, 1024), "noise_head.logvar_min": ()}
+    for place, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        heads |= {f"value_head.mlp.{2 * place}.weight": (outputs, inputs)}
+        heads |= {f"value_head.mlp.{2 * place}.bias": (outputs,)}
+    write_sparse(folder / "model.safetensors", pi0_shapes(pi05=pi05) | heads)
+    header, _ = check_checkpoint(folder, Request(options={"horizon": 5}))
+    learning = header.model["learning"]
+    assert (tuple(learning["value_hidden"]), learning["value_feature"]) == (hidden, feature)
 
 
 @pytest.mark.usefixtures("tiny_variants")
