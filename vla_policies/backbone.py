@@ -134,6 +134,8 @@ class Backbone(nn.Module, ABC):
     """Whether published checkpoints take any chunk and cameras of the environment."""
     takes_any_chunk: ClassVar[bool] = False
     """Whether published checkpoints of a fixed action decide chunks of any length, set by their option `chunk`."""
+    program_options: ClassVar[tuple[str, ...]] = ()
+    """The `backbone_kwargs` by which one maker's program reads a checkpoint otherwise than another's."""
     takes_adapters: ClassVar[bool] = False
     """Whether LoRA adapters can be attached (`lora` of the `backbone_kwargs`)."""
     takes_quantization: ClassVar[bool] = False

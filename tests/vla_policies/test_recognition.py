@@ -50,6 +50,26 @@ def test_the_published_name_tells(
 
 
 @pytest.mark.parametrize(
+    ("name", "stop_token", "camera_resize", "center_crop"),
+    [
+        ("Openvla-oft-SFT-libero10-traj1", True, "jpeg_lanczos3", True),
+        ("RLinf-OpenVLAOFT-LIBERO-130", False, "bicubic", False),
+        (f"models--RLinf--RLinf-OpenVLAOFT-GRPO-LIBERO-long/{SNAPSHOT}", False, "bicubic", False),
+        ("RLinf-OpenVLAOFT-RoboTwin-SFT-place_empty_cup", True, "jpeg_lanczos3", True),
+    ],
+)
+def test_the_published_name_tells_whose_program_reads_it(
+    golden_root: Path, tmp_path: Path, name: str, stop_token: bool, camera_resize: str, center_crop: bool
+) -> None:
+    folder = tokens_only(golden_root, tmp_path / name)
+    settings = read_header(folder, Request(unnorm_key="libero_spatial")).model["settings"]
+    got = [settings[key] for key in ("stop_token", "camera_resize", "center_crop", "chunk")]
+    assert got == [stop_token, camera_resize, center_crop, 8]
+    said = Request(unnorm_key="libero_spatial", options={"stop_token": not stop_token})
+    assert read_header(folder, said).model["settings"]["stop_token"] is not stop_token
+
+
+@pytest.mark.parametrize(
     ("code", "family"),
     [
         ("from prismatic.vla.constants import ACTION_DIM, NUM_ACTIONS_CHUNK", "openvla-oft"),

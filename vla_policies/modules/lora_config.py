@@ -17,7 +17,7 @@ from vla_policies.checkpoint_io.sizes import check_sizes
 from vla_policies.checkpoint_io.weights import ADAPTER_CONFIG
 
 _READ = (
-    *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "bias", "use_rslora", "modules_to_save"),
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "bias", "use_rslora"),
     *("fan_in_fan_out", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
     *("task_type", "peft_type", "base_model_name_or_path", "revision", "inference_mode"),
 )

@@ -59,10 +59,13 @@ roll, pitch, yaw, run by a controller that moves its last target)."""
 
 
 def resolve(
-    model: ModelFolder, request: Request, base: Settings, data_settings: Callable[[str | None], Mapping[str, Any]]
+    model: ModelFolder,
+    request: Request,
+    base: Settings,
+    makers_settings: Callable[[ModelFolder, str | None], Mapping[str, Any]],
 ) -> tuple[OpenVLAConfig, Conventions]:
     """Settings and conventions of a folder: the user's options over the folder's own settings; without those, over
-    `data_settings` of the data set that is used, over `base`."""
+    `makers_settings` of the data set that is used, over `base`."""
     folder, config = model.folder, model.config
     official, preprocessor, files = read_official_files(folder, config)
     where = f"'{folder}'"
@@ -74,9 +77,8 @@ def resolve(
     if OWN_KEY in config:
         base = from_json(Settings, saved["settings"], f"{OWN_KEY}.settings of '{folder / CONFIG_FILE}'")
     else:
-        base = replace(
-            base, **data_settings(chosen), **_data_set_settings(chosen, statistics), **_critic_settings(folder)
-        )
+        found_settings = _data_set_settings(chosen, statistics) | _critic_settings(folder)
+        base = replace(base, **{**found_settings, **makers_settings(model, chosen)})
     settings = from_json(Settings, {**to_json(base), **request.options}, "backbone_kwargs")
     if settings.center_crop or settings.camera_resize != "bicubic":
         _check_square(official, where)

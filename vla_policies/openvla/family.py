@@ -135,7 +135,7 @@ class OpenVLAFamily(Backbone):
     @classmethod
     def read_official(cls, model: ModelFolder, request: Request) -> Header:
         check_options(request.options, cls.family)
-        found, conventions = checkpoint.resolve(model, request, cls.base_settings, cls.data_settings)
+        found, conventions = checkpoint.resolve(model, request, cls.base_settings, cls.makers_settings)
         cls.check_chunk(conventions.chunk)
         wanted = request.action_spec or checkpoint.saved_spec(model.config)
         spec = checkpoint.emitted_spec(found.settings, found.unnorm_key, wanted)
@@ -143,8 +143,8 @@ class OpenVLAFamily(Backbone):
         return Header(cls.family, conventions, checkpoint.saved_sampling(model.config), found.to_json())
 
     @classmethod
-    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
-        """The family's settings for a data set; None = no data set."""
+    def makers_settings(cls, model: ModelFolder, unnorm_key: str | None) -> Mapping[str, Any]:
+        """The family's settings for a published model and its data set; None = no data set."""
         return {}
 
     @classmethod

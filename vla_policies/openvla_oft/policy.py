@@ -53,6 +53,8 @@ RLinf/RLinf-OpenVLAOFT-*."""
 OPENVLA_NAME = r"(?i)^openvla-(7b|v01)|^RLinf-OpenVLA-"
 """In the names of those that decode one token after the other: openvla/openvla-7b and openvla/openvla-v01-7b, their
 fine-tunes, gen-robot/openvla-7b-rlvla-warmup, RLinf/RLinf-OpenVLA-*."""
+RLINF_NAME = r"(?i)^RLinf-OpenVLAOFT-(?!RoboTwin)"
+"""In the names of those that RLinf trained in its own program (those of RoboTwin in that of OpenVLA-OFT's makers)."""
 MODELLING_CODE, OFT_CODE = "modeling_prismatic.py", "NUM_ACTIONS_CHUNK"
 _MOST_CODE = 2**20
 """The makers' code that a folder may bring (read as text, never run), and a name that only OpenVLA-OFT's has."""
@@ -62,6 +64,8 @@ PLATFORMS: dict[str, dict[str, Any]] = {
     "bridge": {"chunk": 5},
 }
 """Beginning of a data set's name -> differences from `BASE` (openvla-oft 213c5ff8, `constants.py`)."""
+RLINF: dict[str, Any] = {"chunk": 8, "stop_token": False, "camera_resize": "bicubic", "center_crop": False}
+"""How RLinf's program reads its checkpoints, of any data set (RLinf a3816b59, `implement_version: rlinf`)."""
 
 
 class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
@@ -79,6 +83,7 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
     )
     base_settings: ClassVar[Settings] = BASE
     takes_any_chunk: ClassVar[bool] = True
+    program_options: ClassVar[tuple[str, ...]] = ("stop_token", "camera_resize", "center_crop")
 
     def __init__(self, conventions: Conventions, config: OpenVLAConfig, where: str) -> None:
         super().__init__(conventions, config, where)
@@ -129,10 +134,12 @@ class OpenVLAOFTBackbone(OpenVLAFamily, TokenBackbone):
         return Draws(sampled=tokens, tokens=tokens)
 
     @classmethod
-    def data_settings(cls, unnorm_key: str | None) -> dict[str, Any]:
+    def makers_settings(cls, model: ModelFolder, unnorm_key: str | None) -> dict[str, Any]:
+        if any(re.search(RLINF_NAME, name) for name in model.names):
+            return RLINF
         for prefix, settings in PLATFORMS.items():
             if unnorm_key is not None and unnorm_key.startswith(prefix):
-                return dict(settings)
+                return settings
         return {}
 
     def load_heads(self, folders: Sequence[Path]) -> None:

@@ -1,5 +1,7 @@
 """Published folders: lerobot's (`config.json` with a `type`), openpi's PyTorch conversions, and RLinf's fine-tunes.
 
+lerobot's of before 0.4 have statistics among the weights and, written with transformers before 4.52, other names.
+
 RLinf's have openpi's tensors, often no `config.json`, and statistics in `<data set>/norm_stats.json` beside them.
 
 Both have the same tensors; lerobot's names begin with `model.`. The token embedding may lie under its own
@@ -38,9 +40,11 @@ from vla_policies.pi0.prompt import TOKENIZER_FILE
 from vla_policies.processing.lerobot_files import (
     ACTION,
     feature_dims,
+    is_statistic,
     lerobot_statistics,
     normalizations,
     relative_dims,
+    statistics_in_weights,
 )
 from vla_policies.processing.norm_stats import choose_key
 from vla_policies.processing.statistics import Statistics, statistics_of_numbers
@@ -54,6 +58,14 @@ OPENPI_VISION = VisionShape()
 OPENPI_VOCABULARY = 257152
 """Not in openpi's `config.json`: SigLIP so400m/14 at 224 pixels, PaliGemma's vocabulary."""
 
+_OF_DATA_SETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "physical-intelligence/libero": {"pi0": {"delta_dims": 6}, "pi05": {"prompt_state": "none"}},
+    "physical-intelligence/maniskill": {"pi05": {"prompt_state": "none"}},
+    "lerobot/metaworld_mt50": {"pi05": {"prompt_state": "none"}},
+}
+"""Data set -> family -> preprocessing in the training code of openpi 15a9616a and RLinf a3816b59, and in no file of the
+checkpoints: LIBERO's actions relative to the state, texts without the state."""
+
 _STREAMS = "paligemma_with_expert."
 _WIDTH_OF = {
     "paligemma": "vlm.layers.0.mlp.gate_proj.weight",
@@ -63,15 +75,17 @@ _WIDTH_OF = {
 _RENAMES: tuple[tuple[str, str], ...] = (
     (r"paligemma\.(model\.)?vision_tower\.(vision_model\.)?", "vlm.vision_tower."),
     (r"paligemma\.(model\.)?multi_modal_projector\.linear\.", "vlm.projector."),
-    (r"paligemma\.(model\.)?language_model\.embed_tokens\.", "vlm.embed_tokens."),
-    (r"paligemma\.lm_head\.", "vlm.embed_tokens."),
-    (r"paligemma\.(model\.)?language_model\.(layers\.\d+\.)self_attn\.", r"vlm.\2"),
-    (r"paligemma\.(model\.)?language_model\.", "vlm."),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?embed_tokens\.", "vlm.embed_tokens."),
+    (r"paligemma\.(language_model\.)?lm_head\.", "vlm.embed_tokens."),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?(layers\.\d+\.)self_attn\.", r"vlm.\3"),
+    (r"paligemma\.(model\.)?language_model\.(model\.)?", "vlm."),
     (r"gemma_expert\.model\.(layers\.\d+\.)self_attn\.", r"expert.\1"),
     (r"gemma_expert\.model\.", "expert."),
 )
 """Published name, after `paligemma_with_expert.`, to that of `Pi0Network`; the first match counts."""
-_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight")
+_UNUSED = re.compile(r"paligemma_with_expert\.gemma_expert\.(lm_head|model\.embed_tokens)\.weight|noise_head\..+")
+"""The expert's table of words, and Flow-Noise's network, which has other layers at RLinf's and starts anew."""
+_CRITIC = re.compile(r"value_head\.mlp\.(\d+)\.weight")
 
 
 def is_openpi(config: Mapping[str, Any]) -> bool:
@@ -108,6 +122,8 @@ def read_config(
     openpi = is_openpi(config)
     if not openpi and config.get("type") != family:
         raise BadValue(f"{where} is no checkpoint of '{family}': its type is '{config.get('type')}'")
+    if config.get("adapt_to_pi_aloha") or config.get("use_delta_joint_actions_aloha"):
+        raise BadValue(f"{where}: the ALOHA conversions (adapt_to_pi_aloha) are not supported; they must be false")
     if IMPLIED in config and horizon is None:
         raise BadValue(
             f"'{folder}' has no config.json, and its weights do not say how many actions they predict at once; give "
@@ -123,23 +139,40 @@ def read_config(
     normalization = kinds["state"] or kinds["action"] or traits.normalization
     action_dim = feature_dims(config, "output_features", ACTION, chosen.get("action"), network.action_width)
     style = ("exact" if openpi else "padded") if traits.adaptive_norm else "none"
+    preprocessing = Preprocessing(
+        normalization=normalization,
+        epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
+        epsilon_back=openpi,
+        delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
+        state=chosen.get("state") if kinds["state"] else None,
+        action=chosen.get("action") if kinds["action"] else None,
+        prompt_state=style,  # type: ignore[arg-type]
+        max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
+        resize="pil" if openpi else "torch",
+        tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
+    )
+    if openpi:
+        preprocessing = replace(preprocessing, **_OF_DATA_SETS.get(key or "", {}).get(family, {}))
     return Pi0Config(
         network=network,
-        preprocessing=Preprocessing(
-            normalization=normalization,
-            epsilon=1e-6 if openpi else 1e-8 if normalization == "mean_std" else 0.0,
-            epsilon_back=openpi,
-            delta_dims=0 if openpi else relative_dims(folder, config, action_dim),
-            state=chosen.get("state") if kinds["state"] else None,
-            action=chosen.get("action") if kinds["action"] else None,
-            prompt_state=style,  # type: ignore[arg-type]
-            max_tokens=int(config.get("tokenizer_max_length", traits.max_tokens)),
-            resize="pil" if openpi else "torch",
-            tokenizer=WORDS if words_for_tiny(folder, config) else "paligemma",
-        ),
-        learning=traits.learning,
-        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", 10))),
+        preprocessing=preprocessing,
+        learning=replace(traits.learning, **_critic_settings(folder, network)),
+        flow=FlowSettings(num_steps=int(config.get("num_inference_steps", config.get("num_steps", 10)))),
     )
+
+
+def _critic_settings(folder: Path, network: NetworkShape) -> dict[str, Any]:
+    """Sizes and input of the critic among the weights, which only their shapes tell; {} = there is none."""
+    shapes = read_shapes(folder) if has_weights(folder) else {}
+    layers = {int(found[1]): x.shape for name, x in shapes.items() if (found := _CRITIC.fullmatch(name))}
+    if len(layers) < 2:
+        return {}
+    sizes = [layers[place] for place in sorted(layers)]
+    settings: dict[str, Any] = {"value_hidden": tuple(int(shape[0]) for shape in sizes[:-1])}
+    features = {network.expert.width: "expert", network.vlm.width: "prefix"}
+    if len(features) == 2 and int(sizes[0][1]) in features:
+        settings["value_feature"] = features[int(sizes[0][1])]
+    return settings
 
 
 def words_for_tiny(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -160,11 +193,11 @@ def has_time_mlp(folder: Path) -> bool:
 
 
 def network_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Tensors under the names of `Pi0Network`, without unused ones; unknown names stay."""
+    """Tensors under the names of `Pi0Network`, without unused ones and statistics; unknown names stay."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix("model.")
-        if _UNUSED.fullmatch(bare):
+        if _UNUSED.fullmatch(bare) or is_statistic(name):
             continue
         renamed = _network_name(bare)
         if renamed in out and not tensor.is_meta and not torch.equal(out[renamed], tensor):
@@ -234,7 +267,9 @@ def _variant(name: str, where: str) -> GemmaShape:
 
 def statistics_of(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> its statistics."""
-    return _openpi_statistics(folder) if is_openpi(config) else lerobot_statistics(folder)
+    if is_openpi(config):
+        return _openpi_statistics(folder)
+    return lerobot_statistics(folder) or statistics_in_weights(folder)
 
 
 def _openpi_statistics(folder: Path) -> dict[str, dict[str, Statistics]]:

@@ -40,6 +40,7 @@ from vla_policies.pi0.config import TRAITS, Pi0Config, full_config, tiny_config
 from vla_policies.pi0.network import Pi0Network, VisionLanguageModel
 from vla_policies.pi0.processor import Pi0Processor
 from vla_policies.pi0.prompt import TOKENIZER_FILE, PromptTokenizer, paligemma_encoder, words_encoder
+from vla_policies.processing.lerobot_files import is_statistic
 from vla_policies.types import PolicyInputs
 from vla_policies.vlm_flow_backbone import Context, VLMFlowBackbone
 from vla_policies.vlm_flow_config import WORDS, VLMFlowConfig
@@ -115,7 +116,7 @@ class Pi0Backbone(VLMFlowBackbone):
     def load(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         """Read a folder of this project or a published one; heads that the latter lacks keep their initial weights."""
         where = weight_files(folder)[0]
-        fill(self, self._completed(read_tensors(folder), where), where, self._dtype_of)
+        fill(self, self._completed(read_tensors(folder, skip=is_statistic), where), where, self._dtype_of)
         self._restore_buffers()
         preprocessing = self.config.preprocessing
         if preprocessing.action is None and preprocessing.tokenizer == "paligemma":

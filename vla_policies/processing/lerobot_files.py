@@ -1,12 +1,13 @@
 """Files of lerobot's policies beside the weights: `config.json`'s features, and the pre- and postprocessor.
 
 A processor is a JSON list of steps; the step that normalises names the file of its statistics, flat tensors such as
-`observation.state.mean`. As lerobot 0.4 writes and reads them.
+`observation.state.mean`. As lerobot 0.4 writes and reads them; before, statistics were among the weights.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,14 @@ from torch import Tensor
 from vla_gym.errors import BadValue, shown, unknown_name
 from vla_gym.reading import read_json_object
 from vla_policies.checkpoint_io.json_records import as_annotated
-from vla_policies.checkpoint_io.weights import CONFIG_FILE, read_safetensors, write_json, write_safetensors
+from vla_policies.checkpoint_io.weights import (
+    CONFIG_FILE,
+    read_safetensors,
+    read_shapes,
+    read_tensors,
+    write_json,
+    write_safetensors,
+)
 from vla_policies.processing.statistics import Normalization, Statistics, statistics_of_numbers
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor", "policy_postprocessor"
@@ -35,6 +43,11 @@ EPSILON = 1e-8
 """Added to a standard deviation when normalising, and not when going back."""
 DATA_SET = "default"
 """Name of the one data set whose statistics a folder has."""
+_BUFFER = re.compile(
+    r"(normalize_inputs|normalize_targets|unnormalize_outputs)\."
+    r"(so\d+(-\w+)?_)?buffer_(?P<part>observation_state|action|\w+)\.(?P<name>\w+)"
+)
+"""Statistics among the weights, before lerobot 0.4; files trained on several robots name one of them."""
 _NORMALIZATIONS: dict[str, Normalization | None] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
@@ -146,6 +159,26 @@ def _statistics_file(folder: Path) -> Path | None:
     if names:
         raise BadValue(f"'{folder}' lacks {names[0]}, the statistics that {path.name} names")
     return None
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor among the weights is a statistic, as before lerobot 0.4."""
+    return _BUFFER.fullmatch(name) is not None
+
+
+def statistics_in_weights(folder: Path) -> dict[str, dict[str, Statistics]]:
+    """Statistics among the weights, the first robot's; unset ones, which are infinite, are left out."""
+    if not any(map(is_statistic, read_shapes(folder))):
+        return {}
+    numbers: dict[str, dict[str, list[float]]] = {"state": {}, "action": {}}
+    for name, tensor in read_tensors(folder, skip=lambda name: not is_statistic(name), finite=False).items():
+        found = _BUFFER.fullmatch(name)
+        assert found is not None
+        part = {"observation_state": "state", "action": "action"}.get(found["part"])
+        if part is not None and bool(torch.isfinite(tensor).all()):
+            numbers[part].setdefault(found["name"], tensor.float().tolist())
+    chosen = {part: statistics_of_numbers(found) for part, found in numbers.items() if found}
+    return {DATA_SET: chosen} if chosen else {}
 
 
 def feature_dims(config: Mapping[str, Any], side: str, name: str, statistics: Any, otherwise: int) -> int:

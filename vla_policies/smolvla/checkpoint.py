@@ -5,7 +5,6 @@ Two layouts: since lerobot 0.4 statistics are in files of the pre- and postproce
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,17 +28,18 @@ from vla_policies.checkpoint_io.weights import read_config as read_settings
 from vla_policies.conventions import CAMERA_KEYS, Conventions
 from vla_policies.processing.lerobot_files import (
     ACTION,
-    DATA_SET,
     EPSILON,
     STATE,
     feature_dims,
+    is_statistic,
     lerobot_statistics,
     normalizations,
     relative_dims,
+    statistics_in_weights,
     write_processors,
 )
 from vla_policies.processing.norm_stats import choose_key
-from vla_policies.processing.statistics import Statistics, statistics_of_numbers
+from vla_policies.processing.statistics import Statistics
 from vla_policies.smolvla.config import Learning, Preprocessing, SmolVLAConfig
 from vla_policies.smolvla.lerobot_config import (
     SETTINGS,
@@ -55,11 +55,6 @@ from vla_policies.smolvla.lerobot_config import (
 from vla_policies.smolvla.tokenizer import TOKENIZER_FILES
 from vla_policies.vlm_flow_config import WORDS
 
-_BUFFER = re.compile(
-    r"(normalize_inputs|normalize_targets|unnormalize_outputs)\."
-    r"(so\d+(-\w+)?_)?buffer_(?P<part>observation_state|action|\w+)\.(?P<name>\w+)"
-)
-"""Statistics among the weights, before lerobot 0.4; files trained on several robots name one of them."""
 _UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 """Published, sometimes left out, and read by nothing."""
 
@@ -156,13 +151,13 @@ def published_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.replace("model._orig_mod.", "model.", 1): tensor
         for name, tensor in tensors.items()
-        if not _BUFFER.fullmatch(name)
+        if not is_statistic(name)
     }
 
 
 def read_weights(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The network's tensors; where the folder leaves out the language head, which nothing reads, it is zeros."""
-    tensors = published_names(read_tensors(folder, skip=lambda name: bool(_BUFFER.fullmatch(name))))
+    tensors = published_names(read_tensors(folder, skip=is_statistic))
     return _with_head(tensors, lambda: torch.zeros(wanted[_UNUSED].shape))
 
 
@@ -178,22 +173,7 @@ def _with_head(tensors: dict[str, Tensor], make: Callable[[], Tensor]) -> dict[s
 def statistics_of(folder: Path, beside: Sequence[Path] = ()) -> dict[str, dict[str, Statistics]]:
     """Data set -> "state" and "action" -> statistics, of the preprocessor or, in older folders, among the weights."""
     found = (lerobot_statistics(place) for place in (*beside, folder))
-    return next(filter(None, found), None) or _statistics_in_weights(folder)
-
-
-def _statistics_in_weights(folder: Path) -> dict[str, dict[str, Statistics]]:
-    """Statistics among the weights, the first robot's; unset ones, which are infinite, are left out."""
-    if not any(_BUFFER.fullmatch(name) for name in read_shapes(folder)):
-        return {}
-    numbers: dict[str, dict[str, list[float]]] = {"state": {}, "action": {}}
-    for name, tensor in read_tensors(folder, skip=lambda name: not _BUFFER.fullmatch(name), finite=False).items():
-        found = _BUFFER.fullmatch(name)
-        assert found is not None
-        part = {"observation_state": "state", "action": "action"}.get(found["part"])
-        if part is not None and bool(torch.isfinite(tensor).all()):
-            numbers[part].setdefault(found["name"], tensor.float().tolist())
-    chosen = {part: statistics_of_numbers(found) for part, found in numbers.items() if found}
-    return {DATA_SET: chosen} if chosen else {}
+    return next(filter(None, found), None) or statistics_in_weights(folder)
 
 
 # Writing ------------------------------------------------------------------------------------------------

@@ -185,7 +185,8 @@ def plan_rollout(
         episodes: number of start states; None means the whole grid.
         n_timesteps: instead of `episodes`, as many as last so many simulator steps when none is solved.
         unplayed: a run acts from start states that it was not trained on, where there are some and no split is named.
-        as_published: of the environment's options of the run or the recipe only `OF_POLICY` apply.
+        as_published: of the environment's options of the run or the recipe only `OF_POLICY` apply, and a checkpoint is
+            read by the program of the recipe.
     """
     if (args.run is None) == (args.policy is None):
         raise BadValue(
@@ -195,7 +196,10 @@ def plan_rollout(
     given = given_settings(args.params)
     kwargs = policy_kwargs_of(args, given)
     protocol = protocol_of(args, given, kwargs)
-    agent = _family_or_folder(args, kwargs) if args.run is None else _trained_agent(args, kwargs)
+    if args.run is None:
+        agent = _family_or_folder(args, kwargs, as_published=as_published)
+    else:
+        agent = _trained_agent(args, kwargs)
     if agent.server is None:
         refuse_server_flags(args)
     trained, options = _environments(args, given, agent, unplayed=unplayed, as_published=as_published)
@@ -284,8 +288,10 @@ def _trained_agent(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agen
     )
 
 
-def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _Agent:
+def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any], *, as_published: bool) -> _Agent:
     """Return the agent of `--policy` in the environment of its recipe, or of its server's declaration."""
+    from vla_policies.registry import FAMILIES
+
     if is_server(args.policy):
         served = find_server(args, kwargs)
         return _Agent(
@@ -298,18 +304,31 @@ def _family_or_folder(args: argparse.Namespace, kwargs: Mapping[str, Any]) -> _A
     if args.env is None:
         raise BadValue("--env is missing: say where to roll the policy out, e.g. --env LIBERO-Spatial")
     env = args.env
+    by_recipe = as_published or args.policy in FAMILIES
     policy = resolve_policy(
         args.policy,
         suite=find_benchmark(env).suite,
         settings=kwargs,
         to_act=True,
-        start_of=lambda family: acting_recipe(env, family).get("policy", {}),
+        start_of=lambda family: _start_weights(env, family, by_recipe=by_recipe),
         action_dim=find_benchmark(env).action_dim,
     )
     # What it learns by does not matter to a policy that only acts.
     recipe = {name: value for name, value in acting_recipe(env, policy.family).items() if name != "policy_kwargs"}
     values = over_recipe(recipe, policy, {"policy_kwargs": kwargs})
     return _Agent(env=env, policy=policy, env_options=env_options(values), policy_kwargs=values["policy_kwargs"])
+
+
+def _start_weights(env: str, family: str, *, by_recipe: bool) -> Mapping[str, Any]:
+    """Return the `policy` block of the recipe; of a checkpoint that is not read by the recipe's program without the
+    options that say how this does."""
+    block = acting_recipe(env, family).get("policy", {})
+    if by_recipe or "options" not in block:
+        return block
+    from vla_policies.registry import family_class  # the class brings torch
+
+    left_out = family_class(family).program_options
+    return {**block, "options": {name: value for name, value in block["options"].items() if name not in left_out}}
 
 
 def unplayed_split(env: str, options: Mapping[str, Any], split: str = "test") -> str:

@@ -38,6 +38,7 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
         ({"layer_replication": [[0, 10**9]]}, "sets layer_replication"),
         ({"use_dora": True}, "sets use_dora to True, which is not read here: merge it with peft"),
         ({"lora_bias": True}, "sets lora_bias to True"),
+        ({"modules_to_save": ["state_proj"]}, "sets modules_to_save to .*, which is not read here: merge it with peft"),
         ({"init_lora_weights": "pissa"}, "convert it to plain LoRA"),
         ({"r": 10**9}, "gives 'r' as 1000000000|r of .* must be an integer in 1 .. 65536"),
         ({"r": "8"}, "must be an integer"),

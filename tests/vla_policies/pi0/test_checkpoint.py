@@ -1,5 +1,6 @@
 """Published folders of both layouts, whole and damaged."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -188,6 +189,46 @@ def map_normalization(folder: Path, mapping: object) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+OLD_NAMES = (
+    (".paligemma.lm_head.", ".paligemma.language_model.lm_head."),
+    (".paligemma.model.language_model.", ".paligemma.language_model.model."),
+    (".paligemma.model.", ".paligemma."),
+)
+"""Parts of names in today's `lerobot/pi0_base` -> in `lerobot/pi0` of transformers before 4.52."""
+
+
+def old_folder(golden: Golden, folder: Path, **settings: object) -> Path:
+    """`folder` as lerobot wrote it before 0.4: other names and settings, statistics among the weights."""
+    tensors = {}
+    for name, tensor in load_file(golden.folder / "model.safetensors").items():
+        for today, old in OLD_NAMES:
+            name = name.replace(today, old)
+        tensors[name] = tensor.clone()
+    for part, key in (("normalize_inputs", "observation_state"), ("unnormalize_outputs", "action")):
+        tensors |= {f"{part}.buffer_{key}.mean": torch.full((7,), 0.5), f"{part}.buffer_{key}.std": torch.ones(7) * 2}
+    tensors["normalize_targets.buffer_action.mean"] = torch.full((7,), torch.inf)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_inference_steps", None)
+    old = {"num_steps": 7, "resize_imgs_with_padding": [224, 224], "proj_width": 1024, "adapt_to_pi_aloha": False}
+    config |= old | {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}} | settings
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_lerobots_folders_of_before_0_4(golden: Golden, folder: Path) -> None:
+    policy = open_policy(old_folder(golden, folder))
+    assert same_weights(policy, golden)
+    assert isinstance(policy.backbone, Pi0Backbone)
+    assert policy.backbone.flow.num_steps == 7
+    preprocessing = policy.backbone.config.preprocessing
+    for found in (preprocessing.state, preprocessing.action):
+        assert found == Statistics(mean=(0.5,) * 7, std=(2.0,) * 7)
+    check_checkpoint(folder, Request())
+    with pytest.raises(BadValue, match="ALOHA"):
+        open_policy(old_folder(golden, folder, adapt_to_pi_aloha=True))
+
+
 @pytest.mark.parametrize(
     ("mapping", "state", "action"),
     [
@@ -304,6 +345,23 @@ def test_openpis_layout(golden: Golden, tmp_path: Path) -> None:
         open_policy(root, family=other, unnorm_key="droid")
 
 
+@pytest.mark.usefixtures("tiny_variants")
+def test_a_benchmarks_data_set_says_what_no_file_does(golden: Golden, tmp_path: Path) -> None:
+    """openpi's pi0_libero gives movements relative to the state, its pi05_libero reads no state."""
+    root = openpi_folder(golden, tmp_path / "openpi")
+
+    def preprocessing(data_set: str, **options: object) -> tuple[int, str]:
+        header = read_header(root, Request(unnorm_key=data_set, options=options))
+        found = header.model["preprocessing"]
+        return found["delta_dims"], found["prompt_state"]
+
+    pi05 = golden.backbone.family == "pi05"
+    assert preprocessing("physical-intelligence/libero") == ((0, "none") if pi05 else (6, "none"))
+    assert preprocessing("droid") == ((0, "exact") if pi05 else (0, "none"))
+    said = {"delta_dims": 0, "prompt_state": "exact" if pi05 else "none"}
+    assert preprocessing("physical-intelligence/libero", **said) == tuple(said.values())
+
+
 @pytest.mark.parametrize("cameras", [[], ["image", "image"]])
 def test_cameras_are_some_and_once_each(cameras: list[str], golden: Golden) -> None:
     with pytest.raises(BadValue, match="cameras must be"):
@@ -351,6 +409,26 @@ def test_rlinfs_layout_without_a_config(
     assert header.model["preprocessing"]["normalization"] == ("quantiles" if pi05 else "mean_std")
     with pytest.raises(UnknownName, match=data_set):
         read_header(folder, Request(unnorm_key="droid", options={"horizon": horizon}))
+
+
+@pytest.mark.parametrize(
+    ("pi05", "width", "hidden", "feature"),
+    [(True, 2048, (512, 256, 128), "prefix"), (True, 2048, (1024, 512, 256), "prefix"), (False, 1024, (64,), "expert")],
+)
+def test_rlinfs_critic_has_the_sizes_of_its_tensors(
+    tmp_path: Path, pi05: bool, width: int, hidden: tuple[int, ...], feature: str
+) -> None:
+    """They differ from recipe to recipe: pi0.5's is smaller on Meta-World. Flow-Noise's network is not read."""
+    folder = rlinf_pi0(tmp_path / "rl", "lerobot/metaworld_mt50", pi05=pi05)
+    sizes = [width, *hidden, 1]
+    heads: dict[str, tuple[int, ...]] = {"noise_head.mlp_logvar.0.weight": (128, 1024), "noise_head.logvar_min": ()}
+    for place, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        heads |= {f"value_head.mlp.{2 * place}.weight": (outputs, inputs)}
+        heads |= {f"value_head.mlp.{2 * place}.bias": (outputs,)}
+    write_sparse(folder / "model.safetensors", pi0_shapes(pi05=pi05) | heads)
+    header, _ = check_checkpoint(folder, Request(options={"horizon": 5}))
+    learning = header.model["learning"]
+    assert (tuple(learning["value_hidden"]), learning["value_feature"]) == (hidden, feature)
 
 
 @pytest.mark.usefixtures("tiny_variants")

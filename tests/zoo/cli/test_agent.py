@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests import mock_checkpoints
 from tests.zoo.test_enjoy import begun
 from vla_gym import list_envs
 from vla_gym.errors import BadValue, UnknownName
+from vla_policies.backbone import Request
+from vla_policies.checkpoint_folder import read_header
 from zoo import enjoy, evaluate, record_video
 from zoo import train as train_command
 from zoo.cli.agent import chosen_run, plan_rollout, unplayed_split
@@ -43,6 +46,23 @@ def test_other_words_in_params_are_a_departure_from_the_run(tmp_path: Path) -> N
     (run.best / "config.json").write_text(json.dumps({"family": "nano", "conventions": conventions}))
     args = evaluate.parser().parse(["-i", str(run.path), "-params", "instructions:{reach_red: touch it}"])
     assert plan_rollout(args, episodes=1).named("results") == "results_instructions"
+
+
+@pytest.mark.parametrize(("as_published", "as_rlinf"), [(False, False), (True, True)])
+def test_a_checkpoint_is_read_as_its_makers_do_outside_of_rlinfs_protocol(
+    tmp_path: Path, as_published: bool, as_rlinf: bool
+) -> None:
+    """The recipe starts from SimpleVLA-RL's checkpoint and reads it as RLinf's program does."""
+    folder = mock_checkpoints.openvla(tmp_path / "Openvla-oft-SFT-libero-spatial-traj1", ["libero_spatial_no_noops"])
+    args = evaluate.parser().parse(["--env", "LIBERO-Spatial", "--policy", str(folder)])
+    plan = plan_rollout(args, episodes=1, as_published=as_published)
+    assert plan.policy_kwargs["unnorm_key"] == "libero_spatial_no_noops"
+    options = plan.policy_kwargs.get("backbone_kwargs", {})
+    request = Request(unnorm_key=plan.policy_kwargs["unnorm_key"], options=options)
+    settings = read_header(folder, request).model["settings"]
+    assert settings["stop_token"] is not as_rlinf
+    assert settings["center_crop"] is not as_rlinf
+    assert settings["camera_resize"] == ("bicubic" if as_rlinf else "jpeg_lanczos3")
 
 
 def test_another_seed_of_sampled_actions_stands_in_the_name(tmp_path: Path) -> None:
