@@ -16,11 +16,10 @@ import time
 
 import numpy as np
 
-from benchmarks.harness import Figures, in_turn, measure, resident, seconds
+from benchmarks.harness import CHUNK, Figures, in_turn, measure, play, resident, seconds
 
 SUITE = "LIBERO-Spatial"
 SLOTS = 2
-CHUNK = 8
 SIZE = 256
 TASKS = (0, 1)
 SETTLE = np.array([0.0] * 6 + [-1.0])
@@ -51,19 +50,11 @@ def measure_ours(steps: int) -> Figures:
     new = [seconds(functools.partial(restart, envs, TASKS[0], SLOTS * k)) for k in range(1, 6)]
     switch = [seconds(functools.partial(restart, envs, task)) for task in (2, 3, *TASKS)]
     chunks = actions(steps).reshape(-1, CHUNK, SLOTS, 7).swapaxes(1, 2)
-    start, executed = time.perf_counter(), 0
-    for chunk in chunks:
-        *_, infos = envs.step(chunk)
-        executed += int(infos["executed"].sum())
-    rate = executed / (time.perf_counter() - start)
-    memory = max(resident(pid) for pid in envs.worker_pids)
-    envs.close()
     return {
-        "steps/s": rate,
+        **play(envs, chunks),
         "reset to a known start state, s": statistics.median(known),
         "reset to a new start state, s": statistics.median(new),
         "task switch, s": statistics.median(switch),
-        "worker MB": memory,
     }
 
 

@@ -23,29 +23,23 @@ import statistics
 import time
 from typing import Any
 
-import numpy as np
-
 from benchmarks.harness import (
+    CHUNK,
     Figures,
+    actions,
     in_turn,
-    measure,
+    measure_bare_slots,
+    measure_side,
+    play,
     print_sides,
-    resident,
     seconds,
-    seconds_of_slots,
     stay_on_one_core,
     step_by_step,
 )
 from vla_gym.adapters.maniskill.tasks import CONTROL_MODE, TASKS, maniskill_benchmark
 
-CHUNK = 8
+DIMS = 7
 ENDLESS = 1_000_000
-
-
-def actions(decisions: int, slots: int) -> np.ndarray:
-    """Float32 `[decisions, slots, CHUNK, 7]`, motions too small to solve a task."""
-    rng = np.random.default_rng(0)
-    return rng.uniform(-0.3, 0.3, (decisions, slots, CHUNK, 7)).astype(np.float32)
 
 
 def upstream_options(size: int) -> dict[str, Any]:
@@ -82,25 +76,13 @@ def measure_ours(task: str, decisions: int, slots: int, size: int) -> Figures:
     envs.reset()
     begin = time.perf_counter() - start
     resets = [seconds(envs.reset) for _ in range(5)]
-    start, executed = time.perf_counter(), 0
-    for action_NKA in actions(decisions, slots):
-        *_, infos = envs.step(action_NKA)
-        executed += int(infos["executed"].sum())
-    rate = executed / (time.perf_counter() - start)
-    memory = max(resident(pid) for pid in envs.worker_pids)
-    envs.close()
-    return {
-        "steps/s": rate,
-        "begin s": begin,
-        "reset s": statistics.median(resets),
-        "worker MB": memory,
-    }
+    played = play(envs, actions(decisions, slots, DIMS))
+    return {**played, "begin s": begin, "reset s": statistics.median(resets)}
 
 
 def measure_bare(task: str, decisions: int, slots: int, size: int) -> Figures:
-    """One process a slot, all begun together; their rates are summed."""
-    took = seconds_of_slots("maniskill", ["--task", task, "--decisions", decisions, "--size", size], slots)
-    return {"steps/s": sum(decisions * CHUNK / each for each in took)}
+    """See `run_bare_slot`."""
+    return measure_bare_slots("maniskill", decisions, slots, ["--task", task, "--size", size])
 
 
 def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
@@ -120,7 +102,7 @@ def run_bare_slot(task: str, slot: int, decisions: int, size: int) -> None:
         camera.get_picture(["Color"])[0].numpy()
 
     picture()
-    chosen = actions(decisions, slot + 1)[:, slot]
+    chosen = actions(decisions, slot + 1, DIMS)[:, slot]
     start = time.perf_counter()
     for action_KA in chosen:
         for action_A in action_KA:
@@ -143,7 +125,7 @@ def measure_usual(task: str, decisions: int, slots: int, size: int) -> Figures:
 
     envs = gymnasium.vector.AsyncVectorEnv([build] * slots, context="spawn")
     envs.reset(seed=0)
-    return step_by_step(envs, actions(decisions, slots), resets=5)
+    return step_by_step(envs, actions(decisions, slots, DIMS), resets=5)
 
 
 def measure_one_core(task: str, decisions: int, slots: int, size: int) -> Figures:
@@ -155,24 +137,16 @@ def measure_one_core(task: str, decisions: int, slots: int, size: int) -> Figure
 SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one core": measure_one_core}
 
 
-def run_side(side: str, args: argparse.Namespace) -> Figures:
-    """Measure one side in a fresh process with the environment variables our workers get."""
-    from vla_gym.workers.environment import worker_environment
-
-    benchmark = maniskill_benchmark(f"ManiSkill/{args.task}")
-    # The same share of the cores for a worker on every side, the single one included.
-    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=args.slots)
-    slots = 1 if side == "one core" else args.slots
-    decisions = max(2, args.decisions // CHUNK) if side == "usual" else args.decisions
-    arguments = ["--side", side, "--task", args.task, "--decisions", decisions]
-    return measure("maniskill", [*arguments, "--slots", slots, "--size", args.size], environment)
-
-
 def compare(args: argparse.Namespace) -> None:
     """Alternate the sides, print medians and ratios."""
-    median = in_turn(list(SIDES), args.rounds, lambda side: run_side(side, args))
+    benchmark, options = maniskill_benchmark(f"ManiSkill/{args.task}"), ["--task", args.task, "--size", args.size]
+
+    def run_side(side: str) -> Figures:
+        return measure_side("maniskill", side, benchmark, args.decisions, args.slots, options)
+
+    median = in_turn(list(SIDES), args.rounds, run_side)
     print(f"ManiSkill {args.task}, {args.size} px, {args.slots} slots, {args.rounds} rounds")
-    print_sides(median, CHUNK)
+    print_sides(median)
 
 
 def main() -> None:

@@ -24,13 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import (
+    CHUNK,
     Figures,
+    actions,
     in_turn,
-    measure,
+    measure_bare_slots,
+    measure_side,
+    play,
     print_sides,
-    resident,
     seconds,
-    seconds_of_slots,
     stay_on_one_core,
     step_by_step,
 )
@@ -38,15 +40,9 @@ from vla_gym.adapters.metaworld.tasks import metaworld_benchmark
 
 TASKS = ("pick-place", "door-open")
 """Played by the slots in turn: one with a costly reward, one with a cheap one."""
-CHUNK = 8
+DIMS = 4
 PROTOCOL = "lerobot"
 """Episodes of 500 steps: no reset falls into the measured time."""
-
-
-def actions(decisions: int, slots: int) -> np.ndarray:
-    """Float32 `[decisions, slots, CHUNK, 4]`, motions too small to solve a task."""
-    rng = np.random.default_rng(0)
-    return rng.uniform(-0.3, 0.3, (decisions, slots, CHUNK, 4)).astype(np.float32)
 
 
 def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures:
@@ -75,26 +71,13 @@ def measure_ours(decisions: int, slots: int, size: int, quality: str) -> Figures
     switch = [seconds(functools.partial(restart, (ids + away) % len(names), 0)) for away in (3, 4, 5)]
     restart(ids, 0)
     same = [seconds(functools.partial(restart, ids, trial)) for trial in (1, 2, 0)]
-    start, executed = time.perf_counter(), 0
-    for action in actions(decisions, slots):
-        *_, infos = envs.step(action)
-        executed += int(infos["executed"].sum())
-    rate = executed / (time.perf_counter() - start)
-    memory = max(resident(pid) for pid in envs.worker_pids)
-    envs.close()
-    return {
-        "steps/s": rate,
-        "reset s": statistics.median(same),
-        "switch s": statistics.median(switch),
-        "worker MB": memory,
-    }
+    played = play(envs, actions(decisions, slots, DIMS))
+    return {**played, "reset s": statistics.median(same), "switch s": statistics.median(switch)}
 
 
 def measure_bare(decisions: int, slots: int, size: int, quality: str) -> Figures:
-    """One process a slot, all begun together; their rates are summed."""
-    arguments = ["--decisions", decisions, "--size", size, "--quality", quality]
-    took = seconds_of_slots("metaworld", arguments, slots)
-    return {"steps/s": sum(decisions * CHUNK / each for each in took)}
+    """See `run_bare_slot`."""
+    return measure_bare_slots("metaworld", decisions, slots, ["--size", size, "--quality", quality])
 
 
 def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
@@ -114,7 +97,7 @@ def run_bare_slot(slot: int, decisions: int, size: int, quality: str) -> None:
         renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
     renderer.update_scene(data, "corner4")
     renderer.render()
-    chosen = actions(decisions, slot + 1)[:, slot]
+    chosen = actions(decisions, slot + 1, DIMS)[:, slot]
     start = time.perf_counter()
     for action_KA in chosen:
         for action in action_KA:
@@ -147,7 +130,7 @@ def measure_usual(decisions: int, slots: int, size: int, quality: str) -> Figure
     # Forked workers hang: the parent has drawn a picture, and the threads of its software renderer are not copied.
     envs = gymnasium.vector.AsyncVectorEnv([functools.partial(build, slot) for slot in range(slots)], context="spawn")
     envs.reset()
-    return step_by_step(envs, actions(decisions, slots), resets=2)
+    return step_by_step(envs, actions(decisions, slots, DIMS), resets=2)
 
 
 def measure_one_core(decisions: int, slots: int, size: int, quality: str) -> Figures:
@@ -159,36 +142,17 @@ def measure_one_core(decisions: int, slots: int, size: int, quality: str) -> Fig
 SIDES = {"ours": measure_ours, "bare": measure_bare, "usual": measure_usual, "one core": measure_one_core}
 
 
-def run_side(side: str, decisions: int, slots: int, size: int, quality: str) -> Figures:
-    """Measure one side in a fresh process with the environment variables our workers get."""
-    from vla_gym.workers.environment import worker_environment
-
-    benchmark = metaworld_benchmark("MetaWorld-MT50")
-    # The same share of the cores for a worker on every side, the single one included.
-    environment = worker_environment(benchmark, os.environ, worker=0, num_workers=slots)
-    slots = 1 if side == "one core" else slots
-    decisions = max(2, decisions // CHUNK) if side == "usual" else decisions
-    arguments = [
-        "--side",
-        side,
-        "--decisions",
-        decisions,
-        "--slots",
-        slots,
-        "--size",
-        size,
-        "--quality",
-        quality,
-    ]
-    return measure("metaworld", arguments, environment)
-
-
 def compare(args: argparse.Namespace, quality: str) -> None:
     """Alternate the sides, print medians and ratios."""
     sides = [side for side in SIDES if quality == "full" or side != "usual"]
-    median = in_turn(sides, args.rounds, lambda side: run_side(side, args.decisions, args.slots, args.size, quality))
+    benchmark, options = metaworld_benchmark("MetaWorld-MT50"), ["--size", args.size, "--quality", quality]
+
+    def run_side(side: str) -> Figures:
+        return measure_side("metaworld", side, benchmark, args.decisions, args.slots, options)
+
+    median = in_turn(sides, args.rounds, run_side)
     print(f"Meta-World, {args.size} px, {quality} pictures, {args.slots} slots, {args.rounds} rounds")
-    print_sides(median, CHUNK)
+    print_sides(median)
 
 
 def main() -> None:

@@ -39,22 +39,20 @@ def served(agent: str, *flags: str) -> Iterator[str]:
         process.terminate()
 
 
-def observation(declaration: dict[str, Any], side: int | None = None) -> dict[str, Any]:
+def observation(declaration: dict[str, Any]) -> dict[str, Any]:
     """One observation in the protocol's words."""
     names, rng = OpenpiServerSession.NAMES, np.random.default_rng(0)
-    side = side or declaration["image_size"]
-    obs: dict[str, Any] = {
-        names[key]: rng.integers(0, 256, (side, side, 3), np.uint8) for key in declaration["cameras"]
-    }
+    shape = (declaration["image_size"], declaration["image_size"], 3)
+    obs: dict[str, Any] = {names[key]: rng.integers(0, 256, shape, np.uint8) for key in declaration["cameras"]}
     return {**obs, names["state"]: np.zeros(declaration["state_dim"], np.float32), names["instruction"]: "open it"}
 
 
-async def client(url: str, seconds: float, side: int | None = None) -> list[float]:
+async def client(url: str) -> list[float]:
     """Ask again and again; returns the seconds of each answer."""
     async with connect(url, compression=None, ping_interval=None) as ws:
-        message = pack_openpi(observation(unpack(await ws.recv(decode=False))["vla_zoo"], side))
+        message = pack_openpi(observation(unpack(await ws.recv(decode=False))["vla_zoo"]))
         took: list[float] = []
-        until = time.perf_counter() + seconds
+        until = time.perf_counter() + SECONDS
         while time.perf_counter() < until:
             started = time.perf_counter()
             await ws.send(message)
@@ -65,7 +63,7 @@ async def client(url: str, seconds: float, side: int | None = None) -> list[floa
 
 async def clients(url: str, count: int) -> list[float]:
     """Seconds of all answers to some clients that ask at once."""
-    return [took for one in await asyncio.gather(*(client(url, SECONDS) for _ in range(count))) for took in one]
+    return [took for one in await asyncio.gather(*(client(url) for _ in range(count))) for took in one]
 
 
 def throughput(agent: str) -> None:

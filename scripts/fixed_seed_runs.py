@@ -23,19 +23,7 @@ from pathlib import Path
 
 ROOT = Path.cwd()
 SHORT = ("--seed", "3", "--device", "cpu", "--num-threads", "1")
-TOY = (
-    *SHORT,
-    "--env",
-    "Toy-Reach",
-    "--num-envs",
-    "16",
-    "-n",
-    "2048",
-    "--save-freq",
-    "700",
-    "--eval-freq",
-    "900",
-)
+TOY = (*SHORT, "--env", "Toy-Reach", "--num-envs", "16", "-n", "2048", "--save-freq", "700", "--eval-freq", "900")
 TOY_GRPO = ("-params", "group_size:4", "batch_size:32")
 TOY_PPO = ("-params", "n_steps:8", "batch_size:32")
 WINDOW = (*SHORT, "--env", "MetaWorld/window-close")
@@ -44,17 +32,7 @@ WINDOW = (*SHORT, "--env", "MetaWorld/window-close")
 def runs(folder: Path) -> list[tuple[str, str, int, list[str]]]:
     """(name, module, processes, arguments) in the order they are made; later ones may read what earlier ones wrote."""
     demos, sft = folder / "demos", folder / "window-sft"
-    libero = [
-        *SHORT,
-        "--algo",
-        "grpo",
-        "--env",
-        "LIBERO-Spatial",
-        "--eval-episodes",
-        "2",
-        "--save-freq",
-        "1000",
-    ]
+    libero = [*SHORT, "--algo", "grpo", "--env", "LIBERO-Spatial", "--eval-episodes", "2", "--save-freq", "1000"]
     libero += ["--num-envs", "4", "-params", "group_size:4"]
     return [
         ("toy-ppo", "zoo.train", 1, ["--algo", "ppo", *TOY, *TOY_PPO]),

@@ -51,15 +51,13 @@ MODELS = {family: model for family, model in _TABLE.items() if family in FAMILIE
 """Family -> how it is measured: those that are here."""
 
 
-def backbone_options(family: str, size: str, *, half: bool = True, recompute: bool = False) -> dict[str, Any]:
+def backbone_options(family: str, size: str, *, recompute: bool = False) -> dict[str, Any]:
     """`backbone_kwargs` of a family in one of the benchmark's sizes.
 
     A tokenizer that would be downloaded gives way to hashed words, which cost the same.
     """
     model = MODELS[family]
-    options = {"size": model.sizes[size], **model.common}
-    options |= dict(model.half) if half else {}
-    options |= dict(model.recompute) if recompute else {}
+    options = {"size": model.sizes[size], **model.common, **model.half, **(model.recompute if recompute else {})}
     if "vlm_dtype" not in model.half:
         return options
     found = family_class(family)

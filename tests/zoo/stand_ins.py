@@ -1,4 +1,4 @@
-"""A chunk policy and an environment small enough to work out by hand; and a logger that remembers."""
+"""A chunk policy and an environment small enough to work out by hand; a logger that remembers; configurations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vla_policies.actions.noise import TORCH_NOISE, Noise
 from vla_policies.types import ActionSample, Evaluation
+from zoo.config.run_config import RunConfig
 from zoo.evaluation.evaluator import EpisodeRecord
 
 CHUNK, DIMS, BINS = 3, 2, 4
@@ -137,3 +138,9 @@ def finished(total_reward: float, length: int, *, task_id: int = 0) -> EpisodeRe
     return EpisodeRecord(
         task_id=task_id, success_once=solved, success_at_end=solved, total_reward=total_reward, length=length
     )
+
+
+def toy_config(**settings: Any) -> RunConfig:
+    """A run of Toy-Reach with these settings."""
+    toy = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0}
+    return RunConfig(**{**toy, **settings})

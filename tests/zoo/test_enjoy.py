@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from zoo import enjoy
 from zoo.cli.main import guarded
-from zoo.config.run_config import RunConfig
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
 from zoo.runs.lookup import newest_run
 
@@ -19,7 +19,7 @@ TOY = ["--env", "Toy-Reach", "--device", "cpu"]
 
 def begun(logs: Path, algo: str, *, at: float, policy: bool = True) -> RunFolder:
     run = create_run_folder(logs, algo, "Toy-Reach")
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=1, num_envs=1, seed=0)
+    config = toy_config()
     describe_run(run, config=config, args={}, command=["x"], protocol={})
     os.utime(run.path / "config.yml", (at, at))
     if policy:

@@ -4,15 +4,16 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from tests.zoo.stand_ins import finished
+from tests.zoo.stand_ins import finished, toy_config
 from vla_gym.errors import BadValue
 from zoo.cli.main import guarded
-from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.run_config import to_plain
 from zoo.plot import run
 from zoo.runs.folder import RunFolder
 from zoo.runs.monitor import EvaluationFile, MonitorFile
@@ -25,7 +26,8 @@ def logs(tmp_path: Path) -> Path:
     for algo, number in (("ppo", 1), ("ppo", 2), ("grpo", 1)):
         folder = tmp_path / "logs" / algo / f"Toy-Reach_{number}"
         folder.mkdir(parents=True)
-        config = RunConfig(algo=algo, env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=1, seed=0)
+        groups: dict[str, Any] = {"num_envs": 2, "env_options": {"group_size": 2}} if algo == "grpo" else {}
+        config = toy_config(algo=algo, n_timesteps=100, **groups)
         (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
         (folder / "args.yml").write_text("{}", encoding="utf-8")
         monitor = MonitorFile(folder, "Toy-Reach")
@@ -85,15 +87,8 @@ def test_a_band_is_the_interval_over_runs(logs: Path) -> None:
     assert (band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()) == (0.0, 1.0)
     # Runs without an episode yet leave no line.
     none = dataclasses.replace(runs[0].episodes, **{name: np.zeros(0) for name in vars_of(runs[0].episodes)})
-    _draw_group(
-        axes,
-        [dataclasses.replace(runs[0], episodes=none)],
-        "#000000",
-        "grpo",
-        x_axis="steps",
-        y_axis="reward",
-        window=1,
-    )
+    empty = dataclasses.replace(runs[0], episodes=none)
+    _draw_group(axes, [empty], "#000000", "grpo", x_axis="steps", y_axis="reward", window=1)
 
 
 def test_a_line_is_drawn_where_every_run_is(logs: Path) -> None:
@@ -154,7 +149,7 @@ def test_many_environments_go_two_in_a_row(logs: Path, tmp_path: Path) -> None:
         env = f"Toy-Reach/{number}"
         folder = logs / "ppo" / f"Toy-Reach-{number}_1"
         shutil.copytree(logs / "ppo" / "Toy-Reach_1", folder)
-        config = RunConfig(algo="ppo", env=env, policy="nano", n_timesteps=100, num_envs=2, seed=0)
+        config = toy_config(env=env, n_timesteps=100, num_envs=2)
         (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)), encoding="utf-8")
     three, four = tmp_path / "three.svg", tmp_path / "four.svg"
     assert run(["-f", str(logs), "-e", *(f"Toy-Reach/{k}" for k in range(3)), "-o", str(three)]) == 0

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym import make_vec
 from vla_gym.errors import BadValue, WorkerFailed
 from zoo import evaluate, record_video
@@ -27,7 +28,6 @@ from zoo import train as train_command
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.cli.main import guarded
 from zoo.config.batch_plan import benchmark_of
-from zoo.config.run_config import RunConfig
 from zoo.evaluation.video import EvaluationVideo
 from zoo.hub.upload import publish_trained
 from zoo.runs.folder import RunFolder, locked
@@ -166,15 +166,7 @@ def test_by_default_it_is_evaluated_before_it_trains_and_on_the_way(tmp_path: Pa
     ("n_timesteps", "eval_episodes", "times"), [(479, 4, 0), (480, 4, 1), (10**6, 4, 5), (10**6, 0, 0)]
 )
 def test_evaluations_before_the_end_add_at_most_a_tenth(n_timesteps: int, eval_episodes: int, times: int) -> None:
-    config = RunConfig(
-        algo="ppo",
-        env="Toy-Reach",
-        policy="nano",
-        n_timesteps=n_timesteps,
-        num_envs=4,
-        seed=0,
-        eval_episodes=eval_episodes,
-    )
+    config = toy_config(n_timesteps=n_timesteps, num_envs=4, eval_episodes=eval_episodes)
     assert evaluator.evaluations_before_the_end(config, benchmark_of(config).tasks) == times
 
 
@@ -733,9 +725,7 @@ def test_evaluate_names_what_is_wrong(flags: str, message: str) -> None:
 
 def test_a_resumed_run_asks_its_checkpoint_and_not_where_the_first_weights_came_from() -> None:
     first = {"unnorm_key": "a", "revision": "main", "backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
-    config = RunConfig(
-        algo="ppo", env="Toy-Reach", policy="org/name", n_timesteps=1, num_envs=1, seed=0, policy_kwargs=first
-    )
+    config = toy_config(policy="org/name", policy_kwargs=first)
     envs = make_vec("Toy-Reach", 1)
     fresh, resumed = policy_arguments(config, envs, None), policy_arguments(config, envs, Path("run/step_1"))
     envs.close()

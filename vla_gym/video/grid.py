@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,44 +28,52 @@ _HOLD_SECONDS = 2.0
 _GREEN, _RED, _GREY = (40, 160, 60), (190, 50, 40), (70, 70, 70)
 
 
+@dataclass
+class Tile:
+    """An episode."""
+
+    instruction: str
+    frames: list[np.ndarray] = field(default_factory=list)
+    """Uint8 `[H, W, 3]`."""
+    solved: list[bool] = field(default_factory=list)
+    """Whether the task was solved by each frame."""
+
+
 class VideoGrid:
     """Episodes, each a tile: its instruction and its frames so far."""
 
     def __init__(self) -> None:
-        self._instructions: dict[int, str] = {}
-        self._frames: dict[int, list[np.ndarray]] = {}
-        self._solved: dict[int, list[bool]] = {}
+        self.tiles: dict[int, Tile] = {}
 
     def __len__(self) -> int:
         """Number of tiles."""
-        return len(self._frames)
+        return len(self.tiles)
 
     @property
     def num_solved(self) -> int:
         """Number of tiles whose episode is solved by its last frame."""
-        return sum(solved[-1] for solved in self._solved.values() if solved)
+        return sum(tile.solved[-1] for tile in self.tiles.values() if tile.solved)
 
     def begin(self, tile: int, instruction: str) -> None:
         """Start a tile, or start it again without its earlier frames."""
-        self._instructions[tile] = instruction
-        self._frames[tile], self._solved[tile] = [], []
+        self.tiles[tile] = Tile(instruction)
 
     def drop(self, tile: int) -> None:
         """Remove a tile."""
-        for table in (self._instructions, self._frames, self._solved):
-            table.pop(tile, None)
+        self.tiles.pop(tile, None)
 
     def add(self, tile: int, image: np.ndarray, *, solved: bool) -> None:
-        """Append a frame, uint8 `[H, W, 3]`, to a tile; `solved` says whether it is by now."""
-        self._frames[tile].append(image.copy())
-        self._solved[tile].append(solved)
+        """Append a frame, uint8 `[H, W, 3]`, to a tile; a task that is `solved` in one frame stays so."""
+        episode = self.tiles[tile]
+        episode.frames.append(image.copy())
+        episode.solved.append(solved or any(episode.solved[-1:]))
 
     def write(self, path: Path, *, fps: float) -> Path:
         """Write the mp4 and return its path; episodes that ended early stand still on their last frame.
 
         Raises `BadValue` for a path that is no mp4 or cannot be written.
         """
-        if not any(self._frames.values()):
+        if not any(tile.frames for tile in self.tiles.values()):
             raise ValueError("no frame was recorded")
         check_destination(path, suffix=".mp4")
         try:
@@ -85,7 +94,7 @@ class VideoGrid:
 
     def _encode(self, path: Path, fps: float) -> None:
         find_ffmpeg()
-        length = max(len(frames) for frames in self._frames.values())
+        length = max(len(tile.frames) for tile in self.tiles.values())
         hold = max(1, round(_HOLD_SECONDS * fps))
         height, width = self._grid(0).shape[:2]
         writer = imageio_ffmpeg.write_frames(
@@ -99,7 +108,7 @@ class VideoGrid:
             writer.close()
 
     def _grid(self, step: int) -> np.ndarray:
-        tiles = [self._tile(tile, step) for tile in sorted(self._frames) if self._frames[tile]]
+        tiles = [_captioned(tile, step) for _, tile in sorted(self.tiles.items()) if tile.frames]
         columns = math.ceil(math.sqrt(len(tiles)))
         rows = math.ceil(len(tiles) / columns)
         height, width = tiles[0].shape[:2]
@@ -109,11 +118,11 @@ class VideoGrid:
             sheet[top : top + height, left : left + width] = tile
         return sheet
 
-    def _tile(self, tile: int, step: int) -> np.ndarray:
-        frames, solved = self._frames[tile], self._solved[tile]
-        at = min(step, len(frames) - 1)
-        over = step >= len(frames) - 1
-        return caption(frames[at], self._instructions[tile], success=solved[at], over=over)
+
+def _captioned(tile: Tile, step: int) -> np.ndarray:
+    last = len(tile.frames) - 1
+    at = min(step, last)
+    return caption(tile.frames[at], tile.instruction, success=tile.solved[at], over=step >= last)
 
 
 def caption(image: np.ndarray, instruction: str, *, success: bool, over: bool) -> np.ndarray:

@@ -43,7 +43,6 @@ class RecordVideo(VectorWrapper):
         self._begun = 0
         self._tile: list[int | None] = [None] * envs.num_envs
         """Tile of each environment, None between episodes or when enough are being recorded."""
-        self._solved = [False] * envs.num_envs
         self._between = np.zeros(envs.num_envs, dtype=np.bool_)
         """Bool `[N]`: the next step shows a new episode (NEXT_STEP)."""
 
@@ -74,8 +73,8 @@ class RecordVideo(VectorWrapper):
             image = infos["final_obs"][env]["image"] if moved else obs["image"][env]
             if last_info["lost"][env]:
                 self._drop(env)
-            elif self._tile[env] is not None:
-                self._add(env, image, solved=bool(last_info["success"][env]))
+            elif (tile := self._tile[env]) is not None:
+                self._grid.add(tile, image, solved=bool(last_info["success"][env]))
             if ended_N[env]:
                 self._tile[env] = None
             if moved:
@@ -95,16 +94,10 @@ class RecordVideo(VectorWrapper):
     def _begin(self, env: int, obs: Observation, *, idle: bool) -> None:
         if idle or len(self._grid) == self._wanted or self.written:
             return
-        self._tile[env], self._solved[env] = self._begun, False
+        self._tile[env] = self._begun
         self._grid.begin(self._begun, obs["instruction"][env])
+        self._grid.add(self._begun, obs["image"][env], solved=False)
         self._begun += 1
-        self._add(env, obs["image"][env], solved=False)
-
-    def _add(self, env: int, image: np.ndarray, *, solved: bool) -> None:
-        tile = self._tile[env]
-        assert tile is not None
-        self._solved[env] = self._solved[env] or solved
-        self._grid.add(tile, image, solved=self._solved[env])
 
     def _drop(self, env: int) -> None:
         tile, self._tile[env] = self._tile[env], None

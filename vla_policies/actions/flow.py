@@ -175,10 +175,10 @@ def matching_pair(noise_BHD: Tensor, action_BHD: Tensor, time_B: Tensor) -> tupl
     return time_B11 * noise_BHD + (1.0 - time_B11) * action_BHD, noise_BHD - action_BHD
 
 
-def matching_times(uniform_B: Tensor, alpha: float = 1.5) -> Tensor:
-    """Training times of pi0, 0.999 Beta(alpha, 1) + 0.001, float32 `[B]`, from numbers in [0, 1): u^(1 / alpha) is
-    that distribution's quantile."""
-    return (0.999 * uniform_B ** (1.0 / alpha) + 0.001).float()
+def matching_times(uniform_B: Tensor) -> Tensor:
+    """Training times of pi0, 0.999 Beta(1.5, 1) + 0.001, float32 `[B]`, from numbers in [0, 1): u^(1 / 1.5) is
+    Beta's quantile."""
+    return (0.999 * uniform_B ** (1.0 / 1.5) + 0.001).float()
 
 
 def gaussian_velocity(x_BHD: Tensor, time_B: Tensor, action_std: float) -> Tensor:

@@ -290,12 +290,12 @@ def _centres(side: int, like: Tensor) -> Tensor:
     return (2.0 * torch.arange(side, device=like.device, dtype=like.dtype) + 1.0) / side - 1.0
 
 
-def state_codes(state_BS: Tensor, octaves: int = 4) -> Tensor:
-    """Proprioception with sines and cosines of its doublings, `[B, S * (1 + 2 * octaves)]`.
+def state_codes(state_BS: Tensor) -> Tensor:
+    """Proprioception with sines and cosines of its four doublings, `[B, S * 9]`.
 
     A linear layer over bare numbers separates near states only after its weights have grown.
     """
-    angle = torch.pi * state_BS[..., None] * (2.0 ** torch.arange(octaves, device=state_BS.device)) * 0.5
+    angle = torch.pi * state_BS[..., None] * (2.0 ** torch.arange(4, device=state_BS.device)) * 0.5
     return torch.cat([state_BS[..., None], angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 

@@ -9,7 +9,6 @@ computes what transformers' does with half the kernels: one for a norm, queries 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,13 +195,10 @@ def build_llama(text_config: dict[str, Any]) -> LlamaForCausalLM:
     return model
 
 
-def run_layers(
-    model: LlamaModel, segment: Segment, run_block: CheckpointFn, layers: Iterable[nn.Module] | None = None
-) -> Tensor:
-    """Hidden states `[B, L, D]` before the final norm, after all `layers` (default: the model's)."""
-    run = _Runner(model, segment)
-    x_BLD = segment.x_BLD
-    for layer in model.layers if layers is None else layers:
+def run_layers(model: LlamaModel, segment: Segment, run_block: CheckpointFn) -> Tensor:
+    """Hidden states `[B, L, D]` before the final norm."""
+    run, x_BLD = _Runner(model, segment), segment.x_BLD
+    for layer in model.layers:
         x_BLD = run_block(run.hidden, layer, x_BLD)
     return x_BLD
 

@@ -141,20 +141,19 @@ class LeRobotWriter:
 
     def _frame_columns(self, episodes: Sequence[Demonstration]) -> dict[str, Any]:
         pa, _ = lr.parquet()
-        columns: dict[str, list[Any]] = {name: [] for name in ("timestamp", "frame_index", "episode_index")}
-        columns |= {"index": [], "task_index": []}
-        for number, episode in enumerate(episodes, start=self.episodes):
-            steps = np.arange(episode.length)
-            columns["timestamp"] += (steps / self.fps).astype(np.float32).tolist()
-            columns["frame_index"] += steps.tolist()
-            columns["episode_index"] += [number] * episode.length
-            columns["task_index"] += [self._task_index(episode.instruction)] * episode.length
-        columns["index"] = list(range(self.frames, self.frames + sum(episode.length for episode in episodes)))
-        types = {"timestamp": pa.float32()}
-        table = {name: pa.array(values, types.get(name, pa.int64())) for name, values in columns.items()}
+        lengths = [episode.length for episode in episodes]
+        step_F = np.concatenate([np.arange(length) for length in lengths])
+        columns = {
+            "timestamp": (step_F / self.fps).astype(np.float32),
+            "frame_index": step_F,
+            "episode_index": np.repeat(np.arange(self.episodes, self.episodes + len(episodes)), lengths),
+            "index": np.arange(self.frames, self.frames + sum(lengths)),
+            "task_index": np.repeat([self._task_index(episode.instruction) for episode in episodes], lengths),
+        }
+        table = {name: pa.array(value_F) for name, value_F in columns.items()}
         every = [own_columns(episode) for episode in episodes]
         for name in every[0]:
-            value = np.concatenate([columns[name] for columns in every])
+            value = np.concatenate([own[name] for own in every])
             flat = pa.array(value.ravel())
             # One number a frame is no list: lerobot reads features of shape [1] as numbers.
             is_flat = value.size == len(value)

@@ -55,7 +55,7 @@ class CheckResult:
         return f"{word:<8} {self.name:<20} {self.detail}"
 
 
-def all_checks(env_ids: Sequence[str] = PICTURES) -> tuple[Check, ...]:
+def all_checks(env_ids: Sequence[str]) -> tuple[Check, ...]:
     """Return all checks in order; one picture of each of `env_ids`."""
     return (
         Check(name="python", run=python_version),

@@ -24,16 +24,14 @@ def interquartile_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
     return middle
 
 
-def interquartile_interval(
-    strata: Sequence[np.ndarray], *, repeats: int = REPEATS, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def interquartile_interval(strata: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """95 % percentile bootstrap interval of the interquartile mean over all entries of `strata`.
 
     `strata[t]` is `[runs of environment t, ...]`; each is resampled by itself, so that every environment keeps its
     number of runs. A whole run is drawn at once, with everything in its trailing dims. Returns lower and upper bounds,
     of the trailing shape; with one run in every stratum both are the interquartile mean.
     """
-    rng = np.random.default_rng(seed)
-    drawn = [values[rng.integers(len(values), size=(repeats, len(values)))] for values in strata]
+    rng = np.random.default_rng(0)
+    drawn = [values[rng.integers(len(values), size=(REPEATS, len(values)))] for values in strata]
     low, high = np.percentile(interquartile_mean(np.concatenate(drawn, axis=1), axis=1), _TAILS, axis=0)
     return low, high

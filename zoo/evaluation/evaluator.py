@@ -69,7 +69,7 @@ class EpisodeRecord:
 
     @classmethod
     def from_info(
-        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int = -1, start_state: str = "", round: int = 0
+        cls, stats: Mapping[str, Any], *, task_id: int, trial_id: int, start_state: str = "", round: int = 0
     ) -> EpisodeRecord:
         """From one environment's `info["episode"]` of `vla_gym`."""
         return cls(

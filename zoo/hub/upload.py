@@ -144,12 +144,9 @@ def card_facts(
 ) -> CardFacts:
     """Return the facts of the model card; `weights` is the SHA-256 of the policy's, `saved_step` the checkpoint's."""
     run, config = publication.run, publication.run.config()
-    base = config.policy.partition("@")[0]
-    beneath = OWN_BASE
-    if ADAPTER_CONFIG_FILE in files:
-        beneath = str(read_json(files[ADAPTER_CONFIG_FILE])["base_model_name_or_path"])
+    beneath = _base_of(files[ADAPTER_CONFIG_FILE]) if ADAPTER_CONFIG_FILE in files else OWN_BASE
     adapter = beneath != OWN_BASE
-    base = beneath if adapter else base
+    base = beneath if adapter else config.policy.partition("@")[0]
     named = adapter and publication.base is not None
     step = _step_of(policy)
     protocol = files.get(PROTOCOL_FILE)
@@ -171,18 +168,16 @@ def base_is_local(publication: Publication) -> str | None:
     path = policy_folder(str(publication.run.path)) / ADAPTER_CONFIG_FILE
     if publication.base is not None or not path.is_file():
         return None
-    base = str(read_json(path)["base_model_name_or_path"])
+    base = _base_of(path)
     return base if base != OWN_BASE and Path(base).is_dir() else None
 
 
+def _base_of(adapter_config: Path) -> str:
+    return str(read_json(adapter_config)["base_model_name_or_path"])
+
+
 def _send(publication: Publication, files: Mapping[str, Path]) -> str:
-    from huggingface_hub import (
-        CommitOperationAdd,
-        CommitOperationCopy,
-        CommitOperationDelete,
-        HfApi,
-        constants,
-    )
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi, constants
 
     if constants.ENDPOINT != "https://huggingface.co":
         # Xet is huggingface.co's own store; mirrors and private hubs take plain uploads.

@@ -18,6 +18,7 @@ from zoo.serving.access import is_loopback
 from zoo.serving.address import ServerAddress
 from zoo.serving.declaration import METADATA_KEY, Declaration
 from zoo.serving.protocols import ClientSession
+from zoo.serving.vla_eval import action_spec
 
 LOGGER = logging.getLogger(__name__)
 GREETING_SECONDS = 10.0
@@ -196,8 +197,6 @@ def _declared(metadata: Mapping[str, Any], address: ServerAddress) -> Declaratio
 
 def _check_specs(metadata: Mapping[str, Any], stated: Declaration, address: ServerAddress) -> None:
     """Raise `BadValue` where vla-eval's specs in a HELLO contradict what the user states."""
-    from zoo.serving.vla_eval import action_spec
-
     told = metadata.get("action_spec")
     if not isinstance(told, dict):
         return

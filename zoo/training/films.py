@@ -70,7 +70,6 @@ class TrainingFilms(BaseCallback):
         # A run that goes on may be in the middle of episodes.
         self._at_start_N = np.full(num_envs, self._new_run)
         self._tile_N: list[int | None] = [None] * num_envs
-        self._solved_N = np.zeros(num_envs, dtype=bool)
         self._begun = 0
 
     def _on_rollout_start(self) -> None:
@@ -96,7 +95,7 @@ class TrainingFilms(BaseCallback):
 
     def _film(self, grid: VideoGrid, step: Step, row: int, env: int) -> None:
         if self._at_start_N[env] and len(grid) < EPISODES:
-            self._tile_N[env], self._solved_N[env] = self._begun, False
+            self._tile_N[env] = self._begun
             grid.begin(self._begun, decode_instruction(step.obs["instruction"][row]))
             grid.add(self._begun, step.obs["image"][row], solved=False)
             self._begun += 1
@@ -107,9 +106,8 @@ class TrainingFilms(BaseCallback):
         if step.lost_n[row]:
             grid.drop(tile)
         else:
-            self._solved_N[env] |= step.success_n[row]
             image = step.infos[row]["terminal_observation"]["image"] if done else step.next_obs["image"][row]
-            grid.add(tile, image, solved=bool(self._solved_N[env]))
+            grid.add(tile, image, solved=bool(step.success_n[row]))
         if done:
             self._tile_N[env] = None
 

@@ -146,3 +146,11 @@ def test_the_instruction_is_drawn() -> None:
     assert short.shape == long.shape == (236, 192, 3)
     bar = slice(0, 26)
     assert (long[bar] > 160).all(axis=2).sum() > 3 * (short[bar] > 160).all(axis=2).sum() > 0
+
+
+def test_a_tile_that_was_solved_stays_so() -> None:
+    grid = VideoGrid()
+    grid.begin(0, "go")
+    for solved in (False, True, False):
+        grid.add(0, picture(), solved=solved)
+    assert (grid.tiles[0].solved, grid.num_solved) == ([False, True, True], 1)

@@ -18,10 +18,9 @@ QUIET = np.zeros((3, 5, 2), dtype=np.float32)
 
 def shown(envs: RecordVideo) -> dict[int, tuple[str, list[int], list[bool]]]:
     """Tile -> (instruction, steps done in each frame, solved in each frame)."""
-    grid = envs._grid
     return {
-        tile: (grid._instructions[tile], [int(frame[0, 0, 0]) for frame in frames], grid._solved[tile])
-        for tile, frames in grid._frames.items()
+        number: (tile.instruction, [int(frame[0, 0, 0]) for frame in tile.frames], tile.solved)
+        for number, tile in envs._grid.tiles.items()
     }
 
 

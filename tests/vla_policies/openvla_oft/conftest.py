@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.vla_policies.openvla.conftest import golden, samples  # noqa: F401 - fixtures
 from vla_gym.observation import encode_instruction
 
 
@@ -20,18 +19,7 @@ def folder(golden_root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in load_file(folder / "golden.safetensors").items()}
-
-
-@pytest.fixture(scope="session")
-def samples(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "golden.json").read_text())["samples"]
-    return found
-
-
-@pytest.fixture(scope="session")
-def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:
+def observe(golden: dict[str, Tensor], samples: list[dict[str, Any]]) -> Any:  # noqa: F811
     """`observe(i)`: sample i as an observation of a batch of one."""
 
     def sample(i: int) -> dict[str, Tensor]:

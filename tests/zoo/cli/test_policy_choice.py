@@ -12,11 +12,12 @@ import yaml
 
 from tests import mock_checkpoints
 from tests.zoo.cli.test_run_flags import resolve
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, UnknownName
 from zoo.cli.policy_choice import resolve_policy
 from zoo.cli.recipe import over_recipe
 from zoo.cli.run_flags import resolve_new_run
-from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.run_config import to_plain
 from zoo.train import parser
 
 
@@ -134,8 +135,7 @@ def test_a_policy_sees_pictures_of_the_size_its_run_rendered(tmp_path: Path) -> 
     flags = f"--env Toy-Reach --policy {tmp_path}"
     recipes_own = resolve(flags).env_options.get("image_size")
     (tmp_path / "args.yml").write_text("{}")
-    settings = {"algo": "sft", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 1, "num_envs": 1, "seed": 0}
-    given = to_plain(RunConfig(**settings, env_options={"image_size": 48, "num_workers": 1}))
+    given = to_plain(toy_config(algo="sft", env_options={"image_size": 48, "num_workers": 1}))
     (tmp_path / "config.yml").write_text(yaml.safe_dump(given))
     assert recipes_own != 48
     assert resolve(flags).env_options["image_size"] == 48

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym import BadValue
 from zoo.config.batch_plan import check_dealing, check_division, choose_stages, nearest_divisor, solve
 from zoo.config.run_config import RunConfig
 
 
 def config(algo: str = "ppo", num_envs: int = 32, *, group_size: int = 1, **settings: Any) -> RunConfig:
-    return RunConfig(
+    return toy_config(
         algo=algo,
-        env="Toy-Reach",
-        policy="nano",
         n_timesteps=1000,
         num_envs=num_envs,
-        seed=0,
         env_options={"chunk": 8, "group_size": group_size},
         algo_kwargs=settings,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym import registry as benchmarks
 from vla_gym.errors import BadValue
 from zoo.cli.main import main
@@ -21,7 +22,7 @@ from zoo.config.gym_packages import (
     packages_flag,
     packages_of,
 )
-from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.run_config import to_plain
 
 MODULE = """
 import vla_gym
@@ -91,7 +92,7 @@ def test_a_module_that_is_gone_is_named_with_the_run_s_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "args.yml").write_text("gym_packages: [surely_gone_tasks]\n")
-    gone = RunConfig(algo="ppo", env="Gone", policy="nano", n_timesteps=1, num_envs=1, seed=0)
+    gone = toy_config(env="Gone")
     (tmp_path / "config.yml").write_text(yaml.safe_dump(to_plain(gone)))
     assert main(["evaluate", "-i", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -6,18 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from zoo.config.batch_plan import solve
 from zoo.config.memory_choice import Choice, choose, nearest
 from zoo.config.memory_plan import GIB, Rank, needs, total
-from zoo.config.run_config import RunConfig
 
-CONFIG = RunConfig(
-    algo="ppo",
-    env="Toy-Reach",
+CONFIG = toy_config(
     policy="openvla-oft",
-    n_timesteps=1,
     num_envs=4,
-    seed=0,
     env_options={"chunk": 4},
     policy_kwargs={"backbone_kwargs": {"size": "tiny", "lora": {"rank": 4}}},
     algo_kwargs={"n_steps": 8, "batch_size": 32},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
 from vla_policies.footprint import Footprint
@@ -18,16 +19,7 @@ from zoo.config.run_config import RunConfig
 
 
 def run(policy: str, **kwargs: object) -> RunConfig:
-    return RunConfig(
-        algo="ppo",
-        env="Toy-Reach",
-        policy=policy,
-        n_timesteps=1,
-        num_envs=1,
-        seed=0,
-        env_options={"chunk": 4},
-        policy_kwargs=kwargs,
-    )
+    return toy_config(policy=policy, env_options={"chunk": 4}, policy_kwargs=kwargs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

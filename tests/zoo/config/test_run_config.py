@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym import make_vec
 from vla_gym.errors import BadValue, UnknownName
 from vla_policies import VLAPolicy
@@ -15,7 +16,6 @@ from vla_policies.actions.sampling import Greedy
 from zoo.config.run_config import (
     ENV_OPTIONS,
     PolicyOptions,
-    RunConfig,
     benchmark_options,
     build_config,
     check_settings,
@@ -45,7 +45,7 @@ NOT_POLICY_OPTIONS = {
     *("self", "observation_space", "action_space", "lr_schedule", "backbone", "action_spec", "suite"),
     *("use_sde", "normalize_images", "optimizer_class"),
 }
-WHOLE = to_plain(RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=2, seed=0))
+WHOLE = to_plain(toy_config(n_timesteps=9, num_envs=2))
 
 
 def test_options_of_the_environment_are_make_vecs() -> None:

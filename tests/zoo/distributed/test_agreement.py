@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from zoo.config.run_config import RunConfig
 from zoo.distributed.agreement import check_same, check_same_command, check_same_weights, frozen_sample
 from zoo.distributed.process_group import ProcessGroup
 
-CONFIG = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=8, num_envs=2, seed=1)
+CONFIG = toy_config(n_timesteps=8, num_envs=2, seed=1)
 
 
 class Others(ProcessGroup):

@@ -33,19 +33,7 @@ from zoo.distributed.fsdp import (
 from zoo.training.optimizer_file import load_optimizer, optimizer_groups, optimizer_tensors
 
 FSDP = "one_node_fsdp2.yaml"
-RUN = (
-    *TOY,
-    "--policy",
-    "openvla-oft",
-    "--seed",
-    "1",
-    "-n",
-    "90",
-    "--save-freq",
-    "30",
-    "--eval-episodes",
-    "0",
-)
+RUN = (*TOY, "--policy", "openvla-oft", "--seed", "1", "-n", "90", "--save-freq", "30", "--eval-episodes", "0")
 PARAMS = ("num_envs:4", "n_steps:2", "batch_size:4", "n_epochs:2", "learning_rate:1e-4", "micro_batch_size:1")
 POLICY = "policy_kwargs:{backbone_kwargs: {size: tiny}}"
 

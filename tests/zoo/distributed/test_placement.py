@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from tests.zoo.rollout.steps import step
+from tests.zoo.stand_ins import toy_config
 from vla_gym import BadValue, UnknownName
 from zoo.config.run_config import RunConfig
 from zoo.distributed.placement import (
@@ -189,15 +190,7 @@ def test_dealing_twice_is_as_if_the_learner_had_collected(collectors: int, learn
 
 
 def config(num_envs: int, group_size: int = 1) -> RunConfig:
-    return RunConfig(
-        algo="grpo",
-        env="Toy-Reach",
-        policy="nano",
-        n_timesteps=1,
-        num_envs=num_envs,
-        seed=0,
-        env_options={"group_size": group_size},
-    )
+    return toy_config(algo="grpo", num_envs=num_envs, env_options={"group_size": group_size})
 
 
 def test_groups_are_shared_out_in_order():

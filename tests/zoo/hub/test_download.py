@@ -8,11 +8,12 @@ import yaml
 
 from tests.zoo.hub.test_upload import BASE, hub, push_base, pytestmark
 from tests.zoo.loopback_hub import LoopbackHub
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
 from zoo import load_from_hub
 from zoo.cli.main import guarded, main
 from zoo.config import gym_packages
-from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.run_config import to_plain
 from zoo.hub.download import is_remote, remote_resume_point
 
 __all__ = ["hub", "pytestmark"]
@@ -51,7 +52,7 @@ def test_what_is_not_there_is_named(hub: LoopbackHub, capsys: pytest.CaptureFixt
 def published(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     """A published run that `download_run` finds in `folder`; `changes` are of its configuration."""
     folder.mkdir(parents=True)
-    config = to_plain(RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=9, num_envs=1, seed=0))
+    config = to_plain(toy_config(n_timesteps=9))
     (folder / "config.yml").write_text(yaml.safe_dump({**config, **changes}))
     (folder / "args.yml").write_text("gym_packages: [planted]\n")
     monkeypatch.setattr("zoo.hub.download.fetch", lambda *_, **__: folder)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from zoo.config.run_config import RunConfig
+from tests.zoo.stand_ins import toy_config
 from zoo.hub.model_card import CardFacts, front_matter, inline, model_card
 
 
@@ -16,7 +16,7 @@ def rate(name: str) -> dict[str, Any]:
 
 FACTS = CardFacts(
     repo="me/run",
-    config=RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=1, num_envs=1, seed=0),
+    config=toy_config(),
     step=3,
     base=None,
     adapter=False,

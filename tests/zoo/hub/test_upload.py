@@ -19,12 +19,12 @@ from huggingface_hub import HfApi, ModelCard
 
 import vla_gym
 from tests.zoo.loopback_hub import TOKEN, LoopbackHub
+from tests.zoo.stand_ins import toy_config
 from vla_policies import VLAPolicy
 from vla_policies.conventions import conventions_of
 from zoo import evaluate, load_from_hub, push_to_hub, record_video, train
 from zoo.cli import measuring
 from zoo.cli.main import guarded
-from zoo.config.run_config import RunConfig
 from zoo.hub.upload import Publication, publish, repository_files
 from zoo.runs.evaluations import find_evaluation, weights_sha256
 from zoo.runs.folder import RunFolder, create_run_folder, describe_run
@@ -354,7 +354,7 @@ def test_a_local_base_is_warned_of_and_can_be_renamed(hub: LoopbackHub, capsys: 
 def made_up(weights: str, policy: str = "nano") -> RunFolder:
     """A run without training: whole weights of this content in best/."""
     run = create_run_folder(Path("made_up"), "ppo", "Toy-Reach")
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy=policy, n_timesteps=1, num_envs=1, seed=0)
+    config = toy_config(policy=policy)
     describe_run(run, config=config, args={}, command=["x"], protocol={})
     run.best.mkdir()
     (run.best / "config.json").write_text("{}")

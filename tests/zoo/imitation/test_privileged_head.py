@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.zoo.algorithms.test_imitation_loss import policy, shown
+from tests.zoo.stand_ins import toy_config
 from vla_gym import find_benchmark
 from vla_gym.errors import BadValue
 from vla_policies import VLAPolicy
@@ -29,8 +30,7 @@ def seen(length: int, dims: int) -> Demonstration:
 
 def config(policy: str) -> RunConfig:
     own = {"backbone_kwargs": {"size": "tiny"}, "temperature": 0.5}
-    size = {"n_timesteps": 1, "num_envs": 1, "seed": 0}
-    return RunConfig(algo="sft", env="Toy-Reach", policy=policy, policy_kwargs=own, **size)
+    return toy_config(algo="sft", policy=policy, policy_kwargs=own)
 
 
 def test_of_what_the_expert_saw_the_places_of_things_are_learned() -> None:

@@ -36,19 +36,7 @@ pytestmark = pytest.mark.processes
 
 pytest.importorskip("pyarrow")
 TINY = ("-params", "policy_kwargs:{backbone_kwargs: {size: tiny}}")
-SIZE = (
-    "-n",
-    "7",
-    "--batch-size",
-    "4",
-    "--seed",
-    "0",
-    "--eval-freq",
-    "3",
-    "--eval-episodes",
-    "2",
-    "--augment",
-)
+SIZE = ("-n", "7", "--batch-size", "4", "--seed", "0", "--eval-freq", "3", "--eval-episodes", "2", "--augment")
 
 
 def fine_tune(demos: Path, folder: Path, *flags: str) -> int:

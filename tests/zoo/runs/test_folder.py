@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
-from zoo.config.run_config import RunConfig
 from zoo.runs.folder import RunFolder, closing_lines, commit_note, create_run_folder, describe_run, locked, video_file
 
-CONFIG = RunConfig(
-    algo="ppo",
+CONFIG = toy_config(
     env="LIBERO-Spatial/3",
-    policy="nano",
     n_timesteps=100,
     num_envs=4,
     seed=1,

@@ -8,13 +8,13 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from stable_baselines3.common.logger import KVWriter
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue
-from zoo.config.run_config import RunConfig
 from zoo.config.tracking import SERVICES, Tracking
 from zoo.runs.folder import RunFolder
 from zoo.runs.trackers import start_trackers
 
-CONFIG = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0)
+CONFIG = toy_config(n_timesteps=100, num_envs=2)
 
 
 class StandInTracker:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.registry import find_benchmark
-from zoo.config.run_config import RunConfig, to_plain
+from zoo.config.run_config import to_plain
 from zoo.runs import shipped_agents
 from zoo.runs.trained_tasks import trained_tasks
 
@@ -22,7 +23,7 @@ def make_run(folder: Path, policy: str, *task_ids: int) -> Path:
     (best / "config.json").write_text("{}")
     (folder / "protocol.json").write_text(json.dumps({"tasks": tasks}))
     (folder / "args.yml").write_text("{}")
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy=policy, n_timesteps=8, num_envs=4, seed=0)
+    config = toy_config(policy=policy, n_timesteps=8, num_envs=4)
     (folder / "config.yml").write_text(yaml.safe_dump(to_plain(config)))
     return best
 

@@ -14,18 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-ARGV = [
-    sys.executable,
-    "-u",
-    "-m",
-    "zoo.train",
-    "--env",
-    "Toy-Reach",
-    "--num-threads",
-    "1",
-    "--device",
-    "cpu",
-]
+ARGV = [sys.executable, "-u", "-m", "zoo.train", "--env", "Toy-Reach", "--num-threads", "1", "--device", "cpu"]
 PARAMS = ["num_envs:4", "num_workers:2", "eval_episodes:0", "n_steps:4", "batch_size:16", "n_epochs:1"]
 
 

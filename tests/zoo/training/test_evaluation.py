@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import vla_gym
+from tests.zoo.stand_ins import toy_config
 from vla_gym import VLAVectorEnv
 from vla_policies import VLAPolicy
-from zoo.config.run_config import RunConfig
 from zoo.distributed.process_group import ProcessGroup
 from zoo.training.callbacks import Stopped
 from zoo.training.evaluation import Evaluator
 
-CONFIG = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=8, num_envs=2, seed=1, eval_episodes=4)
+CONFIG = toy_config(n_timesteps=8, num_envs=2, seed=1, eval_episodes=4)
 
 
 class Flags(ProcessGroup):

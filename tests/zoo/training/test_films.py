@@ -43,10 +43,10 @@ def test_a_film_has_the_first_nine_episodes_from_their_first_frame(written: dict
     (film,) = written.values()
     assert list(written) == ["training_0.mp4"]
     assert len(film) == films.EPISODES
-    lengths = [len(frames) for frames in film._frames.values()]
+    lengths = [len(tile.frames) for tile in film.tiles.values()]
     # One frame before the first decision and one after each.
     assert all(2 <= length <= 4 for length in lengths)
-    assert all(sentence.startswith("reach the ") for sentence in film._instructions.values())
+    assert all(tile.instruction.startswith("reach the ") for tile in film.tiles.values())
 
 
 def test_films_come_every_so_many_steps(written: dict[str, VideoGrid]) -> None:
@@ -62,7 +62,7 @@ def test_groups_are_filmed_round_by_round(written: dict[str, VideoGrid]) -> None
     (film,) = written.values()
     assert len(film) == films.EPISODES
     # The first four are one group: they begin in one picture.
-    first = [film._frames[tile][0] for tile in range(4)]
+    first = [film.tiles[tile].frames[0] for tile in range(4)]
     assert all((picture == first[0]).all() for picture in first)
 
 

@@ -8,38 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.zoo.launching import (
-    TOY,
-    finish,
-    first_checkpoint,
-    free_port,
-    only_run,
-    same_tensors,
-    start,
-    updates,
-)
+from tests.zoo.launching import TOY, finish, first_checkpoint, free_port, only_run, same_tensors, start, updates
 
 pytestmark = pytest.mark.slow
 
 PPO = (
-    "--algo",
-    "ppo",
-    "-params",
-    "num_envs:8",
-    "n_steps:8",
-    "batch_size:16",
-    "n_epochs:2",
-    "micro_batch_size:5",
-    "start_sampling:learnability",
+    *("--algo", "ppo", "-params", "num_envs:8", "n_steps:8", "batch_size:16", "n_epochs:2"),
+    *("micro_batch_size:5", "start_sampling:learnability"),
 )
 GRPO = (
-    "--algo",
-    "grpo",
-    "-params",
-    "num_envs:16",
-    "group_size:4",
-    "batch_size:16",
-    "n_epochs:2",
+    *("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2"),
     "start_sampling:learnability",
 )
 RUN = (*TOY, "--seed", "1", "-n", "600", "--eval-episodes", "5")

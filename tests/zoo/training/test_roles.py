@@ -11,13 +11,7 @@ from tests.zoo.launching import TOY, finish, only_run, start, updates
 pytestmark = pytest.mark.slow
 
 PPO = (
-    "--algo",
-    "ppo",
-    "-params",
-    "num_envs:8",
-    "n_steps:8",
-    "batch_size:16",
-    "n_epochs:2",
+    *("--algo", "ppo", "-params", "num_envs:8", "n_steps:8", "batch_size:16", "n_epochs:2"),
     "start_sampling:learnability",
 )
 GRPO = ("--algo", "grpo", "-params", "num_envs:16", "group_size:4", "batch_size:16", "n_epochs:2")

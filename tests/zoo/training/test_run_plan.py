@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from vla_gym.errors import BadValue, MissingDependency
-from zoo.config.run_config import RunConfig
 from zoo.training.run_plan import RunPlan, check_startable, dry_run_text, memory_lines
 
 
@@ -22,13 +22,10 @@ def test_simulators_are_asked_for_where_they_run(
     monkeypatch.setitem(sys.modules, "metaworld", None)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", str(rank))
-    config = RunConfig(
-        algo="ppo",
+    config = toy_config(
         env="MetaWorld/reach",
-        policy="nano",
         n_timesteps=100,
         num_envs=2,
-        seed=0,
         device="cpu",
         eval_episodes=eval_episodes,
         placement="env=0,rollout=1,actor=2",
@@ -42,8 +39,7 @@ def test_simulators_are_asked_for_where_they_run(
 
 def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path) -> None:
     imitated = {"bc_coef": 0.1, "bc_dataset": [str(tmp_path / "demos")], "bc_batch_size": 9}
-    shared = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 100, "num_envs": 6, "seed": 0}
-    plan = RunPlan.resolve(RunConfig(**shared, device="cpu", algo_kwargs=imitated), num_ranks=3)
+    plan = RunPlan.resolve(toy_config(num_envs=6, device="cpu", algo_kwargs=imitated), num_ranks=3)
     assert f"imitation    of 9 frames of {tmp_path}/demos in every optimiser step" in plan.arithmetic()
     with pytest.raises(BadValue, match=r"no folder '.*demos'\. Collect demonstrations with"):
         check_startable(plan)
@@ -54,30 +50,22 @@ def test_what_a_run_would_imitate_is_looked_for_before_it_starts(tmp_path: Path)
 
 
 def test_what_the_policy_cannot_meet_is_told_before_it_starts() -> None:
-    shared = {"algo": "ppo", "env": "Toy-Reach", "policy": "nano", "n_timesteps": 100, "num_envs": 6, "seed": 0}
-    plan = RunPlan.resolve(RunConfig(**shared, device="cpu", algo_kwargs={"kl_coef": 0.1}))
+    plan = RunPlan.resolve(toy_config(num_envs=6, device="cpu", algo_kwargs={"kl_coef": 0.1}))
     with pytest.raises(BadValue, match="kl_coef needs a reference policy"):
         check_startable(plan)
 
 
 def test_rounds_are_collected_where_they_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    config = RunConfig(
-        algo="ppo",
-        env="Toy-Reach",
-        policy="nano",
-        n_timesteps=100,
-        num_envs=2,
-        seed=0,
-        placement="env=0,rollout=0,actor=1",
-        algo_kwargs={"rounds_per_update": 2},
+    config = toy_config(
+        n_timesteps=100, num_envs=2, placement="env=0,rollout=0,actor=1", algo_kwargs={"rounds_per_update": 2}
     )
     with pytest.raises(BadValue, match="leave out --placement"):
         RunPlan.resolve(config)
 
 
 def test_the_memory_of_a_sharded_run_is_that_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig(algo="ppo", env="Toy-Reach", policy="nano", n_timesteps=100, num_envs=2, seed=0, device="cpu")
+    config = toy_config(n_timesteps=100, num_envs=2, device="cpu")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
     plan = RunPlan.resolve(config)

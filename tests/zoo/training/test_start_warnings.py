@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.zoo.stand_ins import toy_config
 from zoo.config.run_config import RunConfig
 from zoo.training import start_warnings as module
 from zoo.training.run_plan import RunPlan
@@ -13,9 +14,8 @@ from zoo.training.start_warnings import hopeless_start, short_of_a_rollout, shor
 
 
 def config(**changes: Any) -> RunConfig:
-    values = {"algo": "ppo", "env": "MetaWorld/reach", "policy": "nano", "n_timesteps": 4096, "num_envs": 4, "seed": 0}
-    settings = {"algo_kwargs": {"n_steps": 8}, "env_options": {"chunk": 4}}
-    return RunConfig(**{**values, **settings, "device": "cpu", **changes})
+    settings = {"env": "MetaWorld/reach", "n_timesteps": 4096, "num_envs": 4, "device": "cpu"}
+    return toy_config(**{**settings, "algo_kwargs": {"n_steps": 8}, "env_options": {"chunk": 4}, **changes})
 
 
 def test_fresh_weights_on_a_robot_that_is_paid_for_success_alone() -> None:
