@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,25 +41,36 @@ def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Context manager that holds the lock file `path`; its descriptor holds the lock too where a child inherits it."""
+    """Context manager that holds the lock file `path`; its descriptor holds the lock too where a child inherits it.
+
+    Raises `BadValue` where the folder cannot be written to or its file system has no locks.
+    """
     check_writable(path.parent)
     with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:  # NFS without a lock service, Lustre mounted without `flock`
+            raise BadValue(
+                f"cannot lock {path} ({error.strerror}): set VLA_ZOO_CACHE to a folder on a local disk"
+            ) from error
         yield stream.fileno()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or absent, also when the process is killed or the machine stops."""
+    """Write a file that is either whole or absent, also when the process is killed or the machine stops.
+
+    Who may read it is the user's umask to say: a cache may be shared.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue
-from vla_gym.system.cache import cache_dir, check_writable, library_caches
+from vla_gym.system.cache import cache_dir, check_writable, library_caches, locked, write_atomic
 
 
 def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +50,26 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_variable(tmp_path: Pa
         library_caches({"VLA_ZOO_CACHE": str(file)})
     with pytest.raises(BadValue, match=r"own .*: set NUMBA_CACHE_DIR"):
         library_caches({"VLA_ZOO_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(file / "own")})
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(stream: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    where = r"^cannot lock \S+/a\.lock \(No locks available\): set VLA_ZOO_CACHE to"
+    with pytest.raises(BadValue, match=where), locked(tmp_path / "a.lock"):
+        pass
+
+
+def test_other_users_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_atomic(tmp_path / "a" / "b", b"content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o644
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["b"]
 
 
 @pytest.mark.sim
