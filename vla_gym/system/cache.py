@@ -17,13 +17,25 @@ from vla_gym.errors import BadValue
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """`$VLA_ZOO_CACHE`, else `$XDG_CACHE_HOME/vla-zoo`, else `~/.cache/vla-zoo`; not created here."""
+    """`$VLA_ZOO_CACHE`, else `$XDG_CACHE_HOME/vla-zoo`, else `~/.cache/vla-zoo`; not created here.
+
+    Raises `BadValue` where none of them is known.
+    """
     environ = os.environ if environ is None else environ
     own = environ.get("VLA_ZOO_CACHE")
     if own:
         return Path(own).expanduser().absolute()
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "vla-zoo"
+    return (Path(base).expanduser().absolute() if base else _home() / ".cache") / "vla-zoo"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise BadValue(
+            "no home folder is known for this user (HOME is not set): set VLA_ZOO_CACHE to a folder that can be written"
+        ) from error
 
 
 def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:

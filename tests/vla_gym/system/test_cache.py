@@ -23,6 +23,18 @@ def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cache_dir() == tmp_path / "here"
 
 
+def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a number that a container runs as, unknown to its list of users."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(BadValue, match=r"^no home folder is known .*: set VLA_ZOO_CACHE to"):
+        cache_dir({})
+    assert cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/vla-zoo")
+
+
 def test_other_libraries_stay_in_our_folder(tmp_path: Path) -> None:
     folders = library_caches({"VLA_ZOO_CACHE": str(tmp_path), "LIBERO_CONFIG_PATH": "/elsewhere"})
     assert folders == {
