@@ -15,6 +15,9 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 
+CPU_INFO = Path("/proc/cpuinfo")
+"""Linux's description of the processors."""
+
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """`$VLA_ZOO_CACHE`, else `$XDG_CACHE_HOME/vla-zoo`, else `~/.cache/vla-zoo`; not created here.
@@ -117,6 +120,17 @@ def content_hash(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
+def _processor() -> str:
+    """Name of this machine's kind of processor, which other machines that share the cache may not have.
+
+    Numba keeps the code of all kinds in one folder, under an index that two machines may overwrite for each other: then
+    one runs the code of the other.
+    """
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.is_file() else []
+    kinds = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return content_hash("\n".join(kinds).encode())[:8]
+
+
 def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
@@ -133,7 +147,7 @@ def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     environ = os.environ if environ is None else environ
     root = cache_dir(environ)
     own = environ.get("NUMBA_CACHE_DIR")
-    config, numba = root / "libero-config", Path(own) if own else root / "numba"
+    config, numba = root / "libero-config", Path(own) if own else root / "numba" / _processor()
     for folder, variable in (
         (config, "VLA_ZOO_CACHE"),
         (numba, "NUMBA_CACHE_DIR" if own else "VLA_ZOO_CACHE"),

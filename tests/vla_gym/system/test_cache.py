@@ -9,6 +9,7 @@ import pytest
 
 from vla_gym import make_vec
 from vla_gym.errors import BadValue
+from vla_gym.system import cache
 from vla_gym.system.cache import cache_dir, check_writable, library_caches, locked, write_atomic
 
 
@@ -37,13 +38,25 @@ def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch: pytest
 
 def test_other_libraries_stay_in_our_folder(tmp_path: Path) -> None:
     folders = library_caches({"VLA_ZOO_CACHE": str(tmp_path), "LIBERO_CONFIG_PATH": "/elsewhere"})
-    assert folders == {
-        "LIBERO_CONFIG_PATH": str(tmp_path / "libero-config"),
-        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
-    }
+    assert folders["LIBERO_CONFIG_PATH"] == str(tmp_path / "libero-config")
+    assert Path(folders["NUMBA_CACHE_DIR"]).parent == tmp_path / "numba"
     assert all(Path(folder).is_dir() for folder in folders.values())
     own = str(tmp_path / "own")
     assert library_caches({"VLA_ZOO_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": own})["NUMBA_CACHE_DIR"] == own
+
+
+def test_machines_of_other_processors_share_no_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba's index of a function may be overwritten by another machine's; then one would run the other's code."""
+
+    def numba_folder(cpu_info: str) -> str:
+        (tmp_path / "cpuinfo").write_text(cpu_info)
+        return library_caches({"VLA_ZOO_CACHE": str(tmp_path)})["NUMBA_CACHE_DIR"]
+
+    monkeypatch.setattr(cache, "CPU_INFO", tmp_path / "cpuinfo")
+    one = "processor : 0\nmodel name : A\ncpu MHz : {}\nflags : avx2\n"
+    assert numba_folder(one.format(2000)) == numba_folder(one.format(2500) + one.format(1800))
+    assert numba_folder(one) != numba_folder(one.replace("avx2", "avx2 avx512f"))
+    assert numba_folder(one) != numba_folder(one.replace(": A", ": B"))
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_its_variable(tmp_path: Path) -> None:
