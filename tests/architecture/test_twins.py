@@ -10,10 +10,7 @@ from rooms import MODULES, ROOT, SOURCES
 
 TESTED_IN: dict[str, tuple[str, ...]] = {
     # A task as upstream builds and steps it, state by state: controller, scene and simulator together.
-    "vla_gym/adapters/libero/test_identity.py": (
-        "vla_gym/adapters/libero/osc.py",
-        "vla_gym/adapters/libero/upstream.py",
-    ),
+    "vla_gym/adapters/libero/test_identity.py": ("vla_gym/adapters/libero/upstream.py",),
     "vla_gym/adapters/maniskill/test_simulator.py": (
         "vla_gym/adapters/maniskill/control.py",
         "vla_gym/adapters/maniskill/scene.py",

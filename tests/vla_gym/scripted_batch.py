@@ -116,3 +116,8 @@ class ToyBatch:
 
     def close(self) -> None:
         pass
+
+
+class Unbuildable:
+    def __init__(self, *_: object, **__: object) -> None:
+        raise ZeroDivisionError("no arm")

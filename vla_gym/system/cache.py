@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +15,30 @@ from typing import Any
 
 from vla_gym.errors import BadValue
 
+CPU_INFO = Path("/proc/cpuinfo")
+"""Linux's description of the processors."""
+
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """`$VLA_ZOO_CACHE`, else `$XDG_CACHE_HOME/vla-zoo`, else `~/.cache/vla-zoo`; not created here."""
+    """`$VLA_ZOO_CACHE`, else `$XDG_CACHE_HOME/vla-zoo`, else `~/.cache/vla-zoo`; not created here.
+
+    Raises `BadValue` where none of them is known.
+    """
     environ = os.environ if environ is None else environ
     own = environ.get("VLA_ZOO_CACHE")
     if own:
         return Path(own).expanduser().absolute()
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "vla-zoo"
+    return (Path(base).expanduser().absolute() if base else _home() / ".cache") / "vla-zoo"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise BadValue(
+            "no home folder is known for this user (HOME is not set): set VLA_ZOO_CACHE to a folder that can be written"
+        ) from error
 
 
 def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
@@ -40,25 +56,36 @@ def check_writable(folder: Path, variable: str = "VLA_ZOO_CACHE") -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Context manager that holds the lock file `path`; its descriptor holds the lock too where a child inherits it."""
+    """Context manager that holds the lock file `path`; its descriptor holds the lock too where a child inherits it.
+
+    Raises `BadValue` where the folder cannot be written to or its file system has no locks.
+    """
     check_writable(path.parent)
     with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:  # NFS without a lock service, Lustre mounted without `flock`
+            raise BadValue(
+                f"cannot lock {path} ({error.strerror}): set VLA_ZOO_CACHE to a folder on a local disk"
+            ) from error
         yield stream.fileno()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or absent, also when the process is killed or the machine stops."""
+    """Write a file that is either whole or absent, also when the process is killed or the machine stops.
+
+    Who may read it is the user's umask to say: a cache may be shared.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -93,6 +120,17 @@ def content_hash(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
+def _processor() -> str:
+    """Name of this machine's kind of processor, which other machines that share the cache may not have.
+
+    Numba keeps the code of all kinds in one folder, under an index that two machines may overwrite for each other: then
+    one runs the code of the other.
+    """
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.is_file() else []
+    kinds = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return content_hash("\n".join(kinds).encode())[:8]
+
+
 def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
@@ -109,7 +147,7 @@ def library_caches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     environ = os.environ if environ is None else environ
     root = cache_dir(environ)
     own = environ.get("NUMBA_CACHE_DIR")
-    config, numba = root / "libero-config", Path(own) if own else root / "numba"
+    config, numba = root / "libero-config", Path(own) if own else root / "numba" / _processor()
     for folder, variable in (
         (config, "VLA_ZOO_CACHE"),
         (numba, "NUMBA_CACHE_DIR" if own else "VLA_ZOO_CACHE"),

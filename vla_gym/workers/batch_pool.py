@@ -93,17 +93,8 @@ class BatchPool(Pool):
     def __init__(self, setup: SubEnvSetup, *, num_workers: int) -> None:
         self._setup = setup
         self.memory = SlotMemory.private(setup.memory)
-        layout = setup.memory.observation
-        count = setup.memory.num_slots
-        self._batch: BatchSimulator = pkgutil.resolve_name(setup.simulator)(
-            setup.tasks,
-            layout.image_size,
-            layout.cameras,
-            num_envs=count,
-            num_workers=num_workers,
-            **setup.simulator_kwargs,
-        )
-        self._rows = [_Row() for _ in range(count)]
+        self._batch = _build(setup, num_workers)
+        self._rows = [_Row() for _ in range(setup.memory.num_slots)]
         self._envs = [SubEnv(row, setup.tasks, setup.rule) for row in self._rows]
         self._running: set[int] = set()
         """Slots in the middle of an episode."""
@@ -177,6 +168,24 @@ class BatchPool(Pool):
                 held.append((sorted(over), self._batch.save(sorted(over))))
         for slots, saved in held:
             self._batch.restore(slots, saved)
+
+
+def _build(setup: SubEnvSetup, num_workers: int) -> BatchSimulator:
+    layout = setup.memory.observation
+    try:
+        batch: BatchSimulator = pkgutil.resolve_name(setup.simulator)(
+            setup.tasks,
+            layout.image_size,
+            layout.cameras,
+            num_envs=setup.memory.num_slots,
+            num_workers=num_workers,
+            **setup.simulator_kwargs,
+        )
+    except VLAZooError:
+        raise
+    except Exception as error:
+        raise WorkerFailed(f"{setup.env_id}, starting: {type(error).__name__}: {error}") from error
+    return batch
 
 
 def _joined(parts: Sequence[Report]) -> Report:

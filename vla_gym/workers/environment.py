@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from vla_gym.errors import MissingDependency
 from vla_gym.specs import Benchmark
 from vla_gym.system.cache import library_caches
 from vla_gym.system.child import python_path
+from vla_gym.system.control_groups import cpu_limit
 from vla_gym.system.extras import install_command
 from vla_gym.system.rendering import rendering_environment
 from vla_gym.system.vulkan import gpu_physics_environment, sapien_environment
@@ -65,6 +67,10 @@ def worker_environment(
 
 
 def num_cores() -> int:
-    """CPU cores this process may use: an even share for each process that a launcher started on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores this process may use: an even share for each process that a launcher started on this machine.
+
+    A container's limit counts, rounded up: it sees all cores of its machine.
+    """
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = math.ceil(min(seen, cpu_limit()))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

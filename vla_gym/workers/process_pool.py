@@ -59,21 +59,25 @@ class WorkerProcess:
         self.num_pending = 1
         """Answers that have not come."""
         own_end, child_end = socket.socketpair()
-        # Simulators print a lot while they are imported: kept in a nameless file, quoted when they fail.
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `join`
-        with child_end:
+        with own_end, child_end:
+            # Simulators print a lot while they are imported: kept in a nameless file, quoted when they fail.
+            self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `join`
             command = [sys.executable, "-P", "-m", "vla_gym.workers.worker"]
             command += ["--socket", str(child_end.fileno()), "--memory", str(memory_fd)]
-            self._process = subprocess.Popen(  # noqa: S603  our own module
-                command,
-                pass_fds=(child_end.fileno(), memory_fd),
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603  our own module
+                    command,
+                    pass_fds=(child_end.fileno(), memory_fd),
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                )
+            except OSError:
+                self._output.close()
+                raise
+            self.connection = Connection(own_end.detach())
         self.pid = self._process.pid
-        self.connection = Connection(own_end.detach())
         self._send(write_setup(setup, slots))
 
     def send(self, message: bytes) -> None:
@@ -216,7 +220,13 @@ class ProcessPool(Pool):
             raise
 
     def _start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._setup, self._slots[number], self._environments[number], self._memory_fd)
+        try:
+            return WorkerProcess(self._setup, self._slots[number], self._environments[number], self._memory_fd)
+        except OSError as error:
+            raise WorkerFailed(
+                f"cannot start worker {number} of {len(self._slots)}: {error.strerror}; give fewer num_workers, or "
+                "raise the limits of the system (ulimit -n for open files, -u for processes)"
+            ) from error
 
     def _await_ready(self, numbers: Sequence[int]) -> None:
         for answer in self._collect(numbers, {}).values():

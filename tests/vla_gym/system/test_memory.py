@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from vla_gym.system import memory
+from vla_gym.system import control_groups
 from vla_gym.system.memory import main_memory
 
 
 @pytest.fixture(autouse=True)
 def own_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "MOUNT", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
     return tmp_path / "own"
 
 

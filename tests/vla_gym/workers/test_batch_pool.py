@@ -73,6 +73,13 @@ def test_a_chunk_stops_at_its_own_end_and_the_others_go_on(make: Make) -> None:
     assert infos["start_state"].tolist() == ["0001", "0100", "0200"]
 
 
+def test_a_batch_that_cannot_be_built_says_of_what(make: Make) -> None:
+    """As when the GPU has no memory left."""
+    broken = dataclasses.replace(batched_benchmark(), simulator="scripted_batch:Unbuildable")
+    with pytest.raises(WorkerFailed, match=r"^\S+, starting: ZeroDivisionError: no arm$"):
+        make(broken, 3)
+
+
 def test_a_decision_draws_once_after_everything(make: Make) -> None:
     envs = make(batched_benchmark(), 3, chunk=5, schedule="grid", autoreset_mode="next_step")
     envs.reset()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from scripted_simulator import scripted_benchmark
 
 from vla_gym.errors import MissingDependency
 from vla_gym.workers import environment as module
-from vla_gym.workers.environment import check_installed, simulator_environment, worker_environment
+from vla_gym.workers.environment import check_installed, num_cores, simulator_environment, worker_environment
 
 PLAIN = scripted_benchmark()
 WITH_MUJOCO = dataclasses.replace(PLAIN, requires=("mujoco",))
@@ -25,6 +26,16 @@ def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environ["LP_NUM_THREADS"] == environ["NUMBA_NUM_THREADS"] == "2"
     many = worker_environment(PLAIN, {"LP_NUM_THREADS": "4"}, worker=0, num_workers=30)
     assert (many["LP_NUM_THREADS"], many["NUMBA_NUM_THREADS"]) == ("4", "1")
+
+
+def test_a_container_s_share_of_the_cores_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 workers, one for each core that a pod with `cpu: 4` sees, would not fit its memory."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    for limit, cores in ((4.0, 4), (1.5, 2), (0.1, 1), (math.inf, 64)):
+        monkeypatch.setattr(module, "cpu_limit", lambda limit=limit: limit)
+        assert num_cores() == cores
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert num_cores() == 8
 
 
 def test_the_child_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -295,6 +296,21 @@ def test_a_lost_episode_in_a_saved_state(make: Make) -> None:
     _, infos = other.load_state_dict(envs.state_dict())
     assert infos["lost"].tolist() == [False, True, True]
     assert other.finished.tolist() == [False, True, True]
+
+
+def test_workers_that_the_system_does_not_let_start_are_said(make: Make) -> None:
+    """As with more of them than the limit of open files allows; none of the others stays."""
+    gc.collect()
+    count = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count + 12, limits[1]))
+    try:
+        with pytest.raises(WorkerFailed, match=r"^cannot start worker \d of 8: Too many open files; give fewer"):
+            make("Toy-Reach", 8, num_workers=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == count
 
 
 def test_close_is_quick_and_final(alive: Alive) -> None:

@@ -125,6 +125,8 @@ def _from_cache(file: str, suite: str, task: str, read: Callable[[Path], Content
 
 def _folder_with(file: str, suite: str, task: str) -> Path:
     folder = cache_dir() / "libero" / task_key(suite, task)
+    if (folder / file).is_file():  # a cache that was filled before may be read-only
+        return folder
     with locked(folder.with_suffix(".lock")) as lock:
         if not (folder / file).is_file():
             logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)

@@ -9,7 +9,9 @@ robots/single_arm.py, models/grippers/panda_gripper.py.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import mujoco
@@ -17,6 +19,12 @@ import numpy as np
 
 from vla_gym.adapters.libero.tasks import ACTION_SCALE
 from vla_gym.system.rendering import cuda_hidden
+
+# robosuite reads this module as a user's own settings. Without it, it logs to /tmp/robosuite.log and cannot be imported
+# where that is another user's file.
+_settings = ModuleType("robosuite.macros_private")
+vars(_settings)["FILE_LOGGING_LEVEL"] = None
+sys.modules.setdefault(_settings.__name__, _settings)
 
 with cuda_hidden():
     from robosuite.utils.control_utils import (

@@ -15,7 +15,7 @@ import numpy as np
 import sapien
 import torch
 
-from vla_gym.adapters.maniskill.scene import COLOUR_ONLY, make_env
+from vla_gym.adapters.maniskill.scene import make_env
 from vla_gym.adapters.maniskill.simulator import ManiSkillSimulator
 from vla_gym.adapters.maniskill.tasks import CAMERAS, RANDOM_SHAPES, TaskReward
 from vla_gym.errors import BadValue
@@ -28,6 +28,7 @@ from vla_gym.workers.pool import Command, LocalPool, Pool, SubEnvSetup
 from vla_gym.workers.process_pool import ProcessPool
 from vla_gym.workers.shared_memory import MemoryLayout
 
+COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 TIMEOUT = 600.0
 """Seconds a worker may take to start, or to draw one start state."""
 Saved = tuple[torch.Tensor, torch.Tensor]

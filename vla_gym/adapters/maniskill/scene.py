@@ -26,7 +26,6 @@ from vla_gym.system.vulkan import DEVICE_VARIABLE
 
 UNUSED_CAMERA = {"width": 8, "height": 8}
 """Of upstream's own videos, which are not made here; its default is 512 pixels."""
-COLOUR_ONLY = {"rgb": True, "depth": False, "position": False, "segmentation": False}
 
 
 def make_env(
@@ -113,11 +112,16 @@ def rest_drives(env: Any) -> None:
 
 
 def render(env: Any, camera: str) -> np.ndarray:
-    """Draw the present state through one camera, u8 `[H, W, 3]`."""
+    """Draw the present state of CPU physics through one camera, u8 `[H, W, 3]`.
+
+    It comes straight from SAPIEN: upstream fetches what a GPU has drawn through PyTorch, whose CUDA context costs each
+    worker hundreds of megabytes there.
+    """
     env.scene.sub_scenes[0].update_render()
     sensor = env._sensors[camera]
     sensor.capture()
-    return np.array(sensor.get_obs(**COLOUR_ONLY)["rgb"][0].cpu().numpy())
+    (view,) = sensor.camera._render_cameras
+    return np.ascontiguousarray(view.get_picture("Color")[..., :3])
 
 
 def joint_positions(env: Any) -> np.ndarray:

@@ -97,15 +97,23 @@ def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     whole = rest.read_bytes()
     rest.unlink()
     locked = libero_compile.locked
-    waits = iter([lambda: None, lambda: rest.write_bytes(whole)])
 
     def lock_after_another(path: Path) -> object:
-        next(waits)()
+        rest.write_bytes(whole)
         return locked(path)
 
     monkeypatch.setattr(libero_compile, "locked", lock_after_another)
     libero_compile.compiled_task("libero_90", "cup")
     assert compiled == ["cup"]
+
+
+def test_a_task_that_was_compiled_before_is_read_without_a_lock(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So from a read-only cache too."""
+    before = libero_compile.compiled_task("libero_90", "cup")
+    monkeypatch.delattr(libero_compile, "locked")
+    assert libero_compile.compiled_task("libero_90", "cup").textures == before.textures
 
 
 def test_a_task_that_stays_damaged_says_which_file(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

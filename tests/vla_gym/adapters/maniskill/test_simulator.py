@@ -51,6 +51,16 @@ def pick() -> Iterator[Any]:
     sim.close()
 
 
+def test_a_picture_of_cpu_physics_takes_no_way_through_cuda(pick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn on a GPU upstream hands it over in PyTorch's memory there: a CUDA context for each worker."""
+    pick.reset(StartState(task_id=0, trial_id=0))
+    before = pick.observe()["image"]
+    upstream = pick._env._sensors["base_camera"].get_obs()["rgb"][0].numpy()
+    np.testing.assert_array_equal(before, upstream)
+    monkeypatch.setattr(pick._env.scene.backend, "render_backend", "sapien_cuda")
+    np.testing.assert_array_equal(pick.observe()["image"], before)
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_starts_steps_and_is_drawn(name: str) -> None:
     keys = ("image", "wrist_image") if TASKS[name].wrist_camera else ("image",)
