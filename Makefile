@@ -6,8 +6,8 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 EXTRAS ?= libero,metaworld,maniskill,dev
-# The environment is rebuilt when what it is made from changes, and only then.
-STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS)) | sha256sum | cut -c1-16)
+# The environment is brought up to date when what it is made from changes, and only then.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt <(echo $(EXTRAS); pwd -P) | sha256sum | cut -c1-16)
 
 # A size that two cores finish in less than five minutes; more: make train TRAIN_ARGS="-n 1000000 -P"
 TRAIN_ARGS ?= -n 4096 -params learning_rate:1e-5 --eval-episodes 10 --seed 0
@@ -25,13 +25,17 @@ setup: system $(STAMP)  ## .venv with the pinned dependencies, and the system's 
 system:
 	@python=$$(scripts/find_python.sh) && scripts/setup_system.sh "$$python"
 
-$(STAMP): pyproject.toml constraints.txt | system
+# Made anew unless its pip answers from here: after a set-up that was stopped early, when its Python has gone, or when the
+# checkout was moved or copied.
+$(STAMP): pyproject.toml constraints.txt $(PY) | system
 	@python=$$(scripts/find_python.sh); \
-	[ -x $(PY) ] || "$$python" -m venv $(VENV)
+	$(VENV)/bin/pip --version 2>/dev/null | grep -qF "$$(pwd -P)/$(VENV)/" || "$$python" -m venv --clear $(VENV)
 	@echo "Installing the pinned dependencies into $(VENV) (once; some minutes)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
+
+$(PY):
 
 train: setup  ## the main job: PPO on LIBERO-130, evaluation, checkpoint, video
 	@$(PY) -m zoo.train --algo ppo --env LIBERO-130 --policy $(TRAIN_POLICY) $(TRAIN_ARGS)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -68,6 +69,17 @@ def test_what_is_published_works_outside_the_repository() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert f"vla_zoo-{zoo.__version__}-py3-none-any.whl" in done.stdout
+
+
+@pytest.mark.processes
+def test_the_source_distribution_holds_what_works_without_the_repository(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=ROOT, check=True)
+    (archive,) = tmp_path.iterdir()
+    with tarfile.open(archive) as opened:
+        top = {name.split("/")[1] for name in opened.getnames()}
+    assert {"vla_gym", "vla_policies", "zoo", "hyperparams", "pyproject.toml", "LICENSE", "CITATION.cff"} <= top
+    # The trained agents, the notebooks and the set-ups of CI are not in it, and these ask for them.
+    assert not top & {"tests", "benchmarks", "scripts", "Makefile"}
 
 
 @pytest.mark.parametrize(("has", "chosen"), [([13], 13), ([13, 12], 12), ([11, 12], 11), ([10, 14], None)])

@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_gym.errors import BadValue, MissingDependency
 from vla_gym.observation import LARGEST_IMAGE
+from vla_gym.system.extras import install_command
 
 MAX_ITEMS = 4096
 """Most entries of a list or a mapping in a message."""
@@ -43,7 +44,7 @@ def require_wire_packages() -> None:
     except ImportError as error:
         raise MissingDependency(
             f"policies at network addresses need {error.name}, not installed here. Install with: "
-            "pip install 'vla-zoo[serve]'"
+            f"{install_command('serve')}"
         ) from error
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,15 +21,15 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_typo_is_one_line_exit_code_2_and_fast() -> None:
-    began = time.perf_counter()
+    before = os.times()
     done = run("zoo.train", "--algo", "ppo", "--env", "LIBERO-Spatal")
-    seconds = time.perf_counter() - began
+    after = os.times()
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "Did you mean 'LIBERO-Spatial'?" in done.stderr
-    # Importing torch alone takes longer than this on the machines CI runs on.
-    assert seconds < 3
+    # Seconds of processor time: waiting for a busy machine does not count.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
 
 
 @pytest.mark.parametrize(

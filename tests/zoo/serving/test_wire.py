@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from vla_gym.errors import BadValue, MissingDependency
+from vla_gym.system import extras
 from zoo.serving import wire
 from zoo.serving.wire import as_mapping, pack_openpi, pack_vla_eval, require_wire_packages, unpack
 
@@ -153,5 +154,7 @@ def test_a_mapping_has_text_keys() -> None:
 def test_a_missing_package_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     require_wire_packages()
     monkeypatch.setitem(__import__("sys").modules, "websockets", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'vla-zoo\[serve\]'"):
+    monkeypatch.setattr(extras, "DISTRIBUTION", "not-installed-zoo")
+    # A checkout in PYTHONPATH has no distribution whose extra pip could find.
+    with pytest.raises(MissingDependency, match=r'pip install -e ".+\[serve\]"'):
         wire.require_wire_packages()
