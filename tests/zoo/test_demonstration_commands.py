@@ -169,7 +169,7 @@ def test_three_commands_from_an_expert_to_reinforcement_learning(
     assert [one.start.trial_id for one in shown] == [0, 1, 2]
     assert len({one.start_state for one in shown}) == 3
     assert {one.instruction for one in shown} == {"Push and close a drawer"}
-    assert all(one.images["image"].std() > 10 for one in shown)
+    assert all(np.asarray(one.images["image"]).std() > 10 for one in shown)
     capsys.readouterr()
     assert guarded(collect.run, [*asked, "-n", "4", "--noise", "0.1"]) == 2
     assert "was collected with noise=0.0, now it is 0.1" in capsys.readouterr().err
