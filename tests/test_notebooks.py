@@ -28,6 +28,7 @@ def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:(jupyter_client|zmq|tornado|asyncio).*")
 def test_toy_reach_is_learned_in_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))

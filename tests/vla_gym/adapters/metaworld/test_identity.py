@@ -190,7 +190,11 @@ def test_pictures_are_upstream_s_and_corner4_is_the_moved_corner2(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "tasks"), [(64, [*TASKS]), (480, ["pick-place", "drawer-open", "assembly", "hammer"])]
+    ("size", "tasks"),
+    [
+        pytest.param(64, [*TASKS], marks=pytest.mark.thorough),
+        (480, ["pick-place", "drawer-open", "assembly", "hammer"]),
+    ],
 )
 def test_fast_pictures_are_those_of_all_triangles(size: int, tasks: list[str], tmp_path: Path) -> None:
     fast, whole = (photograph(side, size, tasks, tmp_path / f"{side}.npz") for side in ("fast", "whole"))
