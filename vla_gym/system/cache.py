@@ -71,7 +71,7 @@ def locked(path: Path) -> Iterator[int]:
         yield stream.fileno()
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes | bytearray | memoryview) -> None:
     """Write a file that is either whole or absent, also when the process is killed or the machine stops.
 
     Who may read it is the user's umask to say: a cache may be shared.
@@ -115,7 +115,7 @@ def read_json(file: Path) -> Any:
         raise FileNotFoundError(f"cached file {file} is cut short: {error}") from error
 
 
-def content_hash(data: bytes | memoryview) -> str:
+def content_hash(data: bytes | bytearray | memoryview) -> str:
     """Return the hash by which cached content is known, 40 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 

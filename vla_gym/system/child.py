@@ -1,15 +1,26 @@
-"""Child processes: modules found as here, an end with their parent."""
+"""Child processes: modules found as here, an end with their parent, and one that does a piece of work after another."""
 
 from __future__ import annotations
 
+import atexit
+import gc
+import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 ORPHAN_CHECK = 1.0
 """Seconds between two checks that the parent still lives (a busy child does not notice a closed connection)."""
+MOST_IDLE = 15.0
+"""Seconds that a child of `run_child` waits for more work: its modules, and what it has read, stay in memory."""
+_MOST_BYTES = 1 << 16
+"""Of the arguments of a piece of work."""
+_DONE = b"\n"
 
 
 def python_path() -> str:
@@ -18,26 +29,97 @@ def python_path() -> str:
 
 
 def run_child(purpose: str, module: str, *arguments: str, lock: int) -> None:
-    """Run `python -m module *arguments PARENT_PID` to its end; PARENT_PID is the id of this process.
+    """Have a child process `python -m module`, which calls `do_work`, do its work with `arguments`.
+
+    The child of an earlier call does it where it is still there.
 
     Args:
         purpose: what the child does, for the error message.
         module: what it runs.
-        arguments: the module's own.
-        lock: descriptor of a lock file, inherited: the lock is held until both processes are done with it.
+        arguments: the work's own.
+        lock: descriptor of a lock file, which the child gets, too: the lock is held until both processes are done.
 
     Raises `RuntimeError` with the child's last lines if it fails.
     """
-    result = subprocess.run(  # noqa: S603  our own modules
-        [sys.executable, "-m", module, *arguments, str(os.getpid())],
-        capture_output=True,
-        text=True,
-        check=False,
-        pass_fds=(lock,),
-    )
-    if result.returncode:
-        tail = " | ".join(result.stderr.strip().splitlines()[-3:])
-        raise RuntimeError(f"{purpose} failed: {tail}")
+    request = json.dumps(arguments).encode()
+    child = _children.pop(module, None)
+    if child is not None and not child.do(request, lock):  # it has gone, as nothing was asked of it for a while
+        child.end()
+        child = None
+    if child is None:
+        child = _Child(module)
+        if not child.do(request, lock):
+            raise RuntimeError(f"{purpose} failed: {child.end()}")
+    _children[module] = child
+
+
+class _Child:
+    """The parent's end of a child process."""
+
+    def __init__(self, module: str) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
+        self._connection, other_end = socket.socketpair()
+        with other_end:
+            self._process = subprocess.Popen(  # noqa: S603  our own modules
+                [sys.executable, "-m", module, str(other_end.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(other_end.fileno(),),
+            )
+
+    def do(self, request: bytes, lock: int) -> bool:
+        """Whether the child has done it."""
+        try:
+            socket.send_fds(self._connection, [request], [lock])
+            return self._connection.recv(1) == _DONE
+        except ConnectionError:
+            return False
+        except BaseException:
+            self._process.kill()
+            self.end()
+            raise
+
+    def end(self) -> str:
+        """End the process, and return the last lines it wrote."""
+        self._connection.close()
+        code = self._process.wait()
+        with self._output:
+            self._output.seek(0)
+            lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:]) or f"exit code {code}"
+
+
+_children: dict[str, _Child] = {}
+"""Module -> the child that runs it and has no work."""
+
+
+@atexit.register
+def _end_children() -> None:
+    while _children:
+        _children.popitem()[1].end()
+
+
+def do_work(work: Callable[..., None]) -> None:
+    """`work(*arguments)` for each call of the parent's `run_child`, until there is none for `MOST_IDLE` seconds."""
+    end_with_parent(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        connection.settimeout(MOST_IDLE)
+        while request := _next_request(connection):
+            arguments, locks = request
+            work(*json.loads(arguments))
+            gc.collect()
+            for lock in locks:
+                os.close(lock)
+            connection.sendall(_DONE)
+
+
+def _next_request(connection: socket.socket) -> tuple[bytes, list[int]] | None:
+    try:
+        arguments, locks, *_ = socket.recv_fds(connection, _MOST_BYTES, 1)
+    except TimeoutError:
+        return None
+    return (arguments, locks) if arguments else None
 
 
 def end_with_parent(parent: int) -> None:

@@ -129,7 +129,7 @@ def starting_line(plan: RunPlan) -> str:
     return f"starting     {plan.batch.envs_per_rank} simulators in {where}{wait}"
 
 
-_FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, about 10 s each)"}
+_FIRST_TIME = {"libero": " (a task met for the first time on this machine is compiled, 2 to 10 s each)"}
 """Extra -> what its simulators do once."""
 
 

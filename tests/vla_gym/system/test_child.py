@@ -1,4 +1,4 @@
-"""A child that holds a lock of its parent's, and what becomes of both when the parent is killed."""
+"""A child that does one piece of work after another, the lock it holds, and what becomes of both without a parent."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from vla_gym.system import child as children
 from vla_gym.system.child import run_child
 
 BUSY = """
-import os, signal, sys, time
+import os, signal, time
 from pathlib import Path
-from vla_gym.system.child import end_with_parent
-assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-Path(sys.argv[1]).write_text(str(os.getpid()))
-while not Path(sys.argv[1]).with_name("go").exists():
-    time.sleep(0.01)
-end_with_parent(int(sys.argv[2]))
-time.sleep(60)
+from vla_gym.system import child
+
+def work(note):
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    Path(note).write_text(str(os.getpid()))
+    while not Path(note).with_name("go").exists():
+        time.sleep(0.01)
+    child.ORPHAN_CHECK = 0.01
+    time.sleep(60)
+
+child.ORPHAN_CHECK = 5.0
+child.do_work(work)
 """
 PARENT = """
 import fcntl, signal, sys
@@ -32,6 +38,21 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker does
 with open(sys.argv[1], "w") as stream:
     fcntl.flock(stream, fcntl.LOCK_EX)
     run_child("being busy", "busy", sys.argv[2], lock=stream.fileno())
+"""
+NOTES = """
+import os, sys
+from vla_gym.system import child
+
+child.MOST_IDLE = float(os.environ["MOST_IDLE"])
+
+def work(note, text):
+    print("noting", text)
+    if text == "nothing":
+        raise ValueError("there is nothing to note")
+    with open(note, "a") as stream:
+        stream.write(f"{text} {os.getpid()}\\n")
+
+child.do_work(work)
 """
 
 
@@ -55,14 +76,64 @@ def test_a_child_and_its_lock_outlive_a_killed_parent_by_a_moment(tmp_path: Path
         assert alive(child)
         with pytest.raises(BlockingIOError):
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (tmp_path / "go").touch()  # the parent had gone before the child began to look
+        (tmp_path / "go").touch()
         fcntl.flock(stream, fcntl.LOCK_EX)
     until(lambda: not alive(child))
 
 
-def test_a_child_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_a_child_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     with (
         (tmp_path / "lock").open("w") as stream,
         pytest.raises(RuntimeError, match=r"trying failed: .*No module named no_such"),
     ):
         run_child("trying", "no_such", lock=stream.fileno())
+
+
+@pytest.fixture
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[str, int]]]:
+    """Have a child write down a text; returns what it wrote and its process."""
+    (tmp_path / "notes.py").write_text(NOTES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])]))
+    monkeypatch.setenv("MOST_IDLE", "60")
+    monkeypatch.setattr(children, "_children", {})
+
+    def write(text: str) -> tuple[str, int]:
+        with (tmp_path / "lock").open("w") as stream:
+            run_child("noting", "notes", str(tmp_path / "note"), text, lock=stream.fileno())
+        written, process = (tmp_path / "note").read_text().splitlines()[-1].split()
+        return written, int(process)
+
+    yield write
+    children._end_children()
+
+
+def test_one_child_does_one_piece_of_work_after_another(
+    note: Callable[[str], tuple[str, int]], alive: Callable[[int], bool], tmp_path: Path
+) -> None:
+    first, second = note("one"), note("two")
+    assert (first[0], second[0]) == ("one", "two")
+    assert first[1] == second[1]
+    with (tmp_path / "lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the child has let go of it
+    children._end_children()
+    assert not alive(first[1])
+
+
+def test_a_child_that_fails_is_quoted_and_another_does_the_next_work(
+    note: Callable[[str], tuple[str, int]], alive: Callable[[int], bool]
+) -> None:
+    _, before = note("one")
+    with pytest.raises(RuntimeError, match=r"noting failed: .*ValueError: there is nothing to note"):
+        note("nothing")
+    assert not alive(before)
+    assert note("two")[0] == "two"
+
+
+def test_a_child_without_work_ends_and_the_next_work_starts_another(
+    note: Callable[[str], tuple[str, int]], alive: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOST_IDLE", "0")
+    _, before = note("one")
+    until(lambda: children._children["notes"]._process.poll() is not None)
+    assert not alive(before)
+    assert note("two")[0] == "two"

@@ -1,9 +1,9 @@
 """Compile LIBERO tasks once, with LIBERO's own code, and keep the result on disk.
 
-Building a scene through robosuite takes 5-15 s and 2 GB; it happens in a child process, once per task and
+Building a scene through robosuite takes 2 to 8 s and 2 GB; it happens in a child process, once per task and
 machine. A task's folder holds the compiled MuJoCo model (fixtures already placed), the simulator state right after
-the reset, and, as plain numbers, the arm's indices, the goal and the ranges that start states are drawn from. Run as
-`python -m vla_gym.adapters.libero.compile SUITE TASK FOLDER PARENT_PID`.
+the reset, and, as plain numbers, the arm's indices, the goal and the ranges that start states are drawn from. This
+module is the child's program, too (`system.child`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -38,7 +37,7 @@ from vla_gym.adapters.libero.upstream import (
 from vla_gym.adapters.mujoco import model_store
 from vla_gym.errors import BadValue
 from vla_gym.system.cache import cache_dir, locked, read_json, write_json
-from vla_gym.system.child import end_with_parent, run_child
+from vla_gym.system.child import do_work, run_child
 
 FORMAT = 2
 """Raise with any change of the stored files: older folders are then not found."""
@@ -129,7 +128,7 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
         return folder
     with locked(folder.with_suffix(".lock")) as lock:
         if not (folder / file).is_file():
-            logger.info("compiling %s/%s (once per machine, about 10 s)", suite, task)
+            logger.info("compiling %s/%s (once per machine, some seconds)", suite, task)
             purpose = f"compiling LIBERO task {suite}/{task}"
             run_child(purpose, __spec__.name, suite, task, str(folder), lock=lock)
     return folder
@@ -137,7 +136,7 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
 
 def _read(folder: Path) -> CompiledTask:
     record = read_json(folder / SCENE)
-    model, textures = model_store.load_unpainted(folder, _blobs())
+    model, textures = model_store.load_unpainted(folder, _blobs(folder))
     return CompiledTask(
         model=model,
         textures=textures,
@@ -150,12 +149,13 @@ def _read(folder: Path) -> CompiledTask:
     )
 
 
-def _blobs() -> Path:
-    return cache_dir() / "libero" / "pieces"
+def _blobs(folder: Path) -> Path:
+    return folder.with_name("pieces")
 
 
-def compile_to(suite: str, task: str, folder: Path) -> None:
-    """Build the task with LIBERO and robosuite and write the files that `folder` lacks."""
+def compile_to(suite: str, task: str, path: str) -> None:
+    """Build the task with LIBERO and robosuite and write the files that the folder `path` lacks."""
+    folder = Path(path)
     domain = make_domain(bddl_file(suite, task))
     try:
         regions = asdict(read_start_regions(domain))
@@ -184,12 +184,11 @@ def _write_scene(domain: Any, suite: str, task: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         draft = Path(temporary) / "draft"
-        model_store.save(model, draft, _blobs())
+        model_store.save(model, draft, _blobs(folder))
         write_json(draft / SCENE, record)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(draft, folder)
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[4]))
-    compile_to(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    do_work(compile_to)

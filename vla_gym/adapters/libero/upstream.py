@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,19 @@ class Lamp:
 def make_domain(bddl: Path) -> Any:
     """Return LIBERO's environment after `seed(LAYOUT_SEED); reset()`, without cameras or a GL context."""
     from libero.libero.envs.env_wrapper import ControlEnv
+
+    _prepare_robosuite()
+    control = ControlEnv(bddl_file_name=str(bddl), use_camera_obs=False, has_offscreen_renderer=False)
+    control.seed(LAYOUT_SEED)
+    control.reset()
+    return control.env
+
+
+@cache
+def _prepare_robosuite() -> None:
+    """Make robosuite's resets what they are with cameras, and cheap."""
     from robosuite.environments.base import MujocoEnv
+    from robosuite.utils.binding_utils import MjSim
 
     reset_internal = MujocoEnv._reset_internal
 
@@ -47,10 +61,13 @@ def make_domain(bddl: Path) -> Any:
         reset_internal(env)
 
     MujocoEnv._reset_internal = reset_as_with_cameras
-    control = ControlEnv(bddl_file_name=str(bddl), use_camera_obs=False, has_offscreen_renderer=False)
-    control.seed(LAYOUT_SEED)
-    control.reset()
-    return control.env
+    MjSim.from_xml_string = classmethod(lambda cls, xml: cls(copy(_model(xml))))
+
+
+@lru_cache(maxsize=1)
+def _model(xml: str) -> mujoco.MjModel:
+    """The compiled scene: the constructor and `reset` both build it, and so do tasks that share it."""
+    return mujoco.MjModel.from_xml_string(xml)
 
 
 def read_arm(domain: Any) -> ArmIndex:

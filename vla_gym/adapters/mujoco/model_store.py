@@ -3,12 +3,11 @@
 A compiled LIBERO task is 200-290 MB, nearly all of it textures and meshes that tasks share, so a plain
 `.mjb` per task would take tens of gigabytes. `save` cuts the binary image of a model at the borders of
 its textures and meshes and files each large piece under its hash; `load` puts the image together again.
-MuJoCo's file format is not assumed: pieces are located by content and the whole is compared.
+MuJoCo's file format is not assumed: pieces are located by content.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import tempfile
@@ -51,17 +50,14 @@ def share_textures(model: mujoco.MjModel) -> None:
 
     Two bowls bring the same 4096 px texture twice; the picture is the same with one, GL memory is not.
     """
-    first: dict[tuple[int, int, int, bytes], int] = {}
+    kept: dict[tuple[int, ...], list[int]] = {}
     for tex in range(model.ntex):
         pixels = texture_pixels(model, tex)
-        key = (
-            int(model.tex_type[tex]),
-            int(model.tex_width[tex]),
-            int(model.tex_height[tex]),
-            hashlib.blake2b(pixels.tobytes()).digest(),
-        )
-        keep = first.setdefault(key, tex)
-        if keep != tex:
+        alike = kept.setdefault((int(model.tex_type[tex]), int(model.tex_width[tex]), pixels.size), [])
+        keep = next((other for other in alike if np.array_equal(texture_pixels(model, other), pixels)), None)
+        if keep is None:
+            alike.append(tex)
+        else:
             model.mat_texid[model.mat_texid == tex] = keep
             pixels[:] = 0
             model.tex_width[tex] = model.tex_height[tex] = 1
@@ -87,29 +83,25 @@ def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     """Write `model` to `folder/model.json` and `folder/model.rest`, its large pieces to `blobs`.
 
     Raises:
-        RuntimeError: if the model read back would differ (MuJoCo changed its format beyond recognition).
+        RuntimeError: if an array is not found in the model's image (MuJoCo changed its format beyond recognition).
     """
-    image = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
+    data = bytearray(mujoco.mj_sizeModel(model))
+    image = np.frombuffer(data, dtype=np.uint8)
     mujoco.mj_saveModel(model, None, image)
-    data = image.tobytes()
     pieces: list[Piece] = []
     rest = bytearray()
     end = 0
     for start, stop, texture in _large_pieces(model, data):
-        rest += data[end:start]
-        run = data[start:stop]
-        blob = content_hash(run) if run.count(0) < len(run) else ""
+        rest += image[end:start].data
+        blob = content_hash(image[start:stop].data) if image[start:stop].any() else ""
         pieces.append(Piece(start, stop, blob, texture))
         if blob:
-            _write_once(pieces[-1].file(blobs), run)
+            _write_once(pieces[-1].file(blobs), image[start:stop].data)
         end = stop
-    rest += data[end:]
-    write_atomic(folder / "model.rest", bytes(rest))
+    rest += image[end:].data
+    write_atomic(folder / "model.rest", rest)
     filed = [[piece.start, piece.stop, piece.blob, piece.texture] for piece in pieces]
-    write_json(folder / "model.json", {"size": len(data), "pieces": filed, "rest": content_hash(bytes(rest))})
-    with _image(folder, blobs, pieces) as path:
-        if Path(path).read_bytes() != data:
-            raise RuntimeError(f"the compiled model in {folder} does not read back as it was written")
+    write_json(folder / "model.json", {"size": len(data), "pieces": filed, "rest": content_hash(rest)})
 
 
 def load(folder: Path, blobs: Path) -> mujoco.MjModel:
@@ -230,7 +222,7 @@ def read_exactly(file: Path, count: int, digest: str | None) -> bytes:
     return data
 
 
-def _write_once(path: Path, data: bytes) -> None:
+def _write_once(path: Path, data: memoryview) -> None:
     if not _has_size(path, len(data)):
         write_atomic(path, data)
 
@@ -249,7 +241,7 @@ def texture_pixels(model: mujoco.MjModel, tex: int) -> np.ndarray:
     return model.tex_data[start : start + count]
 
 
-def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int, int]]:
+def _large_pieces(model: mujoco.MjModel, data: bytearray) -> Iterator[tuple[int, int, int]]:
     """Byte ranges worth filing on their own, ascending and disjoint, each with its texture or -1."""
     textures = {int(start): tex for tex, start in enumerate(model.tex_adr)}
     searched = 0  # several arrays may hold equal bytes, so each is looked for behind the one before it
@@ -257,7 +249,7 @@ def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int
         array = getattr(model, name)
         if array.nbytes < MIN_BLOB:
             continue
-        base = data.find(array.tobytes(), searched)
+        base = _find(array, data, searched)
         if base < 0:
             raise RuntimeError(f"{name} is not where MuJoCo {mujoco.__version__} is known to store it")
         searched = base + array.nbytes
@@ -266,3 +258,12 @@ def _large_pieces(model: mujoco.MjModel, data: bytes) -> Iterator[tuple[int, int
         for start, stop in itertools.pairwise(cuts):
             if stop - start >= MIN_BLOB:
                 yield base + start, base + stop, textures[start] if name == "tex_data" else -1
+
+
+def _find(array: np.ndarray, data: bytearray, start: int) -> int:
+    """Where the bytes of `array` begin in `data`, at `start` or behind it; -1 where they do not."""
+    flat = array.reshape(-1).view(np.uint8)
+    found = data.find(flat[:MIN_BLOB].tobytes(), start)
+    if found < 0 or np.array_equal(np.frombuffer(data, dtype=np.uint8)[found : found + flat.size], flat):
+        return found
+    return data.find(flat.tobytes(), found + 1)

@@ -82,3 +82,47 @@ def test_models_of_version_0_1_are_read_without_hashes(tmp_path: Path) -> None:
     del layout["rest"]
     (tmp_path / "model.json").write_text(json.dumps(layout))
     np.testing.assert_array_equal(model_store.load(tmp_path, tmp_path / "pieces").tex_data, model.tex_data)
+
+
+def image(model: mujoco.MjModel) -> bytes:
+    data = np.empty(mujoco.mj_sizeModel(model), dtype=np.uint8)
+    mujoco.mj_saveModel(model, None, data)
+    return data.tobytes()
+
+
+TEXTURES = """<mujoco>
+  <asset>
+    <texture name="a" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+    <texture name="b" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 0 1" width="128" height="128"/>
+    <texture name="c" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="128" height="128"/>
+    <texture name="d" type="2d" builtin="flat" rgb1="0 0 0" width="128" height="128"/>
+    <texture name="e" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="256" height="256"/>
+    <material name="a" texture="a"/> <material name="b" texture="b"/> <material name="c" texture="c"/>
+  </asset>
+</mujoco>"""
+
+
+def test_a_model_is_read_back_byte_for_byte(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(TEXTURES)
+    model_store.save(model, tmp_path / "scene", tmp_path / "pieces")
+    assert image(model_store.load(tmp_path / "scene", tmp_path / "pieces")) == image(model)
+    _, files = model_store.load_unpainted(tmp_path / "scene", tmp_path / "pieces")
+    assert sorted(files) == [0, 1, 2, 4]  # the black one is not filed
+    assert files[0] == files[2] != files[1]
+
+
+def test_materials_share_the_first_of_equal_textures(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(TEXTURES)
+    model_store.share_textures(model)
+    assert model.mat_texid[:, mujoco.mjtTextureRole.mjTEXROLE_RGB].tolist() == [0, 1, 0]
+    assert model.tex_width.tolist() == [128, 128, 1, 128, 256]
+
+
+def test_an_array_that_begins_like_another_is_found_where_all_of_it_is() -> None:
+    array = np.arange(3 * model_store.MIN_BLOB, dtype=np.uint8)
+    other = array.copy()
+    other[-1] ^= 1
+    data = bytearray(b"before" + other.tobytes() + array.tobytes())
+    assert model_store._find(array, data, 0) == 6 + array.size
+    assert model_store._find(other, data, 0) == 6
+    assert model_store._find(other, data, 7) == -1
