@@ -13,8 +13,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,38 +43,56 @@ FORMAT = 2
 """Raise with any change of the stored files: older folders are then not found."""
 SCENE, REGIONS = "task.json", "start_regions.json"
 """Files of a task's folder."""
-_DAMAGED = (FileNotFoundError, LookupError, TypeError, ValueError)
-"""What files with the wrong content raise."""
 Content = TypeVar("Content")
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A task's model on disk; equal where tasks have equal models and lamps, as most tasks of one scene do."""
+
+    digest: str
+    lamps: tuple[Lamp, ...]
+    """The parts of the model that change while a task is played."""
+    folder: Path = field(compare=False)
+
+    def load(self) -> tuple[mujoco.MjModel, dict[int, Path]]:
+        """Return the model, its large textures black, and texture id -> file of its pixels.
+
+        Raises:
+            FileNotFoundError: if a file is gone or damaged.
+        """
+        return model_store.load_unpainted(self.folder, _blobs(self.folder))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledTask:
     """A task at run time, besides its start states."""
 
-    model: mujoco.MjModel
-    """Its large textures are black: their pixels are in `textures`."""
-    textures: Mapping[int, Path]
-    """Texture id -> file of its pixels."""
+    model: StoredModel
     reset_state: np.ndarray
     """mjSTATE_INTEGRATION after upstream's reset: solver warm start and controls matter for bit equality."""
     home: np.ndarray
     """Arm joint positions when the controller is created `[7]`."""
     arm: ArmIndex
     goal: tuple[Condition, ...]
-    lamps: tuple[Lamp, ...]
     key: str
     """Hash of everything the compiled task depends on."""
 
 
-def compiled_task(suite: str, task: str) -> CompiledTask:
-    """Load a task from the cache, compiling it first if need be.
+def compiled_task(suite: str, task: str, use: Callable[[CompiledTask], Content]) -> Content:
+    """Return `use(compiled)` of a task from the cache, compiled first if need be.
+
+    Args:
+        suite: upstream's name of the suite.
+        task: name of the task file.
+        use: loads the model and its textures; raises `FileNotFoundError` for a file that is gone or damaged, and is
+            called once more after the task was compiled anew.
 
     Raises:
         RuntimeError: if the child process that compiles fails; its last lines are in the message.
     """
-    return _from_cache(SCENE, suite, task, _read)
+    return _from_cache(SCENE, suite, task, lambda folder: use(_read(folder)))
 
 
 def start_regions(suite: str, task: str) -> StartRegions:
@@ -112,12 +130,12 @@ def _from_cache(file: str, suite: str, task: str, read: Callable[[Path], Content
     folder = _folder_with(file, suite, task)
     try:
         return read(folder)
-    except _DAMAGED as error:
+    except FileNotFoundError as error:
         logger.info("%s/%s: %s", suite, task, error)
     with locked(folder.with_suffix(".lock")):
         try:
             return read(folder)  # another worker has mended it meanwhile
-        except _DAMAGED:
+        except FileNotFoundError:
             (folder / file).unlink(missing_ok=True)
     return read(_folder_with(file, suite, task))
 
@@ -136,17 +154,18 @@ def _folder_with(file: str, suite: str, task: str) -> Path:
 
 def _read(folder: Path) -> CompiledTask:
     record = read_json(folder / SCENE)
-    model, textures = model_store.load_unpainted(folder, _blobs(folder))
-    return CompiledTask(
-        model=model,
-        textures=textures,
-        reset_state=np.array(record["reset_state"]),
-        home=np.array(record["home"]),
-        arm=ArmIndex(**record["arm"]),
-        goal=tuple(Condition(**condition) for condition in record["goal"]),
-        lamps=tuple(Lamp(**lamp) for lamp in record["lamps"]),
-        key=folder.name,
-    )
+    try:
+        lamps = tuple(Lamp(**lamp) for lamp in record["lamps"])
+        return CompiledTask(
+            model=StoredModel(model_store.digest(folder), lamps, folder),
+            reset_state=np.array(record["reset_state"]),
+            home=np.array(record["home"]),
+            arm=ArmIndex(**record["arm"]),
+            goal=tuple(Condition(**condition) for condition in record["goal"]),
+            key=folder.name,
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise FileNotFoundError(f"cached file {folder / SCENE} has other content: {error!r}") from error
 
 
 def _blobs(folder: Path) -> Path:

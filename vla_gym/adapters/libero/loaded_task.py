@@ -1,8 +1,10 @@
-"""A compiled LIBERO task in this process, shared by the slots that play it: model, GL resources, start states."""
+"""Compiled LIBERO tasks in this process, shared by the slots that play them: models, GL resources, start states.
+
+Tasks of one scene differ in goals and start states alone: LIBERO-Goal's ten have one model, LIBERO-90's have twenty.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from vla_gym.adapters.libero.compile import CompiledTask, compiled_task, start_regions, start_states
+from vla_gym.adapters.libero.compile import CompiledTask, StoredModel, compiled_task, start_regions, start_states
 from vla_gym.adapters.libero.osc import ControllerState
 from vla_gym.adapters.libero.placements import StartRegions, draw_start, start_generator
 from vla_gym.adapters.libero.tasks import PUBLISHED, TRIALS
@@ -22,12 +24,11 @@ from vla_gym.adapters.mujoco.task_cache import TaskCache
 from vla_gym.specs import RenderQuality
 from vla_gym.system.cache import cache_dir
 
-logger = logging.getLogger(__name__)
 CAMERA_NAMES = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 COLLISION_GROUP = 0
 """Geom group robosuite hides from pictures."""
 NUM_SPARE_TASKS = 1
-"""Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB each with their GL resources)."""
+"""Compiled tasks kept in memory beyond those in use by a slot (about 0.6 GB for a model with its GL resources)."""
 NUM_STARTS = TRIALS
 """Start states of a task that are kept, settled and with their first pictures (0.2 MB each at 256 px)."""
 Value = TypeVar("Value")
@@ -79,28 +80,11 @@ class StartCache(Generic[Value]):
         return self._values[start]
 
 
-class LoadedTask:
-    """Model, GL resources and start states of one task, for pictures of one size and quality by some cameras."""
+class LoadedScene:
+    """A model and its GL resources, for pictures of one size and quality by some cameras."""
 
-    def __init__(
-        self, suite: str, name: str, image_size: int, cameras: tuple[str, ...], quality: RenderQuality = "full"
-    ) -> None:
-        self._task, self._quality = (suite, name), quality
-        self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
-        self.first_pictures: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
-        try:
-            self._open(image_size, cameras)
-        except FileNotFoundError as error:  # pixels that are damaged; without their file the task is compiled anew
-            logger.info("%s/%s: %s", suite, name, error)
-            self._open(image_size, cameras)
-        forget_textures(self.model)
-        self.unlit = [float(self.model.site_rgba[lamp.site, 3]) for lamp in self.compiled.lamps]
-        fixed = self.model.body_pos.tobytes() + self.model.body_quat.tobytes()
-        self.fingerprint = self.compiled.key.encode() + fixed
-
-    def _open(self, image_size: int, cameras: tuple[str, ...]) -> None:
-        self.compiled: CompiledTask = compiled_task(*self._task)
-        self.model = self.compiled.model
+    def __init__(self, stored: StoredModel, image_size: int, cameras: tuple[str, ...], quality: RenderQuality) -> None:
+        self.model, textures = stored.load()
         self.camera: Camera | NoCamera = NoCamera()
         if cameras:
             self.camera = Camera(
@@ -108,13 +92,39 @@ class LoadedTask:
                 [CAMERA_NAMES[camera] for camera in cameras],
                 image_size,
                 hidden_groups=(COLLISION_GROUP,),
-                textures=self.compiled.textures,
-                meshes=self._simple_meshes() if self._quality == "fast" else None,
+                textures=textures,
+                meshes=self._simple_meshes() if quality == "fast" else None,
                 sift=True,
             )
+        forget_textures(self.model)
+        self.lamps = [(lamp, float(self.model.site_rgba[lamp.site, 3])) for lamp in stored.lamps]
+        """Each with its opacity when it does not glow."""
 
     def _simple_meshes(self) -> dict[int, Corners]:
         return simple_meshes(self.model, cache_dir() / "libero" / "simple", hidden_groups=(COLLISION_GROUP,))
+
+    def close(self) -> None:
+        """Free the GL resources."""
+        self.camera.close()
+
+
+class LoadedTask:
+    """Scene and start states of one task, for pictures of one size and quality by some cameras."""
+
+    def __init__(
+        self, suite: str, name: str, image_size: int, cameras: tuple[str, ...], quality: RenderQuality = "full"
+    ) -> None:
+        self._task = suite, name
+        self.snapshots: StartCache[Snapshot] = StartCache(NUM_STARTS)
+        self.first_pictures: StartCache[list[np.ndarray]] = StartCache(NUM_STARTS)
+
+        def load(compiled: CompiledTask) -> tuple[CompiledTask, LoadedScene]:
+            return compiled, SCENES.acquire(compiled.model, image_size, cameras, quality)
+
+        self.compiled, self.scene = compiled_task(suite, name, load)
+        self._scene_key = self.compiled.model, image_size, cameras, quality
+        model = self.scene.model
+        self.fingerprint = self.compiled.key.encode() + model.body_pos.tobytes() + model.body_quat.tobytes()
 
     def row(self, start: Start) -> np.ndarray:
         """Return a start state before it settles, float64 `[1 + nq + nv]`: time, positions, velocities."""
@@ -124,8 +134,8 @@ class LoadedTask:
         return draw_start(self._regions, start_generator(*self._task, start.origin, start.trial))
 
     def close(self) -> None:
-        """Free the GL resources."""
-        self.camera.close()
+        """End the use of the scene."""
+        SCENES.release(*self._scene_key)
 
     @cached_property
     def _published(self) -> np.ndarray:
@@ -136,4 +146,5 @@ class LoadedTask:
         return start_regions(*self._task)
 
 
+SCENES: TaskCache[LoadedScene] = TaskCache(LoadedScene, num_spare=0)
 TASKS: TaskCache[LoadedTask] = TaskCache(LoadedTask, NUM_SPARE_TASKS)

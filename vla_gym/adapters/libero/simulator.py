@@ -114,8 +114,8 @@ class LiberoSimulator:
     def _pictures(self) -> list[np.ndarray]:
         """Drawn anew, except that a start state looks the same every time."""
         if self._untouched is None:
-            return self._loaded.camera.render(self._scenes)
-        return self._loaded.first_pictures.get(self._untouched, lambda: self._loaded.camera.render(self._scenes))
+            return self._camera.render(self._scenes)
+        return self._loaded.first_pictures.get(self._untouched, lambda: self._camera.render(self._scenes))
 
     def close(self) -> None:
         """Release the task."""
@@ -132,9 +132,10 @@ class LiberoSimulator:
         self.close()
         self._loaded = TASKS.acquire(*self._key(task))
         self._task = task
-        self._compiled, self._model = self._loaded.compiled, self._loaded.model
+        self._compiled, self._lamps = self._loaded.compiled, self._loaded.scene.lamps
+        self._model, self._camera = self._loaded.scene.model, self._loaded.scene.camera
         self._data = mujoco.MjData(self._model)
-        self._scenes = self._loaded.camera.new_scenes()
+        self._scenes = self._camera.new_scenes()
         self._data.qpos[list(self._compiled.arm.qpos)] = self._compiled.home
         self._arm = OscPose(self._model, self._data, self._compiled.arm)
 
@@ -189,9 +190,9 @@ class LiberoSimulator:
 
     def _sample(self) -> None:
         data, arm = self._data, self._compiled.arm
-        for lamp, lit, unlit in zip(self._compiled.lamps, self._lit, self._loaded.unlit, strict=True):
+        for (lamp, unlit), lit in zip(self._lamps, self._lit, strict=True):
             self._model.site_rgba[lamp.site, 3] = 1.0 - unlit if lit else unlit
-        self._loaded.camera.update_scenes(data, self._scenes)
+        self._camera.update_scenes(data, self._scenes)
         self._hand = (
             data.site_xpos[arm.site].copy(),
             data.xquat[arm.hand_body].copy(),
@@ -199,7 +200,7 @@ class LiberoSimulator:
         )
 
     def _glowing(self) -> tuple[bool, ...]:
-        return tuple(bool(self._data.qpos[lamp.qpos] >= lamp.threshold) for lamp in self._compiled.lamps)
+        return tuple(bool(self._data.qpos[lamp.qpos] >= lamp.threshold) for lamp, _ in self._lamps)
 
     def _proprio(self) -> np.ndarray:
         position, quat_wxyz, fingers = self._hand

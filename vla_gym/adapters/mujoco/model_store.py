@@ -104,6 +104,17 @@ def save(model: mujoco.MjModel, folder: Path, blobs: Path) -> None:
     write_json(folder / "model.json", {"size": len(data), "pieces": filed, "rest": content_hash(rest)})
 
 
+def digest(folder: Path) -> str:
+    """Return a hash that folders share whose models are equal.
+
+    Raises:
+        FileNotFoundError: as `load`.
+    """
+    layout = _layout(folder)
+    own = "" if layout.rest is not None else str(folder)  # version 0.1 did not hash all of it
+    return content_hash(f"{layout}{own}".encode())
+
+
 def load(folder: Path, blobs: Path) -> mujoco.MjModel:
     """Read a model written by `save`.
 

@@ -26,6 +26,10 @@ ARM = {"site": 0, "hand_body": 0, **{key: [] for key in INDICES}}
 RECORD = {"reset_state": [0.0], "home": [], "arm": ARM, "goal": [], "lamps": []}
 
 
+def textures(compiled: libero_compile.CompiledTask) -> dict[int, Path]:
+    return compiled.model.load()[1]
+
+
 def refuse(domain: object) -> None:
     raise NotImplementedError("LIBERO's odd sampler of cup_1 has no counterpart here")
 
@@ -68,16 +72,46 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", [libero_compile.SCENE, "model.json", "model.rest", "texture"])
 @pytest.mark.parametrize("keep", [None, 9])
 def test_a_damaged_task_is_compiled_anew_once(name: str, keep: int | None, compiled: list[str], tmp_path: Path) -> None:
-    before = libero_compile.compiled_task("libero_90", "cup")
-    file = before.textures[0] if name == "texture" else tmp_path / "libero" / "cup" / name
+    before = libero_compile.compiled_task("libero_90", "cup", textures)
+    file = before[0] if name == "texture" else tmp_path / "libero" / "cup" / name
     whole = file.read_bytes()
     file.unlink()
     if keep is not None:
         file.write_bytes(whole[:keep])
     for _ in range(2):
-        assert libero_compile.compiled_task("libero_90", "cup").textures == before.textures
+        assert libero_compile.compiled_task("libero_90", "cup", textures) == before
         assert file.read_bytes() == whole
         assert compiled == ["cup", "cup"]
+
+
+@pytest.mark.parametrize("field", ["arm", "goal", "lamps"])
+def test_a_record_of_another_version_is_compiled_anew(field: str, compiled: list[str], tmp_path: Path) -> None:
+    before = libero_compile.compiled_task("libero_90", "cup", textures)
+    file = tmp_path / "libero" / "cup" / libero_compile.SCENE
+    whole = file.read_text()
+    file.write_text(json.dumps({**RECORD, field: "odd"}))
+    assert libero_compile.compiled_task("libero_90", "cup", textures) == before
+    assert file.read_text() == whole
+    assert compiled == ["cup", "cup"]
+
+
+def test_tasks_with_one_model_and_one_set_of_lamps_have_equal_stored_models(
+    compiled: list[str], tmp_path: Path
+) -> None:
+    def model(task: str) -> libero_compile.StoredModel:
+        return libero_compile.compiled_task("libero_90", task, lambda compiled: compiled.model)
+
+    assert model("cup") == model("mug")
+    assert hash(model("cup")) == hash(model("mug"))
+    assert model("cup").folder != model("mug").folder
+    lamp = {"site": 0, "qpos": 0, "threshold": 0.5}
+    (tmp_path / "libero" / "mug" / libero_compile.SCENE).write_text(json.dumps({**RECORD, "lamps": [lamp]}))
+    assert model("cup") != model("mug")
+    other = mujoco.MjModel.from_xml_string(XML.replace("1 0 0", "1 1 0"))
+    model_store.save(other, tmp_path / "libero" / "mug", tmp_path / "libero" / "pieces")
+    (tmp_path / "libero" / "mug" / libero_compile.SCENE).write_text(json.dumps(RECORD))
+    assert model("cup") != model("mug")
+    assert compiled == ["cup", "mug"]
 
 
 def test_damaged_start_regions_are_compiled_anew(compiled: list[str], tmp_path: Path) -> None:
@@ -92,7 +126,7 @@ def test_damaged_start_regions_are_compiled_anew(compiled: list[str], tmp_path: 
 def test_damage_that_another_worker_has_mended_is_not_compiled_again(
     compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    libero_compile.compiled_task("libero_90", "cup")
+    libero_compile.compiled_task("libero_90", "cup", textures)
     rest = tmp_path / "libero" / "cup" / "model.rest"
     whole = rest.read_bytes()
     rest.unlink()
@@ -103,7 +137,7 @@ def test_damage_that_another_worker_has_mended_is_not_compiled_again(
         return locked(path)
 
     monkeypatch.setattr(libero_compile, "locked", lock_after_another)
-    libero_compile.compiled_task("libero_90", "cup")
+    libero_compile.compiled_task("libero_90", "cup", textures)
     assert compiled == ["cup"]
 
 
@@ -111,18 +145,18 @@ def test_a_task_that_was_compiled_before_is_read_without_a_lock(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So from a read-only cache too."""
-    before = libero_compile.compiled_task("libero_90", "cup")
+    before = libero_compile.compiled_task("libero_90", "cup", textures)
     monkeypatch.delattr(libero_compile, "locked")
-    assert libero_compile.compiled_task("libero_90", "cup").textures == before.textures
+    assert libero_compile.compiled_task("libero_90", "cup", textures) == before
 
 
 def test_a_task_that_stays_damaged_says_which_file(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    libero_compile.compiled_task("libero_90", "cup")
+    libero_compile.compiled_task("libero_90", "cup", textures)
 
     def fail(folder: Path, blobs: Path) -> None:
         raise FileNotFoundError("piece 7 is cut short")
 
     monkeypatch.setattr(model_store, "load_unpainted", fail)
     with pytest.raises(FileNotFoundError, match="piece 7"):
-        libero_compile.compiled_task("libero_90", "cup")
+        libero_compile.compiled_task("libero_90", "cup", textures)
     assert compiled == ["cup", "cup"]

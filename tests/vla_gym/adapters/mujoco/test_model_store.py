@@ -111,6 +111,22 @@ def test_a_model_is_read_back_byte_for_byte(tmp_path: Path) -> None:
     assert files[0] == files[2] != files[1]
 
 
+def test_equal_models_have_one_digest(tmp_path: Path) -> None:
+    def digest(name: str, xml: str) -> str:
+        model_store.save(mujoco.MjModel.from_xml_string(xml), tmp_path / name, tmp_path / "pieces")
+        return model_store.digest(tmp_path / name)
+
+    scene = digest("scene", SCENE)
+    assert digest("again", SCENE) == scene
+    assert digest("moved", SCENE.replace("size", 'pos="0 0 1" size')) != scene
+    assert digest("painted", SCENE.replace("1 0 0", "1 1 0")) != scene
+    layout = json.loads((tmp_path / "scene" / "model.json").read_bytes().rpartition(b"\n#")[0])
+    del layout["rest"]
+    for name in ("scene", "again"):
+        (tmp_path / name / "model.json").write_text(json.dumps(layout))  # version 0.1, which may have another rest
+    assert model_store.digest(tmp_path / "scene") != model_store.digest(tmp_path / "again")
+
+
 def test_materials_share_the_first_of_equal_textures(tmp_path: Path) -> None:
     model = mujoco.MjModel.from_xml_string(TEXTURES)
     model_store.share_textures(model)
