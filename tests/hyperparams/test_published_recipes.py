@@ -50,7 +50,7 @@ ROWS = {
     "grpo LIBERO-Spatial openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
     "ppo LIBERO-Spatial pi0": {"delta_dims": 6, "horizon": 50},
     "ppo LIBERO-Long pi05": {"prompt_state": "none", "horizon": 10, "max_grad_norm": 1.0, "n_epochs": 4},
-    "ppo MetaWorld-MT50 pi05": {"prompt_state": "none", "horizon": 5},
+    "ppo MetaWorld-MT50 pi05": {"prompt_state": "none", "horizon": 5, "value_hidden": [512, 256, 128]},
     "ppo ManiSkill-Plate25 openvla-oft": {"chunk": 8, "unnorm_key": "bridge_orig"},
     "grpo ManiSkill-Plate25 openvla-oft": {"chunk": 8, "unnorm_key": "bridge_orig"},
     "grpo MetaWorld-MT50 openvla-oft": {"chunk": 1, "unnorm_key": "meta_world_strict", "action_dims": [0, 1, 2, 6]},
