@@ -44,7 +44,12 @@ ROWS = {
     "grpo LIBERO-Goal pi05": {"n_epochs": 1, "num_steps": 5, "noise_level": 0.3},
     "grpo LIBERO-Long pi05": {"n_epochs": 4, "num_steps": 4, "noise_level": 0.5, "max_grad_norm": 1.0},
     "grpo LIBERO-Long pi0": {"max_grad_norm": 2.0, "n_epochs": 2, "chunk": 10},
-    "ppo LIBERO-Long openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
+    "ppo LIBERO-Long openvla-oft": {
+        "center_crop": False,
+        "stop_token": False,
+        "camera_resize": "bicubic",
+        "reward_scale": 5.0,
+    },
     "grpo LIBERO-130 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
     "grpo LIBERO-90 openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
     "grpo LIBERO-Spatial openvla-oft": {"center_crop": False, "stop_token": False, "camera_resize": "bicubic"},
