@@ -15,11 +15,12 @@ def adapted(factor: float, kl: float, desired_kl: float) -> float:
 
     Args:
         factor: the factor before it.
-        kl: between the policy that acted and the one after the latest steps, nats per element; nan changes nothing.
+        kl: between the policy that acted and the one after the latest steps, nats per element. Neither nan
+            nor 0, where no step was taken because no gradient was finite, changes anything.
         desired_kl: the KL that the rate aims at, above 0.
     """
     if kl > desired_kl * BAND:
         factor /= CHANGE
-    elif kl < desired_kl / BAND:
+    elif 0 < kl < desired_kl / BAND:
         factor *= CHANGE
     return min(max(factor, 1 / LARGEST), LARGEST)

@@ -12,6 +12,7 @@ from tests.zoo.algorithms.test_ppo import scripted
 from tests.zoo.stand_ins import Rows
 from tests.zoo.training.test_checkpoint import StopIn, build, learn, same
 from zoo.algorithms.adaptive_rate import adapted
+from zoo.algorithms.learner import Learner
 from zoo.algorithms.on_policy import VLAOnPolicyAlgorithm
 from zoo.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -25,8 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::zoo.algorithms.training_warning
         (1.0, 0.02, 1.0),
         (1.0, 0.005, 1.0),
         (1.0, 0.004, 1.5),
-        (0.5, 0.0, 0.75),
-        (90.0, 0.0, 100.0),
+        (0.5, 1e-9, 0.75),
+        (0.5, 0.0, 0.5),
+        (90.0, 1e-9, 100.0),
         (0.011, 1.0, 0.01),
         (2.0, math.nan, 2.0),
     ],
@@ -54,6 +56,20 @@ def test_each_step_but_the_first_of_an_update_changes_the_policys_rate(desired_k
     assert rates(model)["backbone"] == pytest.approx(rates(model)["value_head"] * expected)
     row = model.logger.output_formats[0].rows[0]
     assert row["train/actor/lr"] == row["train/learning_rate"] == pytest.approx(rates(model)["backbone"])
+
+
+def test_steps_that_are_left_out_do_not_raise_the_rate(monkeypatch: pytest.MonkeyPatch):
+    model = build("ppo", desired_kl=100.0)
+    backward, count = Learner.backward, iter(range(1000))
+
+    def overflow(self: Learner, loss: Any) -> None:
+        # The last of six steps alone is taken: an update without any would be refused.
+        backward(self, loss * (1.0 if next(count) == 5 else math.inf))
+
+    monkeypatch.setattr(Learner, "backward", overflow)
+    rollouts(model, 1)
+    assert model.logger.output_formats[0].rows[0]["train/actor/skipped_steps"] == 5
+    assert model._rate_factor == 1.0
 
 
 def test_a_rate_without_a_desired_kl_is_that_of_the_schedule():
