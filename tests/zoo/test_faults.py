@@ -185,6 +185,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_what_a_killed_machine_left_is_gone_after_the_next_start(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is started anew, or the next node of a queue, has another name."""
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    run = Path(RUN)
+    (run / "best").rename(run / ".best.replaced-another_machine-1")
+    (run / "checkpoints" / ".step_9.partial-another_machine-1").mkdir()
+    assert in_child(lambda: main(["train", "-i", RUN, "-n", "128", "--device", "cpu"]), tmp_path / "said") == 0
+    assert (run / "best").is_dir()
+    assert not list(run.rglob(".*"))
+
+
 WRITERS = {
     "train": [*TRAIN, *SHORT, "-n", "64", "-f", "new", *PARAMS],
     "train on": ["train", "-i", RUN, "-n", "128", "--device", "cpu"],
