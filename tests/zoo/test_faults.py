@@ -199,6 +199,29 @@ def test_what_a_killed_machine_left_is_gone_after_the_next_start(
     assert not list(run.rglob(".*"))
 
 
+def test_a_kill_while_the_checkpoints_of_a_fine_tuning_are_removed(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    remove = shutil.rmtree
+
+    def killed() -> int:
+        def die_within(folder: Path, **options: Any) -> None:
+            if "checkpoints" in folder.name:
+                next(path for path in folder.rglob("*") if path.is_file()).unlink()
+                die()
+            remove(folder, **options)
+
+        monkeypatch.setattr(shutil, "rmtree", die_within)
+        return main([*SFT, "-n", "2", "--save-freq", "1", "--eval-episodes", "0", "-params", *TINY])
+
+    assert in_child(killed, said := tmp_path / "said") == KILLED, said.read_text()
+    assert in_child(lambda: main(["sft", "-i", "logs/sft/Toy-Reach_1"]), said) == 2
+    assert "has made all its 2 updates" in said.read_text()
+    assert not list(Path("logs/sft").rglob(".*"))
+
+
 WRITERS = {
     "train": [*TRAIN, *SHORT, "-n", "64", "-f", "new", *PARAMS],
     "train on": ["train", "-i", RUN, "-n", "128", "--device", "cpu"],
