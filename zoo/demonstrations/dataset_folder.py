@@ -35,7 +35,7 @@ def locked(root: Path) -> Iterator[None]:
             pass  # a file system without locks
         for name in _PARTS:
             for folder in (root / name, *(path for path in (root / name).rglob("*") if path.is_dir())):
-                recover_folders(folder, alone=True)
+                recover_folders(folder)
         yield
     finally:
         os.close(handle)
